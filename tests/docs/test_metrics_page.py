@@ -109,7 +109,7 @@ def made() -> set[str]:
     keys |= {f"train/{name}" for text in stages for name in re.findall(r'context\.log\("(\w+)"', text)}
     meter = (ROOT / "plugins/areal_fsdp/src/areal_fsdp/planning/meter.py").read_text().partition("def take")[2]
     keys |= {f"engine/{name}" for name in re.findall(r'"(\w+)":', meter)}
-    engine = (ROOT / "plugins/areal_fsdp/src/areal_fsdp/engine.py").read_text()
+    engine = (ROOT / "plugins/areal_fsdp/src/areal_fsdp/role_engine.py").read_text()
     keys |= {
         f"train/{name}" for call in re.findall(r"\bmeans\((.*?)\)", engine) for name in re.findall(r"(\w+)=", call)
     }

@@ -111,7 +111,7 @@ def test_deepspeed_fine_tunes_from_a_json(workplace: Workplace) -> None:
     (workplace.folder / "zero3.json").write_text(json.dumps(fixed))
     refused = workplace.areal("run", "deepspeed_sft.yaml", *words, "run_dir=other")
     assert refused.code == 2
-    assert "fixes train_batch_size at 4" in refused.err
+    assert "train_batch_size: 4, but the run decides" in refused.err
     assert not (workplace.folder / "other").exists()
 
 

@@ -11,7 +11,9 @@ if importlib.util.find_spec("deepspeed") is None:
 import torch
 
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, CRITIC, EMA, REFERENCE, Role
+from areal_core.interfaces import ACTOR, CRITIC, EMA, REFERENCE, ModelReference, OptimizerSettings, Role
+from areal_deepspeed.config import DeepSpeedConfig
+from areal_deepspeed.engine import DeepSpeedEngine
 
 pytestmark = pytest.mark.slow
 STAGES = {
@@ -167,32 +169,65 @@ def test_checkpoints_that_are_refused(start, program, tmp_path):
     engine, critic = start(STAGES[2]), start(STAGES[2], CRITIC)
     engine.save(tmp_path / "checkpoint")
     before = program.parameters_of(engine)
-    with pytest.raises(RunError, match=r"zero_optimization.stage 2, and this run has 3"):
-        start(STAGES[3]).load(tmp_path / "checkpoint")
+    for written, other in ((2, 3), (3, 2)):
+        start(STAGES[written]).save(tmp_path / f"stage{written}")
+        with pytest.raises(RunError, match="which as many ranks must have written, at the same stage of ZeRO"):
+            start(STAGES[other]).load(tmp_path / f"stage{written}")
     with pytest.raises(RunError, match="loading the checkpoint"):
         critic.load(tmp_path / "checkpoint")
-    (tmp_path / "checkpoint" / "rank0.pt").write_bytes(b"nothing")
-    with pytest.raises(RunError, match="loading the checkpoint"):
+    (tmp_path / "checkpoint" / ".metadata").write_bytes(b"nothing")
+    with pytest.raises(RunError, match="cannot be loaded"):
         engine.load(tmp_path / "checkpoint")
     assert same(program.parameters_of(engine), before)
 
 
 def test_a_place_where_nothing_can_be_written(start, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="writing the checkpoint"):
+    with pytest.raises(RunError, match="cannot be written"):
         start(STAGES[2]).save(tmp_path / "file")
 
 
 def test_a_json_that_contradicts_the_run_is_refused_in_setup_too(start, tmp_path):
     path = tmp_path / "zero.json"
     path.write_text(json.dumps({**STAGES[2], "bf16": {"enabled": True}}))
-    with pytest.raises(RunError, match=r"bf16.enabled: true, and model.dtype is float32"):
+    with pytest.raises(RunError, match=r"bf16.enabled: true, but model.dtype is float32"):
         start(json.loads(path.read_text()))
 
 
-def test_a_value_that_deepspeed_does_not_take_is_told(start):
-    with pytest.raises(RunError, match="DeepSpeed does not take the config"):
-        start({"zero_optimization": {"stage": 2, "reduce_bucket_size": 0}})
+@pytest.mark.parametrize(
+    ("keys", "word"),
+    [
+        ({"reduce_bucket_size": 0}, "reduce_bucket_size: 0: Input should be greater than 0"),
+        ({"overlap_comm": "maybe"}, "overlap_comm: 'maybe': Input should be a valid boolean"),
+        ({"sub_group_size": "1 GB"}, "sub_group_size: '1 GB'"),
+        ({"overlap_com": True}, "overlap_com: True: Extra inputs are not permitted"),
+        ({"offload_optimizer": {"device": "cpu", "pin_memory": 5}}, "offload_optimizer.pin_memory: 5"),
+        ({"offload_optimizer": {"device": "cpu", "ratio": 0.3}}, "Partial offloading only supported for ZeRO Stage 3"),
+    ],
+)
+def test_what_deepspeed_does_not_take_is_told_in_its_words(keys, word, start):
+    with pytest.raises(RunError, match=r"DeepSpeed does not take the config in train_engine\.config") as refused:
+        start({"zero_optimization": {"stage": 2, **keys}})
+    assert word in str(refused.value)
+
+
+def test_a_schedule_that_deepspeed_does_not_take_is_told(start, tmp_path):
+    """With the name of the file."""
+    path, params = tmp_path / "zero.json", {"total_num_steps": 5}
+    path.write_text(json.dumps({**STAGES[2], "scheduler": {"type": "WarmupLR", "params": params}}))
+    engine = DeepSpeedEngine(DeepSpeedConfig(config=path))
+    model = ModelReference(str(start(STAGES[2])._reference.path))
+    with pytest.raises(RunError, match=r"config '.*/zero.json': .*total_num_steps"):
+        engine.setup(model, ACTOR, OptimizerSettings(total_updates=10, temperature=1.0))
+
+
+def test_what_deepspeed_is_given_is_told(start, capsys):
+    auto = {"stage": 3, "reduce_bucket_size": "auto"}
+    start({"zero_optimization": auto, "optimizer": {"type": "AdamW", "params": {"lr": 0.25, "eps": "auto"}}})
+    told = json.loads(capsys.readouterr().err.partition("deepspeed, actor: it is given ")[2].partition("\n")[0])
+    assert told["zero_optimization"]["reduce_bucket_size"] == 32**2
+    assert told["optimizer"] == {"lr": 0.25, "betas": [0.9, 0.999], "eps": 1e-8}
+    assert told["gradient_clipping"] == 1.0
 
 
 def test_an_output_that_compares_roles_is_refused(start, program):

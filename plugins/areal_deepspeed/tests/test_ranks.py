@@ -119,7 +119,7 @@ def test_a_checkpoint_continues_bit_for_bit(ranks):
 
 def test_a_checkpoint_of_another_number_of_ranks_is_refused(ranks):
     for result in ranks[1]:
-        assert "launcher.trainer_processes 1, and this run has 2" in result["refused"]
+        assert "which as many ranks must have written" in result["refused"]
 
 
 def test_skipped_on_all_ranks(ranks):

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-import errno
 import json
+from collections import Counter
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from areal_deepspeed.config import DeepSpeedConfig
 
 AUTO = "auto"
 """The value that Hugging Face's integration fills, and this engine too."""
 SCHEDULERS = {
-    "WarmupLR": {"warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type"},
-    "WarmupDecayLR": {"warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type", "total_num_steps"},
-    "WarmupCosineLR": {"warmup_min_ratio", "warmup_num_steps", "cos_min_ratio", "warmup_type", "total_num_steps"},
+    "WarmupLR": {"warmup_max_lr"},
+    "WarmupDecayLR": {"warmup_max_lr", "total_num_steps"},
+    "WarmupCosineLR": {"total_num_steps"},
 }
-"""DeepSpeed's schedules that follow the updates of a run, and what each of them takes."""
+"""DeepSpeed's schedules that follow the updates of a run, and what each takes beside `warmup_num_steps`."""
+_SAME = {
+    "gradient_clipping": "max_gradient_norm",
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.betas": "betas",
+    "optimizer.params.eps": "epsilon",
+    "optimizer.params.weight_decay": "weight_decay",
+    "scheduler.params.warmup_max_lr": "learning_rate",
+    "scheduler.params.warmup_num_steps": "warmup_steps",
+}
+"""What both may say: its place in the config, and our setting."""
 
 
 def read_document(written: Path | Mapping[str, Any]) -> dict[str, Any]:
@@ -32,27 +44,22 @@ def read_document(written: Path | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(written, Path):
         return deepcopy(dict(written))
     try:
-        if written.exists() and not written.is_file():  # a pipe would be waited for
-            raise OSError(errno.EINVAL, "it is not a file")
+        if not written.is_file():  # a pipe would be waited for
+            raise OSError("there is no such file")
         found = json.loads(written.read_text(encoding="utf-8"), object_pairs_hook=_without_doubles)
-    except OSError as error:
-        raise ValueError(
-            f"config: the DeepSpeed config '{written}' cannot be read ({error.strerror}): name a JSON file, or write "
-            "its content here"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"config: '{written}' is no JSON ({error}): mend it, or write its content here") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"config: '{written}' holds no JSON object: DeepSpeed's configs are one, {{...}}")
+        if not isinstance(found, dict):
+            raise ValueError("it holds no JSON object, {...}")
+    except (OSError, ValueError, RecursionError) as error:
+        told = f"the DeepSpeed config '{written}' cannot be read ({error})"
+        raise ValueError(f"config: {told}: name a JSON file, or write its content here") from error
     return found
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key '{next(key for key in keys if keys.count(key) > 1)}' stands twice in an object")
-    return found
+    key, times = Counter(key for key, _ in pairs).most_common(1)[0] if pairs else ("", 0)
+    if times > 1:
+        raise ValueError(f"the key '{key}' stands twice in an object")
+    return dict(pairs)
 
 
 class Document:
@@ -60,86 +67,60 @@ class Document:
 
     Args:
         written: its content.
-        settings: of the engine.
+        own: settings of the engine.
+
+    Attributes:
+        settings: the same with what the config says in their place.
+        said: those of them that it says, with their place in it.
+        stage: of ZeRO.
+        has_scheduler: whether DeepSpeed drives the learning rate.
+
+    Raises:
+        ValueError: a section is no object, or a value is none that the setting of the same meaning takes.
     """
 
-    def __init__(self, written: dict[str, Any], settings: DeepSpeedConfig) -> None:
-        self.written = written
-        self.settings = settings
+    def __init__(self, written: dict[str, Any], own: DeepSpeedConfig) -> None:
+        self.written, self.own, self.said = written, own, dict[str, str]()
+        values = {}
+        for path, name in _SAME.items():
+            if (value := self.at(path)) == AUTO:
+                continue
+            value = None if name == "max_gradient_norm" and value == 0 else value
+            try:
+                values[name] = getattr(type(own).model_validate({"config": {}, name: value}), name)
+            except ValidationError as error:
+                words = error.errors()[0]["msg"]
+                raise ValueError(f"the DeepSpeed config has {path}: {value!r:.60}: {words}") from error
+            self.said[name] = path
+        self.settings = own.model_copy(update=values)
+        self.stage = self.at("zero_optimization.stage")
+        self.has_scheduler = bool(self.section("scheduler"))
 
-    def section(self, *path: str) -> dict[str, Any]:
-        """An object in the config; empty where it is not there, or is no object."""
-        found: Any = self.written
-        for key in path:
-            found = found.get(key) if isinstance(found, dict) else None
-        return found if isinstance(found, dict) else {}
+    def section(self, path: str) -> dict[str, Any]:
+        """An object in the config; empty where it is not there.
 
-    @property
-    def stage(self) -> object:
-        """What it says of ZeRO's stage."""
-        return self.section("zero_optimization").get("stage")
-
-    @property
-    def precision(self) -> dict[str, Any]:
-        """The section `bf16`, by either of its names."""
-        return self.section("bf16") or self.section("bfloat16")
-
-    @property
-    def has_scheduler(self) -> bool:
-        """Whether DeepSpeed drives the learning rate."""
-        return bool(self.section("scheduler"))
-
-    def pairs(self) -> dict[str, tuple[object, str, Any]]:
-        """What both may say: by the key in the config, its value there, the name of our setting, and its value."""
-        own, optimizer = self.settings, self.section("optimizer", "params")
-        found: dict[str, tuple[object, str, Any]] = {
-            "gradient_clipping": (
-                self.written.get("gradient_clipping", AUTO),
-                "max_gradient_norm",
-                own.max_gradient_norm or 0.0,
-            )
-        }
-        names = {"lr": "learning_rate", "betas": "betas", "eps": "epsilon", "weight_decay": "weight_decay"}
-        for key, name in names.items():
-            found[f"optimizer.params.{key}"] = (optimizer.get(key, AUTO), name, getattr(own, name))
+        Raises:
+            ValueError: it is something else.
+        """
+        found, place = self.written, ""
+        for key in filter(None, path.split(".")):
+            found, place = {} if found.get(key) is None else found[key], f"{place}.{key}".strip(".")
+            if not isinstance(found, dict):
+                raise ValueError(f"the DeepSpeed config has `{place}`: {found!r:.60}, and it must be an object")
         return found
 
-    def value(self, key: str) -> Any:
-        """Of what both may say: the config's, and ours where it leaves it open."""
-        theirs, _, ours = self.pairs()[key]
-        return ours if theirs == AUTO else theirs
+    def at(self, path: str) -> Any:
+        """A value in the config; "auto" where it is not there."""
+        above, _, key = path.rpartition(".")
+        return self.section(above).get(key, AUTO)
 
-    def optimizer_settings(self) -> dict[str, Any]:
-        """What `torch.optim.AdamW` is made with, but for `weight_decay`, which is of groups."""
-        named = {key: self.value(f"optimizer.params.{key}") for key in ("lr", "betas", "eps")}
-        return {**named, "betas": tuple(named["betas"])}
-
-    def schedule(self, total_updates: int) -> dict[str, Any]:
-        """The section `scheduler`, filled."""
-        found = deepcopy(self.section("scheduler"))
-        rate = self.value("optimizer.params.lr")
-        open_ones = {
-            "warmup_min_lr": 0.0,
-            "warmup_max_lr": rate,
-            "warmup_num_steps": max(1, self.settings.warmup_steps),
-            "total_num_steps": total_updates,
-        }
-        wanted = SCHEDULERS[found["type"]] & {"warmup_max_lr", "warmup_num_steps", "total_num_steps"}
-        params = {**dict.fromkeys(wanted, AUTO), **found.get("params", {})}
-        return {**found, "params": {key: open_ones[key] if value == AUTO else value for key, value in params.items()}}
-
-    def became(self, filled: dict[str, Any]) -> str:
-        """What each "auto" of the config became, in words; empty where it has none. Sizes of batches are the run's.
-
-        Args:
-            filled: what DeepSpeed is given, which the optimizer is no part of.
-        """
-        keys = [key for key in self.pairs() if key.startswith("optimizer.")]
-        known = {**filled, "optimizer": {"params": {key.rpartition(".")[2]: self.value(key) for key in keys}}}
-        written = {
-            key: value for key, value in self.written.items() if "batch" not in key and "accumulation" not in key
-        }
-        return ", ".join(f"{path}={value}" for path, value in _filled_in(written, known))
+    def _scheduler(self, total_updates: int) -> dict[str, Any]:
+        """The section `scheduler`, filled: DeepSpeed's own defaults know neither our learning rate nor the run."""
+        kind = self.at("scheduler.type")
+        params = {key: value for key, value in self.section("scheduler.params").items() if value != AUTO}
+        filled = {"warmup_max_lr": self.settings.learning_rate, "total_num_steps": total_updates}
+        params = {key: filled[key] for key in SCHEDULERS.get(kind, ())} | params
+        return {"type": kind, "params": {**params, "warmup_num_steps": max(1, self.settings.warmup_steps)}}
 
     def filled(self, *, dtype: str, hidden_size: int, total_updates: int, trains: bool) -> dict[str, Any]:
         """What DeepSpeed is given: nothing is open in it, and batches are of this engine's making.
@@ -150,33 +131,25 @@ class Document:
             total_updates: of the whole run, where a schedule ends.
             trains: whether the role learns.
         """
-        found = deepcopy(self.written)
-        for key in ("optimizer", "scheduler", "bfloat16", "train_batch_size"):
-            found.pop(key, None)
-        # A micro-batch is as many sequences as its tokens allow, and as many make an update as the batch needs: the
-        # engine says which one is the last.
-        found |= {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
-        found["gradient_clipping"] = float(self.value("gradient_clipping"))
-        found.setdefault("steps_per_print", 1 << 60)
-        found["zero_force_ds_cpu_optimizer"] = False
-        found["fp16"] = {"enabled": False}
-        found["bf16"] = {**self.precision, "enabled": dtype == "bfloat16", "check_grad_overflow": True}
-        found["data_types"] = {"grad_accum_dtype": "fp32"}
+        zero = self.section("zero_optimization")
         sizes = {
             "reduce_bucket_size": hidden_size**2,
             "stage3_prefetch_bucket_size": int(0.9 * hidden_size**2),
             "stage3_param_persistence_threshold": 10 * hidden_size,
         }
-        zero = found["zero_optimization"]
-        found["zero_optimization"] = {key: sizes[key] if value == AUTO else value for key, value in zero.items()}
-        if trains and self.has_scheduler:
-            found["scheduler"] = self.schedule(total_updates)
-        return found
-
-
-def _filled_in(written: dict[str, Any], filled: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in written.items():
-        if isinstance(value, dict) and isinstance(filled.get(key), dict):
-            yield from _filled_in(value, filled[key], f"{above}{key}.")
-        elif value == AUTO and key in filled:
-            yield f"{above}{key}", filled[key]
+        kept = {key: value for key, value in self.written.items() if key not in ("optimizer", "scheduler")}
+        return {
+            "steps_per_print": 1 << 60,
+            **{key: value for key, value in kept.items() if value != AUTO},
+            # A micro-batch is as many sequences as its tokens allow, and as many make an update as the batch needs:
+            # the engine says which one is the last.
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "gradient_clipping": self.settings.max_gradient_norm or 0.0,
+            "zero_force_ds_cpu_optimizer": False,
+            "fp16": {"enabled": False},
+            "bf16": {"enabled": dtype == "bfloat16", "check_grad_overflow": True},
+            "data_types": {"grad_accum_dtype": "fp32"},
+            "zero_optimization": zero | {key: size for key, size in sizes.items() if zero.get(key) == AUTO},
+            **({"scheduler": self._scheduler(total_updates)} if trains and self.has_scheduler else {}),
+        }

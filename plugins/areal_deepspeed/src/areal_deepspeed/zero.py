@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import warnings
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import ValidationError
 
 from areal_core.errors import RunError
+from areal_fsdp.optimizer import adamw_settings, groups_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
+
+    from areal_deepspeed.config import DeepSpeedConfig
 
 
 @cache
@@ -38,34 +43,42 @@ def deepspeed() -> Any:
     return library
 
 
-def make_optimizer(parameters: Iterable[torch.nn.Parameter], decay: float, settings: dict[str, Any]) -> Any:
-    """PyTorch's fused AdamW, with weight decay for matrices alone."""
-    some = list(parameters)
-    groups = [
-        {"params": [p for p in some if p.dim() > 1], "weight_decay": decay},
-        {"params": [p for p in some if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], **settings, fused=True)
+def initialize(module: torch.nn.Module, config: dict[str, Any], settings: DeepSpeedConfig, *, trains: bool) -> Any:
+    """DeepSpeed's engine around a module; collective. PyTorch's fused AdamW trains it, for it is there everywhere.
 
-
-def initialize(module: torch.nn.Module, config: dict[str, Any], optimizer: torch.optim.Optimizer | None) -> Any:
-    """DeepSpeed's engine around a module; collective.
+    Args:
+        module: the model in its role.
+        config: what DeepSpeed is given.
+        settings: of the optimizer.
+        trains: whether there is one.
 
     Raises:
         RunError: DeepSpeed does not take the config.
     """
+    optimizer = None
+    if trains:
+        groups = groups_of(list(module.parameters()), settings)
+        optimizer = torch.optim.AdamW(groups, **adamw_settings(settings), fused=True)
+    library = deepspeed()
     try:
-        engine, _, _, _ = deepspeed().initialize(
-            model=module, optimizer=optimizer, config=config, dist_init_required=False
-        )
-    except (AssertionError, ValueError, TypeError, KeyError) as error:  # whatever it says of a config
+        engine, _, _, _ = library.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
+    except (AssertionError, ValueError, TypeError, KeyError, AttributeError, library.DeepSpeedConfigError) as error:
+        source = f"'{settings.config}'" if isinstance(settings.config, Path) else "in train_engine.config"
         raise RunError(
-            f"DeepSpeed does not take the config: {str(error).strip() or type(error).__name__}",
-            hints=["correct the JSON in train_engine.config"],
+            f"DeepSpeed does not take the config {source}: {_words(error)}",
+            hints=["correct the key that it names, or leave it out"],
         ) from error
     if optimizer is not None:
         optimizer.register_step_pre_hook(_still_without_gradient(engine.optimizer))
     return engine
+
+
+def _words(error: Exception) -> str:
+    """What DeepSpeed says of a config."""
+    if isinstance(error, ValidationError):
+        found = [f"{'.'.join(map(str, each['loc']))}: {each['input']!r:.60}: {each['msg']}" for each in error.errors()]
+        return "; ".join(found)
+    return str(error).strip() or type(error).__name__
 
 
 def _still_without_gradient(zero: Any) -> Callable[..., None]:

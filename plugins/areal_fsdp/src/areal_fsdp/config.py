@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from areal_core.config import LocalPath, Settings
 from areal_core.errors import RunError
 from areal_fsdp.lora.settings import LoraSettings  # noqa: TC001 - pydantic reads annotations
+from areal_fsdp.models.schedule import LearningSettings
 from areal_fsdp.parallel.settings import ParallelSettings
 from areal_fsdp.planning.estimate import estimate
 from areal_fsdp.planning.memory import MemoryChoices, memory_of, remedies
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from areal_core.interfaces import Estimate, Role, StoredModel
     from areal_fsdp.planning.decoder import Decoder
     from areal_fsdp.planning.memory import Memory, RankLoad
-
-Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 def _from_a_switch(value: object) -> object:
@@ -50,29 +49,11 @@ class ProfileSettings(Settings):
         return next((path for path in (self.folder, *self.folder.parents) if path.is_file()), None)
 
 
-class FSDPConfig(Settings):
+class FSDPConfig(LearningSettings):
     """Optimizer, memory and batching of one training engine."""
 
     replays_routed_experts: ClassVar[bool] = True
     """for the check of `inference_engine.routed_experts`"""
-    learning_rate: float = Field(1e-5, gt=0, description="the highest, reached after the warm-up")
-    betas: tuple[Share, Share] = Field((0.9, 0.999), description="AdamW's decay of the first and second moment")
-    epsilon: float = Field(1e-8, gt=0, description="AdamW's term in the denominator")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled; matrices only, never biases and norms")
-    warmup_steps: int = Field(
-        0, ge=0, description="updates over which the learning rate rises from 1 / warmup_steps of it"
-    )
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")
-    minimum_learning_rate_ratio: float = Field(
-        0.0, ge=0, le=1, description="where linear and cosine end, as a share of learning_rate"
-    )
-    max_gradient_norm: float | None = Field(1.0, gt=0, description="clip the global norm to this; null never clips")
-    max_tokens_per_microbatch: int = Field(
-        16384,
-        ge=1,
-        description="tokens that a rank has in the model at once; a longer sequence goes through alone. Ranks of a "
-        "context have so many each",
-    )
     parallel: ParallelSettings = Field(
         default_factory=lambda: ParallelSettings.model_validate({}),
         description="how ranks divide the work; by default each has sequences of its own",
@@ -101,12 +82,6 @@ class FSDPConfig(Settings):
     )
     attention_kernel: Literal["auto", "flash4", "cudnn", "torch"] = Field(
         "auto", description="for half precision on a GPU; auto: the fastest that is installed and passes a probe"
-    )
-    logprob_chunk_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="tokens whose logits exist at once, more where the vocabulary is tiny; null: 1,024 on a CPU, by "
-        "its memory on a GPU",
     )
     router_loss: float = Field(
         0.0,
@@ -145,12 +120,8 @@ class FSDPConfig(Settings):
         return False if self.parallel.expert > 1 else self.compile
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """What is known to become too long is told before the start; what is not goes through alone."""
-        if config.longest_sequence > self.tokens_at_once:
-            yield (
-                f"sequences may have {config.longest_sequence} tokens (sampling.max_new_tokens behind a prompt, or "
-                f"workflow.max_tokens), and max_tokens_per_microbatch is {self.max_tokens_per_microbatch}: raise it"
-            )
+        """What is known not to work is told before the start."""
+        yield from super().check(config)
         if problem := self.parallel.problem(config.trainer_processes):
             yield problem
         if self.adapter is not None:
@@ -172,9 +143,7 @@ class FSDPConfig(Settings):
 
     def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
         """An MoE whose routers cannot choose, and an adapter that is in the model already."""
-        from areal_core.servers.experts import choice_problems
-
-        yield from choice_problems(model)
+        yield from super().check_model(config, model)
         if self.adapter is not None:
             yield from self.adapter.check_model(config, model)
 

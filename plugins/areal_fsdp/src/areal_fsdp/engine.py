@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import math
-import time
 from contextlib import nullcontext
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
-from areal_core.data import Metric, PackedBatch, Ragged, combine, reduce_over_ranks
+from areal_core.data import Metric
 from areal_core.errors import RunError
 from areal_fsdp import checkpoint
 from areal_fsdp.loaded import learning, load_role
 from areal_fsdp.masters import Masters
 from areal_fsdp.models.compiling import prepare_layers, should_compile
 from areal_fsdp.models.export import write_model
-from areal_fsdp.models.metrics import means
 from areal_fsdp.models.probe import check_module, outputs_before_division
-from areal_fsdp.models.routing import choices_of
-from areal_fsdp.models.schedule import learning_rate_at
-from areal_fsdp.models.wide import check_outputs, compared_roles, is_wide
+from areal_fsdp.models.wide import compared_roles, is_wide
 from areal_fsdp.optimizer import make_optimizer, step
 from areal_fsdp.parallel.gradients import gradient_norm, sum_gradients
-from areal_fsdp.parallel.mesh import Ranks, place_ranks
-from areal_fsdp.parallel.ranks import join_group_of_one, own_device, rank_and_ranks
-from areal_fsdp.planning.meter import Meter
-from areal_fsdp.planning.split import Split
+from areal_fsdp.parallel.mesh import place_ranks
+from areal_fsdp.parallel.ranks import join_group_of_one, rank_and_ranks
 from areal_fsdp.profiling import meter_of, profiled
+from areal_fsdp.role_engine import RoleEngine, means
 from areal_fsdp.sharding import choose_attention, full_parameters, shard, synced_parameters, whole_of
 
 if TYPE_CHECKING:
@@ -40,18 +33,17 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from areal_core.data import PackedBatch
     from areal_core.interfaces import LossSpec, ModelReference, OptimizerSettings, Role, TrainEngine
     from areal_fsdp.config import FSDPConfig
     from areal_fsdp.lora.adapter import Adapter
     from areal_fsdp.models.model import RoleModule
     from areal_fsdp.models.wide import Head
     from areal_fsdp.parallel.loading import ModelFiles
-
-_PEAK = "peak_memory"
-"""Where the most bytes of a rank stand among its metrics while ranks put them together."""
+    from areal_fsdp.planning.split import Split
 
 
-class FSDPEngine:
+class FSDPEngine(RoleEngine):
     """Trains a Hugging Face causal model, or serves it frozen, on all ranks of `torch.distributed`.
 
     See `areal_core.interfaces.TrainEngine` for what each method promises.
@@ -60,34 +52,28 @@ class FSDPEngine:
         settings: the engine's section of the config.
     """
 
+    _config: FSDPConfig
+
     def __init__(self, settings: FSDPConfig) -> None:
-        self._config = settings
-        self._device = torch.device("cpu")
-        self._module: RoleModule | None = None
+        super().__init__(settings)
         self._adapter: Adapter | None = None
         self._masters: Masters | None = None
         self._optimizer: torch.optim.AdamW | None = None
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._partial: list[torch.nn.Parameter] = []
-        self._ranks = Ranks()
-        self._updates = torch.zeros((), dtype=torch.int64)
         self._tried = 0  # updates in this process
         self._others: Mapping[str, TrainEngine] = {}
-        self._meter = Meter(None, 1)
         self._snapshot: dict[str, Any] | None = None
 
     def setup(self, model: ModelReference, role: Role, settings: OptimizerSettings) -> None:
         """Load, check and shard the model, and make the optimizer of a role that learns."""
-        self._device = own_device()
-        self._reference, self._role, self._run = model, role, settings
-        self._dtype = getattr(torch, model.dtype)
+        self._begin(model, role, settings)
         is_compiled = should_compile(self._config.compiles, self._device)
         if problem := self._config.parallel.problem(rank_and_ranks()[1]):
             raise RunError(problem)
         ways = {"compiled": is_compiled, "has_kernels": self._has_kernels(), "in_parts": self._must_shard()}
         loaded = load_role(model, role, settings.temperature, self._config, **ways)
-        module, files, self._adapter, self._decoder = loaded.module, loaded.files, loaded.adapter, loaded.decoder
-        self._routing = loaded.routing
+        module, self._adapter, files, self._decoder, self._routing = loaded
         if self._must_shard():
             join_group_of_one(self._device)
             self._ranks = place_ranks(self._config.parallel, self._device)
@@ -110,10 +96,6 @@ class FSDPEngine:
     def compare_with(self, engines: Mapping[str, TrainEngine]) -> None:
         """See `ComparingEngine`."""
         self._others = engines
-
-    def measurements(self) -> dict[str, float]:
-        """See `MeasuringEngine`."""
-        return self._meter.take()
 
     def _has_kernels(self) -> bool:
         return self._device.type == "cuda" and self._dtype != torch.float32
@@ -143,90 +125,35 @@ class FSDPEngine:
         """
         return rank_and_ranks()[1] > 1 or (self._config.offload_parameters and self._device.type != "cpu")
 
-    def forward(self, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Values of the whole batch, on every rank, in its order; float32 [sum(T)] on the CPU."""
-        self._check_outputs(outputs, narrow=True)
-        began = time.perf_counter()
-        result = torch.zeros(len(outputs), batch.token_count)
-        if not len(batch):
-            return dict(zip(outputs, result, strict=True))
-        needed = {"input_ids": batch["input_ids"], "targets": batch["targets"], "place": torch.arange(result.shape[1])}
-        slim = PackedBatch(Ragged(batch.lengths, needed | choices_of(batch)), multimodal=batch.multimodal)
-        found: list[tuple[torch.Tensor, torch.Tensor]] = []
-        with torch.no_grad():
-            for part, place, counts in self._rounds(slim, self._plan(batch, outputs)):
-                computed = self._compute(part, place, outputs)
-                if counts and self._ranks.leads:
-                    found.append((part["place"], torch.stack([computed[name] for name in outputs])))
-        for places, values in found:  # only now is the device waited for
-            result[:, places.cpu()] = values.cpu()
-        self._reshard(outputs)
-        if rank_and_ranks()[1] > 1:
-            dist.all_reduce(result)  # each token is on one rank and 0 on the others
-        self._meter.passed(time.perf_counter() - began)
-        return dict(zip(outputs, result, strict=True))
-
-    def train(self, works: Sequence[LossSpec]) -> dict[str, Metric]:
-        """One optimizer update on the sum of all losses; empty batches change nothing."""
-        if self._optimizer is None:
-            raise RunError(f"an engine in the role '{self._role.name}' is frozen and cannot be trained")
-        for work in works:
-            self._check_outputs(work.outputs)
-        rate = learning_rate_at(int(self._updates), self._config, self._run.total_updates)
-        planned = [(work, self._plan(work.batch, work.outputs)) for work in works if len(work.batch)]
-        if not any(split.rounds for _, split in planned):
-            return {**means(loss=0.0, gradient_norm=0.0, learning_rate=rate), "skipped": Metric.sum(0.0)}
-        self._tried += 1
-        began = time.perf_counter()
-        with profiled(self._config.profile, self._tried, f"{self._role.name}-rank{rank_and_ranks()[0]}"):
-            metrics = self._train(planned, rate)
-        held = float(metrics.pop(_PEAK).values) if _PEAK in metrics else 0.0
-        done = [(work.batch.lengths.tolist(), split) for work, split in planned]
-        self._meter.trained(time.perf_counter() - began, done, held)
-        return metrics
-
     def _train(self, planned: Sequence[tuple[LossSpec, Split]], rate: float) -> dict[str, Metric]:
-        left = sum(split.rounds for _, split in planned)
-        total = sum(work.batch.token_count for work, _ in planned)
+        self._tried += 1
+        self._tokens = sum(work.batch.token_count for work, _ in planned)
         if self._masters is not None:
-            self._masters.expect(left)
-        parts: list[Mapping[str, Metric]] = []
-        for work, split in planned:
-            for part, place, counts in self._rounds(work.batch, split):
-                left -= 1
-                if isinstance(self._module, FSDPModule):  # shards add up as they come, replicas are told the sum
-                    self._module.set_requires_all_reduce(left == 0)
-                self._routing.watch(part.lengths, place[0], total, self._ready().context, counts=counts)
-                parts += self._backward(work, part, place, counts=counts)
-        self._routing.rest()
-        for work, _ in planned:
-            self._reshard(work.outputs)
-        if self._ranks.tensor is not None:
-            sum_gradients(self._partial, self._ranks.tensor)
-        update = self._update(rate)  # put in the device's queue before the first value is asked for
-        if self._device.type == "cuda":
-            parts.append({_PEAK: Metric.maximum(torch.cuda.max_memory_allocated(self._device))})
-        metrics = reduce_over_ranks(combine(parts))
-        return {**metrics, **means(loss=float(metrics["loss"].values)), **self._routing.metrics(), **update}
+            self._masters.expect(sum(split.rounds for _, split in planned))
+        with profiled(self._config.profile, self._tried, f"{self._role.name}-rank{rank_and_ranks()[0]}"):
+            return {**super()._train(planned, rate), **self._routing.metrics()}
 
-    def _backward(
-        self, work: LossSpec, part: PackedBatch, place: tuple[Any, ...], *, counts: bool
-    ) -> list[Mapping[str, Metric]]:
-        """The gradient of one micro-batch, and its metrics; none of one that only keeps other ranks company."""
-        computed = self._compute(part, place, work.outputs)
-        result = work.loss(part, computed) if counts else None
-        learns = [] if result is None or not result.loss.requires_grad else [result.loss]
+    def _expect(self, part: PackedBatch, place: tuple[Any, ...], *, counts: bool, is_last: bool) -> None:
+        if isinstance(self._module, FSDPModule):  # shards add up as they come, replicas are told the sum
+            self._module.set_requires_all_reduce(is_last)
+        self._routing.watch(part.lengths, place[0], self._tokens, self._ready().context, counts=counts)
+
+    def _backward(self, found: Mapping[str, torch.Tensor], loss: torch.Tensor | None, outputs: Sequence[str]) -> None:
         # Sharding's collectives wait for every rank's backward pass, through all that any of them may have used. What
         # the head gives is made at once: one of it will do, and entropy that no loss reads needs no graph of its own.
-        wide = any(map(is_wide, work.outputs))
+        learns, wide = [] if loss is None else [loss], any(map(is_wide, outputs))
         if not learns or wide:
-            used = [value for value in computed.values() if value.requires_grad][: None if wide else 1]
+            used = [value for value in found.values() if value.requires_grad][: None if wide else 1]
             torch.autograd.backward([*learns, *used], [*(None for _ in learns), *map(torch.zeros_like, used)])
         else:
             torch.autograd.backward(learns)
-        if result is None or not self._ranks.leads:
-            return []
-        return [{**result.metrics, "loss": Metric.sum(result.loss)}]
+
+    def _finish(self, outputs: Sequence[Sequence[str]]) -> None:
+        self._routing.rest()
+        for each in outputs:
+            self._reshard(each)
+        if self._ranks.tensor is not None:
+            sum_gradients(self._partial, self._ranks.tensor)
 
     @torch.no_grad()
     def update_ema(self, source: TrainEngine, decay: float) -> None:
@@ -240,7 +167,6 @@ class FSDPEngine:
             self._masters.sync()
 
     def _update(self, rate: float) -> dict[str, Metric]:
-        """Clip and apply the gradients, unless they are not finite."""
         assert self._optimizer is not None
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -257,30 +183,12 @@ class FSDPEngine:
             return self._masters.gradients()
         return [p.grad for p in self._parameters.values() if p.grad is not None]
 
-    def _plan(self, batch: PackedBatch, outputs: Sequence[str] = ()) -> Split:
-        read_by = (self, *map(self._other, compared_roles(outputs)))
-        longest = min((engine._longest for engine in read_by if engine._longest is not None), default=None)
-        return Split.plan(
-            batch.lengths.tolist(),
-            batch.unit_rows,
-            rank=self._ranks.share,
-            ranks=self._ranks.shares,
-            max_tokens=self._config.tokens_at_once,
-            longest=longest,
-        )
+    def _read_by(self, outputs: Sequence[str]) -> list[RoleEngine]:
+        return [self, *map(self._other, compared_roles(outputs))]
 
     def _rounds(self, batch: PackedBatch, split: Split) -> list[tuple[PackedBatch, tuple[Any, ...], bool]]:
-        """This rank's micro-batches on the device, and whether each counts; the same number on every rank.
-
-        All are there before the first is computed, because a copy to a GPU waits for what the GPU has to do.
-        """
         self._routing.check(batch, self._role)
-        rounds = []
-        for rows, counts in split.rows_by_round():
-            part = batch if len(rows) == len(batch) else batch.select(rows)
-            place = self._ready().layout(part.lengths, self._device), self._ready().see(part, self._device)
-            rounds.append((replace(part, multimodal={}).to(self._device), place, counts))
-        return rounds
+        return super()._rounds(batch, split)
 
     def _compute(self, part: PackedBatch, place: tuple[Any, ...], outputs: Sequence[str]) -> dict[str, torch.Tensor]:
         ids, (layout, seen) = part["input_ids"], place
@@ -312,14 +220,6 @@ class FSDPEngine:
         """Raises: RunError: another engine's ranks stand otherwise, and have other tokens or other parameters."""
         who = f"the roles '{self._role.name}' and '{other._role.name}'"
         self._config.parallel.must_stand_as(other._config.parallel, f"{who} {why}")
-
-    def _check_outputs(self, outputs: Sequence[str], *, narrow: bool = False) -> None:
-        check_outputs(outputs, self._role, self._ready().model.config.get_text_config().vocab_size, narrow=narrow)
-
-    def _ready(self) -> RoleModule:
-        if self._module is None:
-            raise RunError("the engine has no model: call setup first, and nothing after close")
-        return self._module
 
     def _reshard(self, outputs: Sequence[str] = ()) -> None:
         """Give back the root's whole parameters, which stay after a forward pass that no backward pass follows; and

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from areal_fsdp.planning.decoder import Decoder
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(NamedTuple):
     """What was read.
 
     Attributes:
@@ -75,11 +73,11 @@ def load_role(
         compiled=compiled,
         for_graphs=compiled or has_kernels,
     )
-    if settings is None:
-        return Loaded(module, None, files, decoder, routing)
-    adapter = install(read, settings, source=model.path, head=module.head_name, learns=role.changes)
-    if files is not None:
-        files.rename(adapter.places())
+    adapter = None
+    if settings is not None:
+        adapter = install(read, settings, source=model.path, head=module.head_name, learns=role.changes)
+        if files is not None:
+            files.rename(adapter.places())
     return Loaded(module, adapter, files, decoder, routing)
 
 

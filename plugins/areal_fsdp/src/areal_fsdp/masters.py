@@ -9,7 +9,6 @@ and moments, and writes the rounded parameter.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -19,14 +18,12 @@ import torch
 from areal_fsdp.models.compiling import compiled
 from areal_fsdp.parallel.adamw import numbers_of, scalars_of
 from areal_fsdp.parallel.adamw import update as adamw
+from areal_fsdp.parallel.file_names import layer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     _Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
-
-_LAYER = re.compile(r".*?\.\d+\.")
-"""What a parameter's name begins with, if it belongs to one of several equal layers."""
 
 
 @dataclass(slots=True)
@@ -117,8 +114,8 @@ class Masters:
             if gradient is not None:
                 state = optimizer.state[master]
                 tensors = (master.detach(), state["exp_avg"], state["exp_avg_sq"], gradient, working.detach(), number)
-                layer = _LAYER.match(name)
-                layers.setdefault(layer[0] if layer else "", []).append(tensors)
+                layer = layer_of(name)
+                layers.setdefault("" if layer == name else layer, []).append(tensors)
         return layers.values()
 
 

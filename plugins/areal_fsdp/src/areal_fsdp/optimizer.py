@@ -12,10 +12,11 @@ from areal_fsdp.parallel.adamw import update
 from areal_fsdp.parallel.moments import PiecewiseAdamW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from areal_fsdp.config import FSDPConfig
     from areal_fsdp.masters import Masters
+    from areal_fsdp.models.schedule import LearningSettings
 
 
 def make_optimizer(
@@ -27,14 +28,8 @@ def make_optimizer(
     not grow after the first batch.
     """
     everything = list(parameters)
-    groups: list[dict[str, Any]] = []
-    for some in _by_mesh(everything).values():
-        groups += [
-            {"params": [p for p in some if p.dim() > 1], "weight_decay": config.weight_decay},
-            {"params": [p for p in some if p.dim() <= 1], "weight_decay": 0.0},
-        ]
-    groups = [group for group in groups if group["params"]]
-    settings: Any = {"lr": config.learning_rate, "betas": config.betas, "eps": config.epsilon}
+    groups = [group for some in _by_mesh(everything).values() for group in groups_of(some, config)]
+    settings = adamw_settings(config)
     on_gpu = everything[0].device.type == "cuda"
     to_host = {"device": "cpu", "pin_memory": True} if config.offload_optimizer and on_gpu else {}
     moments: Any = {"dtype": getattr(torch, config.optimizer_state_dtype), "requires_grad": False, **to_host}
@@ -51,6 +46,18 @@ def make_optimizer(
             "exp_avg_sq": torch.zeros_like(parameter, **moments),
         }
     return optimizer
+
+
+def groups_of(parameters: Sequence[torch.Tensor], settings: LearningSettings) -> list[dict[str, Any]]:
+    """Parameters as an optimizer takes them, with weight decay for matrices alone."""
+    matrices, others = ([p for p in parameters if (p.dim() > 1) is decays] for decays in (True, False))
+    groups = {"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}
+    return [group for group in groups if group["params"]]
+
+
+def adamw_settings(settings: LearningSettings) -> Any:
+    """What `torch.optim.AdamW` is made with."""
+    return {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
 
 
 @cache

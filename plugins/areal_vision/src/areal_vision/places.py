@@ -154,16 +154,38 @@ class VisionTokens:
         """The sequences of a batch, whose images are its multimodal fields `patches` and `images`; it may have none.
 
         Raises:
-            ValueError: the images do not fit the tokens.
+            RunError: the images do not fit the tokens.
         """
         ids = torch.split(batch["input_ids"].cpu(), batch.lengths.tolist())
         images = batch.multimodal.get("images")
         none = torch.zeros(0, 3, dtype=torch.int64)
         grids = [none] * len(batch) if images is None else [row["grid"].cpu() for row in images.rows()]
-        placed = [self.place(*each) for each in zip(ids, grids, strict=True)]
+        try:
+            placed = [self.place(*each) for each in zip(ids, grids, strict=True)]
+        except ValueError as error:
+            raise RunError(f"the batch cannot be trained on: {error}") from error
         seen = (
             [ImageInputs(batch["pixels"], torch.cat(grids))] if images is not None and int(images.lengths.sum()) else []
         )
         fed = torch.cat([each.input_ids for each in placed])
         positions = torch.cat([each.positions for each in placed], 1)
         return Seen(fed.to(device), positions.to(device), together(seen, device, dtype) if seen else {})
+
+    def hidden(self, seen: Seen, layout: Any) -> torch.Tensor:
+        """The model's hidden states, [T, hidden size].
+
+        Args:
+            seen: the sequences.
+            layout: of them, as the attention of packed sequences takes it.
+        """
+        hidden: torch.Tensor = self._model(
+            input_ids=seen.input_ids.unsqueeze(0),
+            position_ids=seen.positions.unsqueeze(1),
+            use_cache=False,
+            packed_layout=layout,
+            packed_context=None,
+            **seen.images,
+        )[0][0]
+        if not seen.images and torch.is_grad_enabled():
+            hidden = hidden + self.unseen(hidden.device, hidden.dtype)
+        return hidden

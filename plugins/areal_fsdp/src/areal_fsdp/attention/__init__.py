@@ -1,3 +1,1 @@
 """Attention over packed sequences for training engines: one interface, and the fastest kernel that is installed."""
-
-__version__ = "0.1.0"

@@ -1,3 +1,1 @@
 """LoRA adapters through PEFT, for areal's training engines."""
-
-__version__ = "0.1.0"

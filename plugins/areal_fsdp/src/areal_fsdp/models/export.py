@@ -46,9 +46,8 @@ def write_model(
     failure: Exception | None = None
     if rank == 0:
         try:
-            model.save_pretrained(
-                folder, state_dict=weights, save_original_format=False
-            )  # names are the files' already
+            # names are the files' already
+            model.save_pretrained(folder, state_dict=weights, save_original_format=False)
             model.config.dtype = reference.dtype  # the weights', while the model in memory may be in float32
             model.config.save_pretrained(folder)
             _copy_tokenizer(reference, folder)

@@ -144,16 +144,13 @@ class RoleModule(torch.nn.Module):
             if "patches" in batch.multimodal:
                 raise RunError(f"the batch has images, and the model type '{self.model.config.model_type}' sees none")
             return None
-        try:
-            return self.vision.see(batch, device, self.model.dtype)
-        except ValueError as error:
-            raise RunError(f"the batch cannot be trained on: {error}") from error
+        return self.vision.see(batch, device, self.model.dtype)
 
     def _hidden(self, input_ids: torch.Tensor, layout: Layout, seen: Seen | None = None) -> torch.Tensor:
         """[T, hidden size], of this rank's tokens."""
         position_ids, context = layout.position_ids, self.context
-        if seen is not None:
-            return self._hidden_seeing(layout, seen)
+        if seen is not None and self.vision is not None:
+            return self.vision.hidden(seen, layout.packed)
         if context is not None:
             total = len(position_ids)
             input_ids, position_ids = context.own(input_ids, total), context.own(position_ids, total)
@@ -164,20 +161,6 @@ class RoleModule(torch.nn.Module):
             packed_layout=layout.packed,
             packed_context=None if context is None else (context.size, context.group),
         )[0][0]
-        return hidden
-
-    def _hidden_seeing(self, layout: Layout, seen: Seen) -> torch.Tensor:
-        """The same of a VLM."""
-        hidden: torch.Tensor = self.model.base_model(
-            input_ids=seen.input_ids.unsqueeze(0),
-            position_ids=seen.positions.unsqueeze(1),
-            use_cache=False,
-            packed_layout=layout.packed,
-            packed_context=None,
-            **seen.images,
-        )[0][0]
-        if not seen.images and torch.is_grad_enabled() and self.vision is not None:
-            hidden = hidden + self.vision.unseen(hidden.device, hidden.dtype)
         return hidden
 
     def _logprobs(self, hidden: torch.Tensor, targets: torch.Tensor, *, with_entropy: bool) -> dict[str, torch.Tensor]:

@@ -1,3 +1,1 @@
 """How ranks divide a Hugging Face model, for training engines: its layers, its sequences, its batch."""
-
-__version__ = "0.1.0"

@@ -41,11 +41,11 @@ def named_as_in_files(
     """
     conversions = getattr(model, "_weight_conversions", None) or ()
     joins = any(isinstance(conversion, loading.WeightConverter) for conversion in conversions)
-    for _, together in groupby(parameters, lambda named: _of_layer(named[0]) if joins else named[0]):
+    for _, together in groupby(parameters, lambda named: layer_of(named[0]) if joins else named[0]):
         yield from ((name, tensor.contiguous()) for name, tensor in views_by_file_name(model, dict(together)).items())
 
 
-def _of_layer(name: str) -> str:
+def layer_of(name: str) -> str:
     """The layer that a parameter belongs to; its own name where it is no layer's."""
     layer = _LAYER.match(name)
     return layer[0] if layer else name

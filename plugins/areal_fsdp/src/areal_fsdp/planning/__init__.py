@@ -1,3 +1,1 @@
 """What a training step takes: memory and arithmetic, from a model's config; and who does it."""
-
-__version__ = "0.1.0"

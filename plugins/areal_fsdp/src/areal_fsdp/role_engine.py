@@ -1,0 +1,183 @@
+"""What training engines have in common, whoever divides the model: batches in micro-batches, and what is asked."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from areal_core.data import Metric, PackedBatch, Ragged, combine, reduce_over_ranks
+from areal_core.errors import RunError
+from areal_fsdp.models.routing import choices_of
+from areal_fsdp.models.schedule import learning_rate_at
+from areal_fsdp.models.wide import check_outputs
+from areal_fsdp.parallel.mesh import Ranks
+from areal_fsdp.parallel.ranks import own_device, rank_and_ranks
+from areal_fsdp.planning.meter import Meter
+from areal_fsdp.planning.split import Split
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from areal_core.interfaces import LossSpec, ModelReference, OptimizerSettings, Role
+    from areal_fsdp.models.model import RoleModule
+    from areal_fsdp.models.schedule import LearningSettings
+
+PEAK = "peak_memory"
+"""Where the most bytes of a rank stand among its metrics while ranks put them together."""
+
+
+def means(**values: float) -> dict[str, Metric]:
+    """Numbers of one update, to be averaged over the updates of a step."""
+    return {name: Metric.mean(value) for name, value in values.items()}
+
+
+class RoleEngine:
+    """One model in one role on all ranks of `torch.distributed`; an engine adds how it is set up, computes and learns.
+
+    Args:
+        settings: the engine's section of the config.
+    """
+
+    _longest: int | None
+
+    def __init__(self, settings: LearningSettings) -> None:
+        self._config = settings
+        self._device = torch.device("cpu")
+        self._module: RoleModule | None = None
+        self._ranks = Ranks()
+        self._updates = torch.zeros((), dtype=torch.int64)
+        self._meter = Meter(None, 1)
+
+    def _begin(self, model: ModelReference, role: Role, settings: OptimizerSettings) -> None:
+        """Take what `setup` is given."""
+        self._device = own_device()
+        self._reference, self._role, self._run = model, role, settings
+        self._dtype = getattr(torch, model.dtype)
+
+    def measurements(self) -> dict[str, float]:
+        """See `MeasuringEngine`."""
+        return self._meter.take()
+
+    def forward(self, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Values of the whole batch, on every rank, in its order; float32 [sum(T)] on the CPU."""
+        self._check_outputs(outputs, narrow=True)
+        began = time.perf_counter()
+        result = torch.zeros(len(outputs), batch.token_count)
+        if not len(batch):
+            return dict(zip(outputs, result, strict=True))
+        needed = {"input_ids": batch["input_ids"], "targets": batch["targets"], "place": torch.arange(result.shape[1])}
+        slim = PackedBatch(Ragged(batch.lengths, needed | choices_of(batch)), multimodal=batch.multimodal)
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        with torch.no_grad():
+            for part, place, counts in self._rounds(slim, self._plan(batch, outputs)):
+                computed = self._compute(part, place, outputs)
+                if counts and self._ranks.leads:
+                    found.append((part["place"], torch.stack([computed[name] for name in outputs])))
+        for places, values in found:  # only now is the device waited for
+            result[:, places.cpu()] = values.cpu()
+        self._reshard(outputs)
+        if rank_and_ranks()[1] > 1:
+            dist.all_reduce(result)  # each token is on one rank and 0 on the others
+        self._meter.passed(time.perf_counter() - began)
+        return dict(zip(outputs, result, strict=True))
+
+    def train(self, works: Sequence[LossSpec]) -> dict[str, Metric]:
+        """One optimizer update on the sum of all losses; empty batches change nothing."""
+        if not self._role.trains:
+            raise RunError(f"an engine in the role '{self._role.name}' is frozen and cannot be trained")
+        for work in works:
+            self._check_outputs(work.outputs)
+        rate = self._rate()
+        planned = [(work, self._plan(work.batch, work.outputs)) for work in works if len(work.batch)]
+        if not any(split.rounds for _, split in planned):
+            return {**means(loss=0.0, gradient_norm=0.0, learning_rate=rate), "skipped": Metric.sum(0.0)}
+        began = time.perf_counter()
+        metrics = self._train(planned, rate)
+        held = float(metrics.pop(PEAK).values) if PEAK in metrics else 0.0
+        done = [(work.batch.lengths.tolist(), split) for work, split in planned]
+        self._meter.trained(time.perf_counter() - began, done, held)
+        return metrics
+
+    def _rate(self) -> float:
+        return learning_rate_at(int(self._updates), self._config, self._run.total_updates)
+
+    def _train(self, planned: Sequence[tuple[LossSpec, Split]], rate: float) -> dict[str, Metric]:
+        """One update on batches of which there is at least one, and its metrics."""
+        left = sum(split.rounds for _, split in planned)
+        parts: list[Mapping[str, Metric]] = []
+        for work, split in planned:
+            for part, place, counts in self._rounds(work.batch, split):
+                left -= 1
+                self._expect(part, place, counts=counts, is_last=not left)
+                computed = self._compute(part, place, work.outputs)
+                result = work.loss(part, computed) if counts else None
+                learns = result is not None and result.loss.requires_grad
+                self._backward(computed, result.loss if result is not None and learns else None, work.outputs)
+                if result is not None and self._ranks.leads:
+                    parts.append({**result.metrics, "loss": Metric.sum(result.loss)})
+        self._finish([work.outputs for work, _ in planned])
+        update = self._update(rate)  # put in the device's queue before the first value is asked for
+        if self._device.type == "cuda":
+            parts.append({PEAK: Metric.maximum(torch.cuda.max_memory_allocated(self._device))})
+        metrics = reduce_over_ranks(combine(parts))
+        return {**metrics, **means(loss=float(metrics["loss"].values)), **update}
+
+    def _expect(self, part: PackedBatch, place: tuple[Any, ...], *, counts: bool, is_last: bool) -> None:
+        """Get ready for a micro-batch of an update, which counts or only keeps other ranks company."""
+
+    def _compute(self, part: PackedBatch, place: tuple[Any, ...], outputs: Sequence[str]) -> dict[str, torch.Tensor]:
+        """The outputs of one micro-batch, as of `RoleModule`."""
+        raise NotImplementedError
+
+    def _backward(self, found: Mapping[str, torch.Tensor], loss: torch.Tensor | None, outputs: Sequence[str]) -> None:
+        """Add up the gradient of a loss; None where a micro-batch has none. Every rank goes backward all the same."""
+
+    def _finish(self, outputs: Sequence[Sequence[str]]) -> None:
+        """Complete the gradients of works that asked for these outputs."""
+
+    def _update(self, rate: float) -> dict[str, Metric]:
+        """Clip and apply the gradients, unless they are not finite."""
+        raise NotImplementedError
+
+    def _reshard(self, outputs: Sequence[str] = ()) -> None:
+        """Give back what a pass with these outputs holds."""
+
+    def _read_by(self, outputs: Sequence[str]) -> list[RoleEngine]:
+        """The engines that go through a batch of which these outputs are asked."""
+        del outputs
+        return [self]
+
+    def _plan(self, batch: PackedBatch, outputs: Sequence[str] = ()) -> Split:
+        longest = [engine._longest for engine in self._read_by(outputs) if engine._longest is not None]
+        return Split.plan(
+            batch.lengths.tolist(),
+            batch.unit_rows,
+            rank=self._ranks.share,
+            ranks=self._ranks.shares,
+            max_tokens=self._config.tokens_at_once,
+            longest=min(longest, default=None),
+        )
+
+    def _rounds(self, batch: PackedBatch, split: Split) -> list[tuple[PackedBatch, tuple[Any, ...], bool]]:
+        """This rank's micro-batches on the device, and whether each counts; the same number on every rank.
+
+        All are there before the first is computed, because a copy to a GPU waits for what the GPU has to do.
+        """
+        rounds = []
+        for rows, counts in split.rows_by_round():
+            part = batch if len(rows) == len(batch) else batch.select(rows)
+            place = self._ready().layout(part.lengths, self._device), self._ready().see(part, self._device)
+            rounds.append((replace(part, multimodal={}).to(self._device), place, counts))
+        return rounds
+
+    def _check_outputs(self, outputs: Sequence[str], *, narrow: bool = False) -> None:
+        check_outputs(outputs, self._role, self._ready().model.config.get_text_config().vocab_size, narrow=narrow)
+
+    def _ready(self) -> RoleModule:
+        if self._module is None:
+            raise RunError("the engine has no model: call setup first, and nothing after close")
+        return self._module
