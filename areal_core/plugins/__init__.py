@@ -35,7 +35,7 @@ what happens in a run. `areal_core.plugins.hooks` lists every hook; what a compo
 `areal_core.interfaces`.
 """
 
-from areal_core.plugins.catalog import install_command
+from areal_core.plugins.catalog import extra_module, install_command
 from areal_core.plugins.manager import PluginManager
 from areal_core.plugins.markers import hookimpl
 from areal_core.plugins.provenance import Provenance, compare
@@ -51,6 +51,7 @@ __all__ = [
     "Preset",
     "Provenance",
     "compare",
+    "extra_module",
     "hookimpl",
     "install_command",
 ]

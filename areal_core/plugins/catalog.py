@@ -10,7 +10,7 @@ import contextlib
 import difflib
 import importlib.metadata
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import areal_core
-from areal_core.errors import PluginConflictError, PluginIncompatibleError, PluginMissingError
+from areal_core.errors import PluginConflictError, PluginIncompatibleError, PluginMissingError, RunError
 from areal_core.plugins.markers import GROUP
 from areal_core.plugins.records import normalize
 
@@ -30,17 +30,7 @@ CORE: Final = "core"
 CORE_DISTRIBUTION: Final = "areal-core"
 
 _ENGINES: Final = ("hf", "fsdp", "deepspeed", "sglang", "vllm", "ray", "slurm")
-_IDEAS: Final = (
-    "grpo",
-    "finetuning",
-    "rewards",
-    "agents",
-    "vision",
-    "sandboxes",
-    "trackers",
-    "evaluation",
-    "view",
-)
+_IDEAS: Final = ("grpo", "finetuning", "rewards", "agents", "vision", "sandboxes", "trackers", "evaluation", "view")
 FIRST_PARTY: Final = (*_ENGINES, *_IDEAS)
 """Plugins of this project. Only `areal-<one of these>` is ever proposed for installation: a guessed name on a public
 index may belong to anybody."""
@@ -56,6 +46,19 @@ def install_command(*names: str, extra: str = "") -> str:
     wanted = [f"areal-{name}" if IS_RELEASED else f"./plugins/areal_{name}" for name in names]
     words = " ".join(f"'{one}[{extra}]'" if extra else one for one in wanted)
     return f"pip install {words}" + ("" if IS_RELEASED else " (in a clone of areal)")
+
+
+def extra_module(module: str, plugin: str, extra: str) -> Any:
+    """A module that comes with an extra of a plugin of this project, imported where it is needed.
+
+    Raises:
+        RunError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        words = f"{error.name} is needed here, and is not installed"
+        raise RunError(words, hints=[install_command(plugin, extra=extra)]) from error
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Prompts with images, as inference servers are asked for them: token ids, and where each image stands.
+"""What text has to know of VLMs: which models are, and where images stand among the token ids of a prompt.
 
-Imports no torch: of the model, this reads `config.json`.
+Imports no torch. The rest is in areal-vision, which is imported for a VLM alone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,17 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 """Model types whose images stand among tokens in the way that is known here."""
 
 
+def sees_images(config: object) -> bool:
+    """Whether a model of this config of Hugging Face is a VLM."""
+    return getattr(config, "vision_config", None) is not None
+
+
+def set_attention(model: Any, name: str) -> None:
+    """Let the decoder's layers of a Hugging Face model use an attention; those of a vision tower have PyTorch's."""
+    tower = "eager" if name == "eager" else "sdpa"
+    model.set_attn_implementation({"": name, "text_config": name, "vision_config": tower})
+
+
 class Prompt(NamedTuple):
     """Token ids and their images.
 
@@ -26,13 +37,6 @@ class Prompt(NamedTuple):
 
     input_ids: Sequence[int]
     places: list[tuple[int, int]]
-
-    def collapsed(self) -> Sequence[int]:
-        """The ids with one image token for each image, as servers take them that repeat it themselves."""
-        if not self.places:
-            return self.input_ids
-        spare = {place for begin, count in self.places for place in range(begin + 1, begin + count)}
-        return [token for place, token in enumerate(self.input_ids) if place not in spare]
 
 
 class ImagePrompts:

@@ -10,9 +10,11 @@ import pytest
 from areal_core.interfaces import ModelReference, SamplingParameters
 from areal_core.servers.connection import ServerConnection
 from areal_core.servers.errors import ServerRefusedError
+from areal_core.servers.images import Prompt
 from areal_core.servers.interface import PartialGeneration
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
+from areal_sglang.images import collapsed
 
 IMAGE, VIDEO = 2, 3
 IDS = [5, IMAGE, IMAGE, IMAGE, 4, IMAGE, IMAGE, 8, IMAGE]
@@ -23,6 +25,11 @@ def model(tmp_path):
     config = {"model_type": "qwen2_vl", "image_token_id": IMAGE, "video_token_id": VIDEO, "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     return ModelReference(str(tmp_path), "float32")
+
+
+def test_each_image_has_one_token_which_sglang_repeats():
+    placed = Prompt([9, IMAGE, IMAGE, IMAGE, 4, IMAGE, 4, 7], [(1, 3), (5, 1)])
+    assert collapsed(placed) == [9, IMAGE, 4, IMAGE, 4, 7]
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import torch
 
 from areal_core.data import Metric
 from areal_core.errors import RunError
+from areal_core.servers.images import sees_images
 from areal_deepspeed import checkpoint
 from areal_deepspeed.refusals import no_images
 from areal_deepspeed.zero import deepspeed, initialize
@@ -83,7 +84,7 @@ class DeepSpeedEngine(RoleEngine):
     def _load(self, model: ModelReference, role: Role, temperature: float, *, is_divided: bool) -> RoleModule:
         """The model, compared with transformers where it is before ZeRO has it: on the CPU if it is to be divided."""
         loaded, _ = load_model(model, role)
-        if getattr(loaded.config, "vision_config", None) is not None:
+        if sees_images(loaded.config):
             raise RunError(no_images(loaded.config.model_type))
         has_kernels = self._device.type == "cuda" and self._dtype != torch.float32
         text = loaded.config.get_text_config()

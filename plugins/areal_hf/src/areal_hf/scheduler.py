@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from areal_core.plugins import extra_module
+from areal_core.servers.images import sees_images
 from areal_hf.attention import NAME as GROUPED
 from areal_hf.cache import RowCache, rounded
 from areal_hf.experts import RoutedExperts
 from areal_hf.masks import AttentionMasks
 from areal_hf.rows import LiveRequest, Outputs, Rows
 from areal_hf.weights import WeightLoader
-from areal_vision.places import VisionTokens, is_vision_config, together
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from areal_vision.images import ImageInputs
+    from areal_vision.places import VisionTokens
 
     _Prompt = tuple[tuple[int, ...], int]
 
@@ -81,7 +83,9 @@ class Scheduler:
         self._limits = limits
         self._recompute = recompute
         self._loader = WeightLoader(model)
-        self._vision = VisionTokens(model) if is_vision_config(model.config) else None
+        self._vision: VisionTokens | None = None
+        if sees_images(model.config):
+            self._vision = extra_module("areal_vision.places", "hf", "vision").VisionTokens(model)
         self._masks = AttentionMasks(config, model.dtype, explicit=config._attn_implementation != GROUPED)
         self._cache = RowCache(config.num_hidden_layers)
         self._rows = Rows(limits.requests, model.device)
@@ -297,10 +301,11 @@ class Scheduler:
         padded = [[*histories[place], *[0] * (longest - len(histories[place]))] for place in first]
         ids = torch.tensor(padded, dtype=torch.int64, device=device)
         positions = torch.arange(longest, device=device).expand(len(order), longest)
-        seen = [images[place] for place in first]
+        shown: dict[str, torch.Tensor] = {}
         if self._vision is not None:
+            seen = [images[place] for place in first]
             ids, positions = self._vision.place_rows(ids, seen)
-        shown = [each for each in seen if each is not None]
+            shown = self._vision.shown(seen)
         sources = torch.tensor(source, dtype=torch.int64, device=device)
         self._cache.fill(start, sources)
         self._model(
@@ -310,7 +315,7 @@ class Scheduler:
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
-            **(together(shown, device, self._model.dtype) if shown else {}),
+            **shown,
         )
         if self.experts is not None and is_again:
             self.experts.take_made()

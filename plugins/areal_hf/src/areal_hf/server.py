@@ -21,12 +21,12 @@ from transformers.utils import logging
 
 from areal_core.errors import RunError
 from areal_core.messages import Credentials, Done, Failed, Peer, PeerClosed, serve
+from areal_core.plugins import extra_module
+from areal_core.servers.images import sees_images, set_attention
 from areal_hf.attention import attention_for
 from areal_hf.messages import Abort, Aborted, Cancel, Finished, Generate, Loaded, Ping, Refused, Update
 from areal_hf.rows import LiveRequest, Outputs
 from areal_hf.scheduler import Limits, Scheduler
-from areal_vision.images import ImageInputs, reader_of
-from areal_vision.places import is_vision_config, set_attention
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from areal_core.interfaces import ModelReference
     from areal_hf.config import HFConfig
+    from areal_vision.images import ImageInputs, ImageReader
 
 
 _IMAGES_KEPT = 64
@@ -50,7 +51,7 @@ def load_model(path: str, dtype: str, device: str, *, trust_remote_code: bool) -
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    factory: Any = AutoModelForImageTextToText if is_vision_config(config) else AutoModelForCausalLM
+    factory: Any = AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM
     model: PreTrainedModel = factory.from_pretrained(
         path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
     )
@@ -199,7 +200,8 @@ class Server:
 
 def _read(model: str, images: tuple[str, ...]) -> ImageInputs:
     """The images of a request; its siblings have the same."""
-    return reader_of(model).read([b64decode(image) for image in images])
+    reader: ImageReader = extra_module("areal_vision.images", "hf", "vision").reader_of(model)
+    return reader.read([b64decode(image) for image in images])
 
 
 async def main(settings: HFConfig, model: ModelReference, address: str, ready: Callable[[str], object]) -> None:

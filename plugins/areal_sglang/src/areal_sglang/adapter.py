@@ -182,7 +182,7 @@ class SGLangAdapter(HTTPAdapter):
         prompt, named = self._prompts.place(partial.input_ids, len(partial.images)), partial.sampling.stop_token_ids
         can_go_on = is_resumable(partial.sampling)
         body = {
-            "input_ids": prompt.collapsed(),
+            "input_ids": images.collapsed(prompt),
             **({"image_data": list(partial.images)} if partial.images else {}),
             "sampling_params": self._sampling(partial),
             "return_logprob": True,

@@ -12,8 +12,9 @@ from packaging.version import Version
 from areal_core.servers.errors import ServerRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from areal_core.servers.images import Prompt
     from areal_core.servers.settings import OptionValue
 
 SINCE = Version("0.5.23")
@@ -41,6 +42,14 @@ def options_for(model: str) -> dict[str, OptionValue]:
         bounds = {"shortest_edge": shortest, "longest_edge": longest}
         options["mm_process_config"] = json.dumps({"image": {"size": bounds}})
     return options
+
+
+def collapsed(prompt: Prompt) -> Sequence[int]:
+    """The ids with one image token for each image, which SGLang repeats itself."""
+    if not prompt.places:
+        return prompt.input_ids
+    spare = {place for begin, count in prompt.places for place in range(begin + 1, begin + count)}
+    return [token for place, token in enumerate(prompt.input_ids) if place not in spare]
 
 
 def check_server(version: Version, told: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from areal_vision.images import ImageInputs, token_counts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
     from areal_core.data import PackedBatch
 
@@ -48,21 +48,10 @@ class Seen(NamedTuple):
     images: dict[str, torch.Tensor]
 
 
-def is_vision_config(config: PreTrainedConfig) -> bool:
-    """Whether a model of this config sees images."""
-    return getattr(config, "vision_config", None) is not None
-
-
-def set_attention(model: PreTrainedModel, name: str) -> None:
-    """Let the decoder's layers use an attention; those of the vision tower, which have no cache, have PyTorch's."""
-    if is_vision_config(model.config):
-        model.set_attn_implementation({"text_config": name, "vision_config": "eager" if name == "eager" else "sdpa"})
-    else:
-        model.set_attn_implementation(name)
-
-
-def together(images: Sequence[ImageInputs], device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """What a model's `forward` takes of images, in the order of their places."""
+def shown(images: Sequence[ImageInputs], device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """What a model's `forward` takes of images, in the order of their places; nothing where there are none."""
+    if not images:
+        return {}
     return {
         "pixel_values": torch.cat([each.pixels for each in images]).to(device, dtype),
         "image_grid_thw": torch.cat([each.grid for each in images]).to(device),
@@ -140,6 +129,11 @@ class VisionTokens:
         ]
         return torch.stack([each.input_ids for each in placed]), torch.stack([each.positions for each in placed], 1)
 
+    def shown(self, images: Sequence[ImageInputs | None]) -> dict[str, torch.Tensor]:
+        """What the model's `forward` takes of the images of some rows."""
+        found = [each for each in images if each is not None]
+        return shown(found, self._model.device, self._model.dtype)
+
     def unseen(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """0, from all parameters of the vision tower: where ranks sum gradients, each has to have some."""
         patches, config = self.merge**2, self._model.config.vision_config
@@ -169,7 +163,7 @@ class VisionTokens:
         )
         fed = torch.cat([each.input_ids for each in placed])
         positions = torch.cat([each.positions for each in placed], 1)
-        return Seen(fed.to(device), positions.to(device), together(seen, device, dtype) if seen else {})
+        return Seen(fed.to(device), positions.to(device), shown(seen, device, dtype))
 
     def hidden(self, seen: Seen, layout: Any) -> torch.Tensor:
         """The model's hidden states, [T, hidden size].

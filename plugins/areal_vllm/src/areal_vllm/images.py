@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
+from areal_core.plugins import extra_module
 from areal_core.servers.errors import ServerRefusedError
 
 if TYPE_CHECKING:
@@ -100,8 +101,7 @@ class PatchEncoder:
     def _read(self, images: tuple[str, ...]) -> list[Item]:
         import torch
 
-        from areal_vision.images import reader_of
-
+        reader_of = extra_module("areal_vision.images", "vllm", "vision").reader_of
         reader, files = reader_of(self._model.path), [b64decode(image) for image in images]
         seen = reader.read(files)
         patches = torch.split(seen.pixels.to(getattr(torch, self._model.dtype)), seen.grid.prod(-1).tolist())

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoImageProcessor, AutoTokenizer
 
+from areal_core.servers.images import sees_images
 from areal_fsdp.parallel.ranks import fail_together, rank_and_ranks
-from areal_vision.places import is_vision_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +51,7 @@ def write_model(
             model.config.dtype = reference.dtype  # the weights', while the model in memory may be in float32
             model.config.save_pretrained(folder)
             _copy_tokenizer(reference, folder)
-            if is_vision_config(model.config):
+            if sees_images(model.config):
                 _processors.from_pretrained(reference.path).save_pretrained(folder)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait in the next line
             failure = error

@@ -16,6 +16,8 @@ from transformers import (
 )
 
 from areal_core.errors import RunError
+from areal_core.plugins import extra_module
+from areal_core.servers.images import sees_images, set_attention
 from areal_fsdp.attention.hugging_face import PACKED, Layout, register_packed_attention
 from areal_fsdp.models.logprobs import default_chunk_tokens, token_logprobs
 from areal_fsdp.models.norms import speed_up_norms
@@ -24,7 +26,6 @@ from areal_fsdp.parallel.experts import moe_blocks
 from areal_fsdp.parallel.loading import load
 from areal_fsdp.parallel.tensor import decoder_layers, own_part, whole
 from areal_fsdp.planning.decoder import Decoder
-from areal_vision.places import VisionTokens, is_vision_config, set_attention
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from areal_fsdp.parallel.context import Context
     from areal_fsdp.parallel.loading import ModelFiles
     from areal_fsdp.parallel.tensor import Vocabulary
-    from areal_vision.places import Seen
+    from areal_vision.places import Seen, VisionTokens
 
 
 class RoleModule(torch.nn.Module):
@@ -77,7 +78,8 @@ class RoleModule(torch.nn.Module):
         self.head_name = _scalar_head_name(model) if role.head == "scalar" else ""
         self.temperature = temperature
         self.chunk_tokens = chunk_tokens
-        self.vision = VisionTokens(model) if is_vision_config(model.config) else None
+        places = extra_module("areal_vision.places", "fsdp", "vision") if sees_images(model.config) else None
+        self.vision: VisionTokens | None = None if places is None else places.VisionTokens(model)
 
     @property
     def head(self) -> torch.nn.Linear:
@@ -264,7 +266,7 @@ def _factory_of(reference: ModelReference, role: Role) -> Any:
     if role.head == "scalar":
         return AutoModelForSequenceClassification
     config = AutoConfig.from_pretrained(reference.path, trust_remote_code=reference.trust_remote_code)
-    return AutoModelForImageTextToText if is_vision_config(config) else AutoModelForCausalLM
+    return AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM
 
 
 def _refuse_missing(reference: ModelReference, role: Role, model: PreTrainedModel, missing: list[str]) -> None:
