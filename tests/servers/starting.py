@@ -76,13 +76,13 @@ class Starter:
             while process.poll() is None:
                 if name not in self._serving and _answers(address + health):
                     self._serving[name] = Server(name, address, True)
-                    self._log()
+                    self._report()
                 time.sleep(0.05)
             self.signal(name, signal.SIGKILL)
             if self._serving.pop(name, None) is None and not self._is_over:
                 self._failed[name] = f"ended with {process.returncode}: {self._log(name).read_text()[-2000:]}"
                 self._is_over = True
-            self._log()
+            self._report()
 
     def _start(self, name):
         port = free_port()
@@ -100,7 +100,7 @@ class Starter:
     def _log(self, name):
         return self.logs / f"{name}.log"
 
-    def _log(self):
+    def _report(self):
         self._changed(Servers(tuple(self._serving.values()), dict(self._failed)))
 
 

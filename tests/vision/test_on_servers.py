@@ -21,6 +21,7 @@ from areal_sglang.engine import SGLangEngine
 from areal_vision.images import ImageReader
 from areal_vllm.config import VLLMConfig
 from areal_vllm.engine import VLLMEngine
+from tests.servers.starting import Starter
 
 # Starting a server takes a minute, and a first run makes its environment.
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
@@ -38,9 +39,10 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "vision.yaml"
 
 @pytest.fixture
 def fleet_of(request, server_environment, tmp_path):
-    """Makes a fleet of one true server."""
+    """Makes a fleet of one true server of a model."""
+    started = []
 
-    def make(kind, update_mode):
+    def make(kind, update_mode, model):
         settings, engine, changes = KINDS[kind]
         program, options = (request.getfixturevalue(f"{kind}_{name}") for name in ("program", "options"))
         own = settings(
@@ -52,9 +54,12 @@ def fleet_of(request, server_environment, tmp_path):
             update_mode=update_mode,
             stream_interval=4,
         )
-        return engine(own, tmp_path)
+        started.append(Starter(own, tmp_path, model))
+        return engine(own, tmp_path, started[-1])
 
-    return make
+    yield make
+    for one in started:
+        one.close()
 
 
 def rows_of(model, family, image):
@@ -101,9 +106,9 @@ def distances(models, answers):
     return torch.stack(found).gather(0, flat[None])[0].split([len(each) for each in versions])
 
 
-async def _served(fleet, models, rows):
+async def _served(fleet, model, models, rows):
     """Answers before all updates, over some, and behind them."""
-    await fleet.start(ModelReference(str(models[0]), "float32"))
+    await fleet.start(model)
 
     async def ask(name, most):
         asked = [request_of(row, f"{name}-{place}", most) for place, row in enumerate(rows)]
@@ -128,8 +133,9 @@ async def _served(fleet, models, rows):
 def test_log_probabilities_are_those_of_the_trainer(kind, family, mode, fleet_of, image, tmp_path):
     models = [make_family(tmp_path / f"model{seed}", family, seed=seed) for seed in range(2)]
     rows = rows_of(models[0], family, image)
-    fleet = fleet_of(kind, mode)
-    served = asyncio.run(asyncio.wait_for(_served(fleet, models, rows), 2 * WAIT_S))
+    model = ModelReference(str(models[0]), "float32")
+    fleet = fleet_of(kind, mode, model)
+    served = asyncio.run(asyncio.wait_for(_served(fleet, model, models, rows), 2 * WAIT_S))
     before, crossing, after = served
     assert {version for _, each in before for version in each.versions} == {0}
     assert len({version for _, each in after for version in each.versions}) == 1
