@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 AREAL = [sys.executable, "-m", "areal_core"]
 HANG_S = 900.0
-NOTICED = ("was killed", "was lost", "is silent", "is stopped", "going back", "restarted", "starts over", "hangs")
+NOTICED = ("was killed", "was lost", "been silent", "been stopped", "going back", "restarted", "starts over", "hangs")
 VICTIMS = ("driver", "trainer-0", "controller", "worker-0", "server-0", "reward", "guard:trainer-0", "guard:controller")
 STOPPED = ("trainer-0", "worker-0", "program:server-0")
 """Victims that the table also sends SIGSTOP."""

@@ -60,7 +60,7 @@ def test_who_blocks_it_for_too_long_ends_the_process_with_its_stack(interrupts: 
     """Also where a shell has put the program into the background, which ignores interrupts there."""
     ended = run(seconds=15, limit=6, interrupts=interrupts)
     assert "ENDED WELL" not in ended.stdout
-    assert "a call blocks everything else since 6 s" in ended.stderr
+    assert "a call has blocked this process for 6 s" in ended.stderr
     assert "users_function" in ended.stderr
 
 

@@ -90,7 +90,7 @@ def test_a_resume_with_another_learning_rate_is_refused(kit):
     outcome = run(kit, "--resume", "old", "steps=50", "train_engine.learning_rate=1", "seed=3")
     assert outcome.code == 2
     assert outcome.err == (
-        "areal: error: a resumed run must stay the run that it was; 2 changes would make it another\n"
+        "areal: error: 2 of these settings cannot change on resume\n"
         "  seed: 0 -> 3\n"
         "  train_engine.learning_rate: 0.0003 -> 1.0\n"
         f"  may change: {', '.join(SAFE_ON_RESUME)}; for anything else start a new run\n"
@@ -113,7 +113,7 @@ def test_a_resume_with_another_learning_rate_is_refused(kit):
         (["run", "run.yaml", f"run_dir={'x/' * 2100}"], "x cannot be made: File name too long"),
         (["run", "run.yaml", "run_dir=/proc/x"], "the run folder /proc/x cannot be made: No such file or directory"),
         (["run", "run.yaml", "--dry-run", "run_dir=run.yaml/x"], "run.yaml/x cannot be made: Not a directory"),
-        (["run", "--resume", "there"], "there is no run folder: it has no config.yaml"),
+        (["run", "--resume", "there"], "there is not a run folder: it has no config.yaml"),
         (["run", "run.yaml", "--resume", "there"], "CONFIG (run.yaml) cannot be named as well"),
         (["run", "run.yaml", "--allow-changed-plugins"], "is only valid with --resume"),
         (["run"], "nothing to run"),

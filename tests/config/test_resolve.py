@@ -220,7 +220,7 @@ def test_presets(kit):
     ("text", "told"),
     [
         ("a: [", "bad.yaml:2: not valid YAML"),
-        ("a: 1\na: 2", "bad.yaml:2: the key 'a' is given twice"),
+        ("a: 1\na: 2", "bad.yaml:2: the key 'a' occurs twice"),
         ("- 1", "bad.yaml: a config is a mapping of sections, not a list"),
         (
             "seed: !!python/name:os.system 1",

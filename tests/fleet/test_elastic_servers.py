@@ -77,7 +77,7 @@ def test_below_the_minimum_it_is_said_and_after_a_while_the_run_ends_with_what_t
 def test_too_little_room_at_the_start_ends_it_in_words(running, own):
     async def check():
         starting, _ = own(running.server(), servers=bounds(2, 3), start_timeout_s=0.5)
-        with pytest.raises(RunError, match="1 of 2 servers are ready"):
+        with pytest.raises(RunError, match="1 of 2 servers have been ready"):
             async with starting:
                 pass
 

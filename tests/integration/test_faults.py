@@ -58,7 +58,7 @@ ONCE = "os.path.exists('done') or (open('done', 'w').close(), {fault})"
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("time.sleep(10_000)", "a call blocks everything else since 15 s"),
+        ("time.sleep(10_000)", "a call has blocked this process for 15 s"),
         LONG("os.kill(os.getpid(), 9)", "worker-0 was killed by SIGKILL"),
         LONG("os._exit(0)", "worker-0 ended with exit code 0"),
     ],
@@ -72,7 +72,7 @@ def test_a_workflow_that_blocks_or_dies_costs_its_episodes_and_nothing_else(
     assert message in done.out
     assert "it is restarted" in done.out
     if "sleep" in fault:
-        assert "a call blocks everything else since 5 s" in done.out
+        assert "a call has blocked this process for 5 s" in done.out
         assert "mine.py" in done.out
     assert len(workplace.metrics()) == 4
     assert workplace.areal("audit", "run").code == 0

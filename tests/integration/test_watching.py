@@ -28,7 +28,7 @@ def test_a_run_is_watched_stopped_and_gone_on_with(workplace: Workplace) -> None
     seen = status(workplace)
     assert (seen["state"], seen["steps"], seen["attempt"], seen["pid"]) == ("running", 2000, 1, process.pid)
     assert seen["step"] >= 2
-    assert seen["metrics"].keys() >= {"reward/mean", "staleness/mean"}
+    assert seen["metrics"].keys() >= {"train/loss", "staleness/mean"}
     assert {seen["processes"][name]["host"] for name in ("trainer-0", "controller", "server-0")} == {"this machine"}
     message = workplace.areal("status", "run").out
     assert re.search(r"  controller +generating  process \d+ on this machine", message), message

@@ -86,7 +86,7 @@ BROKEN = {
     ),
     "records of another kind": (
         {"records": "@hookimpl\ndef areal_reward_functions():\n    return [Preset('a', 'b', path='c:d.yaml')]"},
-        "areal_reward_functions is not in order",
+        "areal_reward_functions is invalid",
         "returned Preset, not Component",
     ),
     "settings that are none": (

@@ -173,7 +173,7 @@ def test_an_evaluation_whose_requests_get_no_place_for_ever_ends_with_the_reason
     async def check() -> None:
         made, _ = evaluator(engine=FakeEngine(places=0))
         rollout = RolloutSection(batch_size=2, group_size=2, max_pending_batches=1, stall_timeout_s=0.3)
-        with pytest.raises(RunError, match=r"stall_timeout_s: 0.3; those that wait for a place"):
+        with pytest.raises(RunError, match=r"stall_timeout_s: 0.3; those that wait for a slot"):
             await made.run(rollout)
 
     asyncio.run(asyncio.wait_for(check(), 60))

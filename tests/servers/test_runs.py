@@ -136,7 +136,7 @@ def test_a_server_leaves_a_run_that_goes_on_and_a_name_that_is_taken_is_refused(
         (["inference_engine.servers=0"], "there is no server"),
         (["inference_engine.addresses=[localhost:80]"], "http://host:port"),
         (["deterministic=true"], "embedded engine"),
-        (["placement.generation=[0,1]", "placement.training=[1,2]"], "all of them must be shared"),
+        (["placement.generation=[0,1]", "placement.training=[1,2]"], "share all of them, or none"),
         (
             ["inference_engine.servers={minimum: 3, maximum: 2}"],
             "minimum is 3, and servers.maximum is 2, with 0",
