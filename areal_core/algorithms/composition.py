@@ -7,7 +7,8 @@ called for each micro-batch and only adds up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from areal_core.interfaces.algorithm import LossResult, LossSpec, PolicyTerms
 from areal_core.interfaces.model import ACTOR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from areal_core.algorithms.settings import PolicyGradientSettings
     from areal_core.data.batch import PackedBatch
@@ -40,7 +41,7 @@ class PolicyGradient:
 
     def __init__(self, settings: PolicyGradientSettings) -> None:
         self._settings = settings
-        shaping = [_keeps_groups(one.build()) for one in settings.reward_shaping]
+        shaping = [_keeps_groups(one.target, one.build()) for one in settings.reward_shaping]
         self.group_filters = [*shaping, *(one.build() for one in settings.group_filters)]
         self._batch_transforms = [one.build() for one in settings.batch_transforms]
         self._advantage = settings.advantage.build()
@@ -180,13 +181,16 @@ def _mismatch(terms: PolicyTerms) -> dict[str, torch.Tensor]:
     return logged
 
 
-def _keeps_groups(shaping: RewardShaping) -> GroupFilter:
+def _keeps_groups(name: str, shaping: RewardShaping) -> GroupFilter:
     """Reward shaping among the filters: one that forgets to return the episodes would drop every group in silence."""
 
-    def shape(episodes: Sequence[Episode]) -> Any:
-        found = shaping(episodes)
-        if found is None:
-            raise ValueError(f"the reward shaping {shaping} returned None; it must return the episodes")
+    async def shape(episodes: Sequence[Episode]) -> Sequence[Episode]:
+        found: Any = shaping(episodes)
+        if inspect.isawaitable(found):
+            found = await found
+        if not isinstance(found, Sequence):
+            raise ValueError(f"the reward shaping '{name}' returned {found!r:.60}; it must return the episodes")
         return found
 
+    shape.__name__ = name
     return shape

@@ -125,7 +125,7 @@ def unknown_key(path: Path, known: Iterable[str], owner: str = "") -> Problem:
     names = sorted(known)
     word = str(path[-1])
     near = [name for name in names if "".join(part[:1] for part in name.split("_")) == word]  # lr: learning_rate
-    near = near or difflib.get_close_matches(word, names, n=1)
+    near = [] if word in RENAMED and "_" in word else near or difflib.get_close_matches(word, names, n=1)
     hints = [f"did you mean '{near[0]}'?"] if near else []
     if word in RENAMED and not near:
         hints.append(f"areal calls it {RENAMED[word]}")

@@ -40,14 +40,16 @@ async def shape(
     """
     try:
         for filtering in filters:
-            found = filtering(episodes)
+            found = filtering([*episodes])
             if inspect.isawaitable(found):
                 async with asyncio.timeout(section.episode_timeout_s):
                     found = await found
             if found is None:
                 return None
             if len(found) != len(episodes):
-                raise ValueError(f"{filtering} returned {len(found)} episodes for {len(episodes)}")
+                raise ValueError(
+                    f"{getattr(filtering, '__name__', filtering)} returned {len(found)} episodes, not {len(episodes)}"
+                )
             episodes = [checks.check(episode) for episode in found]
     except BaseException as error:  # a filter may raise anything
         if isinstance(error, asyncio.CancelledError) and was_cancelled():

@@ -329,3 +329,10 @@ def test_true_is_no_number(kit):
     told = kit.resolve("evaluation={dataset: kit/rows, limit: false}")
     assert "evaluation.limit: must be a number, not false" in told
     assert kit.shown("config.shuffle", "shuffle=false") == "False"
+
+
+def test_a_key_that_was_renamed_is_named_though_another_one_is_spelled_like_it():
+    from areal_core.config.problems import unknown_key
+
+    assert unknown_key(("requests_at_once",), ["requests_at_one"]).hints[0] == "areal calls it max_concurrency"
+    assert unknown_key(("group_filter",), ["group_filters"]).hints[0] == "did you mean 'group_filters'?"

@@ -55,7 +55,8 @@ def test_stages_shape_the_rewards_that_are_trained_on(tmp_path: Path, build: Bui
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        (lambda episodes: episodes[:1], r"returned 1 episodes for 2"),
+        (lambda episodes: episodes[:1], r"returned 1 episodes, not 2"),
+        (lambda episodes: episodes.clear() or episodes, r"returned 0 episodes, not 2"),
         (lambda episodes: [replace(e, reward=math.nan) for e in episodes], r"reward"),
         (lambda episodes: asyncio.sleep(60), r"TimeoutError"),
     ],

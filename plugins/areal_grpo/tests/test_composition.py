@@ -1,5 +1,6 @@
 """Whole algorithms: against TRL's padded formulas, over any split into micro-batches, and through several updates."""
 
+import asyncio
 import copy
 import functools
 
@@ -296,10 +297,16 @@ def test_parts_may_be_left_out():
 
 
 def test_reward_shaping_that_returns_nothing_is_an_error_and_drops_no_group(tmp_path):
-    (tmp_path / "mine.py").write_text("def forgets(episodes):\n    [e for e in episodes]\n")
-    (shaping,) = build(GRPOSettings, reward_shaping=[f"{tmp_path}/mine.py:forgets"]).group_filters
-    with pytest.raises(ValueError, match="returned None; it must return the episodes"):
-        shaping([])
+    """Nor does a coroutine, or one that returns a generator."""
+    (tmp_path / "mine.py").write_text(
+        "def forgets(episodes):\n    [e for e in episodes]\n"
+        "async def waits(episodes):\n    [e for e in episodes]\n"
+        "def yields(episodes):\n    return (e for e in episodes)\n"
+    )
+    names = [f"{tmp_path}/mine.py:{name}" for name in ("forgets", "waits", "yields")]
+    for name, shaping in zip(names, build(GRPOSettings, reward_shaping=names).group_filters, strict=True):
+        with pytest.raises(ValueError, match=rf"'{name}' returned .*; it must return the episodes"):
+            asyncio.run(shaping([]))
 
 
 def test_row_means_leave_out_whatever_stands_where_the_mask_is_off():
