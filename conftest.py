@@ -6,6 +6,7 @@ Nothing here is imported by tests; they see it as fixtures.
 from __future__ import annotations
 
 import _thread
+import asyncio
 import json
 import os
 import subprocess
@@ -237,3 +238,22 @@ def replay() -> Callable[..., Any]:
             yield str(server.make_url("")).rstrip("/"), bodies
 
     return serve
+
+
+@pytest.fixture(scope="session")
+def replayed(replay: Callable[..., Any]) -> Callable[..., Any]:
+    """What `call(connection)` gives against a server that replays these answers, and what the server was sent."""
+    from areal_core.servers.connection import ServerConnection
+
+    def replayed(answers: Mapping[str, Any], call: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
+        async def run() -> tuple[Any, list[Any]]:
+            async with replay(answers) as (address, bodies):
+                connection = ServerConnection(address)
+                try:
+                    return await call(connection), bodies
+                finally:
+                    connection.close()
+
+        return asyncio.run(run())
+
+    return replayed

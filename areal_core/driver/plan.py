@@ -93,7 +93,7 @@ def make_plan(
 
 
 def check_model(resolved: Resolved, made: Path | None = None) -> None:
-    """Look at the model's folder, where it is there, and load nothing; of one that was made, at the first rows too.
+    """Look at the model's folder, where it is there, and load nothing.
 
     Args:
         resolved: the config.

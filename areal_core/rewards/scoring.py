@@ -102,8 +102,7 @@ class RewardSum:
         row = arguments.get("row", {})
         given = arguments
         if names is not None:
-            offered = {**row, **arguments}
-            wanted = (name for name, is_required in names.items() if is_required or name in offered)
+            wanted = (name for name, required in names.items() if required or name in arguments or name in row)
             given = {name: _argument(term, name, arguments, row) for name in wanted}
         try:
             return term.function(**given)

@@ -1,6 +1,5 @@
 """What the adapter asks of an SGLang server and how it reads answers, against recorded ones."""
 
-import asyncio
 import json
 from dataclasses import replace
 
@@ -10,7 +9,6 @@ import yaml
 from safetensors.torch import save_file
 
 from areal_core.interfaces import ModelReference, SamplingParameters, ServerLostError
-from areal_core.servers.connection import ServerConnection
 from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
 from areal_core.servers.experts import MoEShape
 from areal_core.servers.interface import PartialGeneration
@@ -26,25 +24,11 @@ def partial(prompt=(5, 17, 33, 8), **sampling):
     return PartialGeneration("r1.1", list(prompt), SamplingParameters(**sampling), 3, "0")
 
 
-def called(replay, answers, call):
-    """What a call gives against a server of these answers, and what the server was sent."""
-
-    async def run():
-        async with replay(answers) as (address, bodies):
-            connection = ServerConnection(address)
-            try:
-                return await call(connection), bodies
-            finally:
-                connection.close()
-
-    return asyncio.run(run())
-
-
-def generated(replay, answer, one=None, **settings):
+def generated(replayed, answer, one=None, **settings):
     async def collect(connection):
         return [chunk async for chunk in adapter(**settings).generate(connection, one or partial())]
 
-    return called(replay, {"/generate": answer}, collect)
+    return replayed({"/generate": answer}, collect)
 
 
 def told(recorded, **changes):
@@ -79,18 +63,18 @@ def test_the_key_is_in_a_private_file_and_not_on_the_command_line(monkeypatch, t
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_server_is_identified(replay, recorded):
-    found, _ = called(replay, told(recorded), adapter().identify)
+def test_a_server_is_identified(replayed, recorded):
+    found, _ = replayed(told(recorded), adapter().identify)
     assert (found.version, found.context, found.slots, found.dtype) == ("0.5.23", 16384, 32, "float32")
     assert found.ranks == 1
     assert found.reports_spans
 
 
-def test_an_unknown_version_is_refused_unless_allowed(replay, recorded):
+def test_an_unknown_version_is_refused_unless_allowed(replayed, recorded):
     answers = told(recorded, version="0.9.9")
     with pytest.raises(ServerRefusedError, match=r"is SGLang 0\.9\.9.*allow_unknown_version"):
-        called(replay, answers, adapter().identify)
-    found, _ = called(replay, answers, adapter(allow_unknown_version=True).identify)
+        replayed(answers, adapter().identify)
+    found, _ = replayed(answers, adapter(allow_unknown_version=True).identify)
     assert found.version == "0.9.9"
 
 
@@ -99,20 +83,20 @@ def test_an_unknown_version_is_refused_unless_allowed(replay, recorded):
     [{}, {"/server_info": {"vllm_config": {}}}, {"/server_info": ["0.5.23"]}, {"/server_info": {"version": "yes"}}],
     ids=["nothing there", "vLLM", "a list", "no version"],
 )
-def test_something_else_that_speaks_http_is_refused(replay, answers):
+def test_something_else_that_speaks_http_is_refused(replayed, answers):
     with pytest.raises(ServerRefusedError, match="answers, but not as an SGLang server does"):
-        called(replay, answers, adapter().identify)
+        replayed(answers, adapter().identify)
 
 
 @pytest.mark.parametrize("mode", ["recompute", "keep_cache"])
-def test_older_servers_do_not_label_tokens(replay, recorded, mode):
-    found, _ = called(replay, told(recorded, version="0.5.17"), adapter(update_mode=mode).identify)
+def test_older_servers_do_not_label_tokens(replayed, recorded, mode):
+    found, _ = replayed(told(recorded, version="0.5.17"), adapter(update_mode=mode).identify)
     assert not found.reports_spans, "updates must stop its requests"
 
 
-def test_slots_are_what_the_server_found_room_for(replay, recorded):
+def test_slots_are_what_the_server_found_room_for(replayed, recorded):
     answers = told(recorded, max_running_requests=None, internal_states=[{"effective_max_running_requests_per_dp": 7}])
-    found, _ = called(replay, answers, adapter().identify)
+    found, _ = replayed(answers, adapter().identify)
     assert found.slots == 7
 
 
@@ -134,9 +118,9 @@ def test_memory_is_released_only_with_the_memory_saver():
 
 
 @pytest.mark.parametrize("streaming", ["incremental", "cumulative"])
-def test_recorded_answers_are_read(replay, recorded, streaming):
+def test_recorded_answers_are_read(replayed, recorded, streaming):
     """A server that repeats everything with every event gives the same as one that sends what is new."""
-    chunks, (body,) = generated(replay, {"events": recorded[streaming]})
+    chunks, (body,) = generated(replayed, {"events": recorded[streaming]})
     counts = [event["meta_info"]["completion_tokens"] for event in recorded[streaming]]
     assert [len(chunk.output_ids) for chunk in chunks] == [
         after - before for before, after in zip([0, *counts], counts, strict=False)
@@ -159,66 +143,65 @@ def test_recorded_answers_are_read(replay, recorded, streaming):
     assert (body["rid"], body["input_ids"], body["extra_key"]) == ("r1.1", [5, 17, 33, 8], "0")
 
 
-def test_sampling_is_asked_for_in_words_of_sglang(replay, recorded):
+def test_sampling_is_asked_for_in_words_of_sglang(replayed, recorded):
     answer = {"events": recorded["incremental"]}
     one = partial(max_new_tokens=7, stop_token_ids=(4, 9))
-    _, (body,) = generated(replay, answer, one, stream_interval=5)
+    _, (body,) = generated(replayed, answer, one, stream_interval=5)
     asked = body["sampling_params"]
     assert (asked["max_new_tokens"], asked["stop_token_ids"], asked["stream_interval"]) == (7, [4, 9], 5)
     assert not asked["ignore_eos"], "it would switch off the request's own stop tokens as well"
-    _, (body,) = generated(replay, answer, partial(greedy=True, temperature=0.7))
+    _, (body,) = generated(replayed, answer, partial(greedy=True, temperature=0.7))
     assert body["sampling_params"]["ignore_eos"]
     assert body["sampling_params"]["temperature"] == 0.7, "log-probabilities are those of the temperature"
     assert body["sampling_params"]["top_p"] < 1e-6
 
 
-def test_a_request_that_is_aborted_in_the_queue_goes_on_elsewhere(replay):
+def test_a_request_that_is_aborted_in_the_queue_goes_on_elsewhere(replayed):
     """Its length is not said; one that was put back has its last token beside the log-probabilities of all."""
     reason = {"type": "abort", "message": "Abort in waiting queue"}
     for ids, logprobs in (([], []), ([5], [[-0.5, 4, None], [-0.25, 5, None]])):
         meta = {"finish_reason": reason, "completion_tokens": len(logprobs), "output_token_logprobs": logprobs}
-        chunks, _ = generated(replay, {"events": [{"output_ids": ids, "meta_info": meta}]})
+        chunks, _ = generated(replayed, {"events": [{"output_ids": ids, "meta_info": meta}]})
         assert [(chunk.output_ids, chunk.finish) for chunk in chunks] == [([], "abort")]
 
 
-def test_an_end_that_the_request_did_not_ask_for_is_no_end(replay, recorded):
+def test_an_end_that_the_request_did_not_ask_for_is_no_end(replayed, recorded):
     """SGLang stops at the model's own end token too; the request has to go on behind it."""
     last = recorded["incremental"][-1]
     ended = last | {"meta_info": last["meta_info"] | {"finish_reason": {"type": "stop", "matched": 2}}}
     events = {"events": [*recorded["incremental"][:-1], ended]}
-    chunks, _ = generated(replay, events, partial(stop_token_ids=(4,)))
+    chunks, _ = generated(replayed, events, partial(stop_token_ids=(4,)))
     assert chunks[-1].finish == "abort"
-    chunks, _ = generated(replay, events, partial(stop_token_ids=(4, 2)))
+    chunks, _ = generated(replayed, events, partial(stop_token_ids=(4, 2)))
     assert chunks[-1].finish == "stop"
 
 
-def test_a_refusal_inside_a_stream(replay, recorded):
+def test_a_refusal_inside_a_stream(replayed, recorded):
     with pytest.raises(RequestRefusedError, match="longer than the model's context length"):
-        generated(replay, {"events": [recorded["refusal in a stream"]]})
+        generated(replayed, {"events": [recorded["refusal in a stream"]]})
 
 
-def test_errors_hold_no_token_ids(replay, recorded):
+def test_errors_hold_no_token_ids(replayed, recorded):
     """This server repeats in an error what it was sent."""
     prompt = [31337, 31338]
     for status in (400, 500):
         with pytest.raises((RequestRefusedError, ServerLostError)) as caught:
-            generated(replay, (status, recorded["validation error"]), partial(prompt))
+            generated(replayed, (status, recorded["validation error"]), partial(prompt))
         assert "validation error" in str(caught.value)
         assert "3133" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("mode", "flush"), [("recompute", True), ("keep_cache", False)])
-def test_weights_are_loaded_from_a_folder(replay, mode, flush, tmp_path):
+def test_weights_are_loaded_from_a_folder(replayed, mode, flush, tmp_path):
     answers = {"/update_weights_from_disk": {"success": True, "message": "done"}}
-    _, bodies = called(replay, answers, lambda connection: adapter().load(connection, tmp_path, "3", mode))
+    _, bodies = replayed(answers, lambda connection: adapter().load(connection, tmp_path, "3", mode))
     assert bodies == [{"model_path": str(tmp_path), "weight_version": "3", "flush_cache": flush}]
 
 
-def test_weights_that_a_server_refuses(replay, tmp_path):
+def test_weights_that_a_server_refuses(replayed, tmp_path):
     for answer in ({"success": False, "message": "no such tensor"}, (400, {"message": "no such tensor"})):
         with pytest.raises(UpdateRefusedError, match="no such tensor"):
-            called(
-                replay,
+            replayed(
                 {"/update_weights_from_disk": answer},
                 lambda connection: adapter().load(connection, tmp_path, "3", "recompute"),
             )
@@ -227,7 +210,7 @@ def test_weights_that_a_server_refuses(replay, tmp_path):
 MOE = MoEShape(depth=2, layers=(0, 1), experts=4, choices=2)
 
 
-def test_the_experts_of_tokens_are_asked_for_and_read(replay, recorded):
+def test_the_experts_of_tokens_are_asked_for_and_read(replayed, recorded):
     """As a server told them, of four prompt tokens and six new ones; and where the first layer has no experts."""
     for moe, layers in ((MOE, [0, 1]), (replace(MOE, layers=(1,)), [1])):
         speaks = adapter(routed_experts=True)
@@ -236,7 +219,7 @@ def test_the_experts_of_tokens_are_asked_for_and_read(replay, recorded):
         async def collect(connection, speaks=speaks):
             return [chunk async for chunk in speaks.generate(connection, partial())]
 
-        chunks, (body,) = called(replay, {"/generate": {"events": recorded["of an MoE"]}}, collect)
+        chunks, (body,) = replayed({"/generate": {"events": recorded["of an MoE"]}}, collect)
         assert body["return_routed_experts"] is True
         assert [bool(chunk.columns) for chunk in chunks] == [False, False, True]
         column = chunks[-1].columns["routed_experts"]
@@ -244,12 +227,12 @@ def test_the_experts_of_tokens_are_asked_for_and_read(replay, recorded):
         assert not column[0].any(), "nothing predicts the first"
         of_two = torch.tensor([[[0, 2], [0, 2]], [[3, 0], [2, 0]]])
         assert torch.equal(torch.tensor(column[1:3]).long(), of_two[:, layers] + 1)
-    chunks, (body,) = generated(replay, {"events": recorded["of an MoE"]})
+    chunks, (body,) = generated(replayed, {"events": recorded["of an MoE"]})
     assert not chunks[-1].columns
     assert "return_routed_experts" not in body
 
 
-def test_experts_of_another_model_are_a_lost_server_s(replay, recorded):
+def test_experts_of_another_model_are_a_lost_server_s(replayed, recorded):
     speaks = adapter(routed_experts=True)
     for moe in (replace(MOE, depth=5, layers=(0,)), replace(MOE, experts=3)):
         speaks.moe = moe
@@ -258,20 +241,20 @@ def test_experts_of_another_model_are_a_lost_server_s(replay, recorded):
             return [chunk async for chunk in speaks.generate(connection, partial())]
 
         with pytest.raises(ValueError, match="experts"):
-            called(replay, {"/generate": {"events": recorded["of an MoE"]}}, collect)
+            replayed({"/generate": {"events": recorded["of an MoE"]}}, collect)
 
 
-def test_a_server_that_tells_no_experts_is_refused(replay, recorded):
+def test_a_server_that_tells_no_experts_is_refused(replayed, recorded):
     speaks = adapter(routed_experts=True)
     words = list(speaks.command(ModelReference("/model", "float32"), "127.0.0.1", 8000).arguments)
     assert "--enable-return-routed-experts" in words
     with pytest.raises(ServerRefusedError, match="start it with --enable-return-routed-experts"):
-        called(replay, told(recorded), speaks.identify)
-    found, _ = called(replay, told(recorded, enable_return_routed_experts=True), speaks.identify)
+        replayed(told(recorded), speaks.identify)
+    found, _ = replayed(told(recorded, enable_return_routed_experts=True), speaks.identify)
     assert found.version == "0.5.23"
 
 
-def test_servers_of_adapters_are_started_with_room_for_them(replay, recorded):
+def test_servers_of_adapters_are_started_with_room_for_them(replayed, recorded):
     speaks = adapter(adapter_rank=20)
     words = list(speaks.command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000).arguments)
     assert "--enable-lora" in words
@@ -280,12 +263,12 @@ def test_servers_of_adapters_are_started_with_room_for_them(replay, recorded):
     assert not speaks.capabilities().transports
     for changes in ({}, {"enable_lora": True, "max_lora_rank": 8}, {"max_lora_rank": 32}):
         with pytest.raises(ServerRefusedError, match=r"takes adapters of rank [08] at most, and adapter_rank is 20"):
-            called(replay, told(recorded, **changes), speaks.identify)
-    identity, _ = called(replay, told(recorded, enable_lora=True, max_lora_rank=20), speaks.identify)
+            replayed(told(recorded, **changes), speaks.identify)
+    identity, _ = replayed(told(recorded, enable_lora=True, max_lora_rank=20), speaks.identify)
     assert not identity.reports_spans, "its label is the base's: requests end before an adapter comes"
 
 
-def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(replay, recorded, tmp_path):
+def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(replayed, recorded, tmp_path):
     """Nothing is asked of the base any more; weights of a whole model make the server forget its adapter."""
     place = "base_model.model.model.layers.0.self_attn"
     tensors = {f"{place}.{part}_proj.lora_A.weight": torch.zeros(3, 8) for part in "qv"}
@@ -312,7 +295,7 @@ def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(repla
             )
         return chunks
 
-    chunks, (dropped, loaded, asked, dropped_again, updated, asked_again) = called(replay, answers, go)
+    chunks, (dropped, loaded, asked, dropped_again, updated, asked_again) = replayed(answers, go)
     assert dropped == dropped_again == {"lora_name": "areal"}
     assert loaded == {"lora_name": "areal", "lora_path": str(folder)}
     assert asked["lora_path"] == "areal"
@@ -322,8 +305,8 @@ def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(repla
     assert json.loads((folder / "adapter_config.json").read_text())["target_modules"] == ["q_proj", "v_proj"]
 
 
-def test_an_adapter_that_the_server_does_not_take(replay, recorded, tmp_path):
+def test_an_adapter_that_the_server_does_not_take(replayed, recorded, tmp_path):
     save_file({"a.lora_A.weight": torch.zeros(3, 8)}, tmp_path / "model.safetensors")
     answers = {"/load_lora_adapter": {"success": False, "error_message": "no room"}}
     with pytest.raises(UpdateRefusedError, match="/load_lora_adapter: no room"):
-        called(replay, answers, lambda connection: adapter(adapter_rank=8).load(connection, tmp_path, "1", "recompute"))
+        replayed(answers, lambda connection: adapter(adapter_rank=8).load(connection, tmp_path, "1", "recompute"))

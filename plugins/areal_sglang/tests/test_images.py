@@ -1,6 +1,5 @@
 """What the adapter asks of an SGLang server whose model sees."""
 
-import asyncio
 import copy
 import json
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from areal_core.interfaces import ModelReference, SamplingParameters
-from areal_core.servers.connection import ServerConnection
 from areal_core.servers.errors import ServerRefusedError
 from areal_core.servers.images import Prompt
 from areal_core.servers.interface import PartialGeneration
@@ -33,21 +31,13 @@ def test_each_image_has_one_token_which_sglang_repeats():
 
 
 @pytest.fixture
-def called(replay, model):
+def called(replayed, model):
     def call(answers, ask):
         """What an adapter of this model gives against a server of these answers, and what the server was sent."""
 
-        async def run():
-            adapter = SGLangAdapter(SGLangConfig())
-            adapter.serve(model)
-            async with replay(answers) as (address, bodies):
-                connection = ServerConnection(address)
-                try:
-                    return await ask(adapter, connection), bodies
-                finally:
-                    connection.close()
-
-        return asyncio.run(run())
+        adapter = SGLangAdapter(SGLangConfig())
+        adapter.serve(model)
+        return replayed(answers, lambda connection: ask(adapter, connection))
 
     return call
 

@@ -1,6 +1,5 @@
 """What the adapter asks of a vLLM server and how it reads answers, against recorded ones."""
 
-import asyncio
 import copy
 import json
 from base64 import b64encode
@@ -13,7 +12,6 @@ import torch
 from safetensors.torch import save_file
 
 from areal_core.interfaces import ModelReference, SamplingParameters, ServerLostError
-from areal_core.servers.connection import ServerConnection
 from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
 from areal_core.servers.experts import MoEShape
 from areal_core.servers.interface import PartialGeneration
@@ -32,25 +30,11 @@ def partial(prompt=(5, 17, 33, 8), **sampling):
     return PartialGeneration("r1.1", list(prompt), SamplingParameters(**sampling), 3, "0")
 
 
-def called(replay, answers, call):
-    """What a call gives against a server of these answers, and what the server was sent."""
-
-    async def run():
-        async with replay(answers) as (address, bodies):
-            connection = ServerConnection(address)
-            try:
-                return await call(connection), bodies
-            finally:
-                connection.close()
-
-    return asyncio.run(run())
-
-
-def generated(replay, answers, one=None, **settings):
+def generated(replayed, answers, one=None, **settings):
     async def collect(connection):
         return [chunk async for chunk in adapter(**settings).generate(connection, one or partial())]
 
-    return called(replay, answers, collect)
+    return replayed(answers, collect)
 
 
 def described(recorded, **changes):
@@ -87,18 +71,18 @@ def test_the_key_is_not_on_the_command_line(monkeypatch):
     assert command.environment["VLLM_API_KEY"] == "it is secret"
 
 
-def test_a_server_is_identified(replay, recorded):
-    found, _ = called(replay, recorded, adapter().identify)
+def test_a_server_is_identified(replayed, recorded):
+    found, _ = replayed(recorded, adapter().identify)
     assert (found.version, found.context, found.slots, found.dtype) == ("0.32.0", 16384, 32, "float32")
     assert found.ranks == 1
     assert found.reports_spans
 
 
-def test_an_unknown_version_is_refused_unless_allowed(replay, recorded):
+def test_an_unknown_version_is_refused_unless_allowed(replayed, recorded):
     answers = {**recorded, "/version": {"version": "0.99.1"}}
     with pytest.raises(ServerRefusedError, match=r"is vLLM 0\.99\.1.*allow_unknown_version"):
-        called(replay, answers, adapter().identify)
-    found, _ = called(replay, answers, adapter(allow_unknown_version=True).identify)
+        replayed(answers, adapter().identify)
+    found, _ = replayed(answers, adapter(allow_unknown_version=True).identify)
     assert found.version == "0.99.1"
 
 
@@ -112,21 +96,21 @@ def test_an_unknown_version_is_refused_unless_allowed(replay, recorded):
     ],
     ids=["nothing there", "no version", "a list", "no model"],
 )
-def test_something_else_that_speaks_http_is_refused(replay, answers):
+def test_something_else_that_speaks_http_is_refused(replayed, answers):
     with pytest.raises(ServerRefusedError, match="answers, but not as a vLLM server does"):
-        called(replay, answers, adapter().identify)
+        replayed(answers, adapter().identify)
 
 
-def test_a_server_without_weight_updates_is_refused(replay, recorded):
+def test_a_server_without_weight_updates_is_refused(replayed, recorded):
     answers = {path: value for path, value in recorded.items() if path != SERVER_INFO}
     with pytest.raises(ServerRefusedError, match="VLLM_SERVER_DEV_MODE"):
-        called(replay, answers, adapter().identify)
+        replayed(answers, adapter().identify)
 
 
-def test_a_server_with_untempered_logprobs_is_refused(replay, recorded):
+def test_a_server_with_untempered_logprobs_is_refused(replayed, recorded):
     answers = described(recorded, model_config__logprobs_mode="raw_logprobs")
     with pytest.raises(ServerRefusedError, match="--logprobs-mode processed_logprobs"):
-        called(replay, answers, adapter().identify)
+        replayed(answers, adapter().identify)
 
 
 def test_stop_texts_need_detokenize():
@@ -141,9 +125,9 @@ def test_memory_is_released_only_in_sleep_mode():
     assert adapter(sleep_mode=True).capabilities().can_sleep
 
 
-def test_a_recorded_answer_is_read(replay, recorded):
+def test_a_recorded_answer_is_read(replayed, recorded):
     events = recorded[GENERATE]["events"]
-    chunks, (body,) = generated(replay, recorded)
+    chunks, (body,) = generated(replayed, recorded)
     wanted = [(choice["token_ids"], choice["logprobs"]["content"]) for event in events for choice in event["choices"]]
     assert [chunk.output_ids for chunk in chunks] == [ids for ids, _ in wanted]
     assert [chunk.logprobs for chunk in chunks] == [[entry["logprob"] for entry in entries] for _, entries in wanted]
@@ -155,61 +139,61 @@ def test_a_recorded_answer_is_read(replay, recorded):
     assert (body["request_id"], body["token_ids"], body["cache_salt"]) == ("r1.1", [5, 17, 33, 8], "0")
 
 
-def test_sampling_is_asked_for_in_words_of_vllm(replay, recorded):
+def test_sampling_is_asked_for_in_words_of_vllm(replayed, recorded):
     one = partial(max_new_tokens=7, min_new_tokens=2, stop_token_ids=(4, 9), top_k=3)
-    _, (body,) = generated(replay, recorded, one)
+    _, (body,) = generated(replayed, recorded, one)
     asked = body["sampling_params"]
     assert (asked["max_tokens"], asked["min_tokens"], asked["stop_token_ids"], asked["top_k"]) == (7, 2, [4, 9], 3)
     assert asked["ignore_eos"], "only what a request names ends it"
 
 
-def test_greedy_with_a_temperature_is_refused_before_it_is_sent(replay, recorded):
+def test_greedy_with_a_temperature_is_refused_before_it_is_sent(replayed, recorded):
     with pytest.raises(ValueError, match="greedy"):
-        generated(replay, recorded, partial(greedy=True, temperature=0.7))
+        generated(replayed, recorded, partial(greedy=True, temperature=0.7))
 
 
-def test_a_stream_that_breaks_off_is_a_lost_server(replay, recorded):
+def test_a_stream_that_breaks_off_is_a_lost_server(replayed, recorded):
     broken = {"events": [*recorded[GENERATE]["events"][:1], {"error": {"message": "the engine died", "code": 500}}]}
     with pytest.raises(ServerLostError, match="the engine died"):
-        generated(replay, {GENERATE: broken})
+        generated(replayed, {GENERATE: broken})
 
 
-def test_errors_hold_no_token_ids(replay, recorded):
+def test_errors_hold_no_token_ids(replayed, recorded):
     prompt = [31337, 31338]
     for status in (400, 500):
         told = recorded["validation error"]
         with pytest.raises((RequestRefusedError, ServerLostError)) as caught:
-            generated(replay, {GENERATE: (status, told)}, partial(prompt))
+            generated(replayed, {GENERATE: (status, told)}, partial(prompt))
         assert "valid integer" in str(caught.value)
         assert "3133" not in str(caught.value)
     nonsense = (200, json.dumps(prompt) * 3)
     with pytest.raises(ServerLostError) as caught:
-        generated(replay, {GENERATE: nonsense}, partial(prompt))
+        generated(replayed, {GENERATE: nonsense}, partial(prompt))
     assert "3133" not in str(caught.value)
 
 
 @pytest.mark.parametrize("mode", ["recompute", "keep_cache"])
-def test_weights_are_loaded_from_a_folder(replay, mode, tmp_path):
+def test_weights_are_loaded_from_a_folder(replayed, mode, tmp_path):
     paths = ("/start_weight_update", "/update_weights", "/finish_weight_update")
     answers = {**{path: {"message": "done"} for path in paths}, "/reset_prefix_cache": {"success": True}}
-    _, bodies = called(replay, answers, lambda connection: adapter().load(connection, tmp_path, "3", mode))
+    _, bodies = replayed(answers, lambda connection: adapter().load(connection, tmp_path, "3", mode))
     assert bodies[1] == {"update_info": {"folder": str(tmp_path)}}
     assert bodies[2] == {"weight_version": "3"}
     # Live requests are sent back to the queue, or nothing is emptied at all.
     assert bodies[3:] == ([{"reset_running_requests": "true"}] if mode == "recompute" else [])
 
 
-def test_a_pause_keeps_keys_and_values(replay):
+def test_a_pause_keeps_keys_and_values(replayed):
     """By default vLLM empties its cache at every pause, and `keep_cache` would be `recompute`."""
     stop = adapter().stop
-    _, bodies = called(replay, {"/pause": {"status": "paused"}}, lambda connection: stop(connection, "keep_cache"))
+    _, bodies = replayed({"/pause": {"status": "paused"}}, lambda connection: stop(connection, "keep_cache"))
     assert bodies == [{"mode": "keep", "clear_cache": "false"}]
 
 
-def test_weights_that_a_server_refuses(replay, tmp_path):
+def test_weights_that_a_server_refuses(replayed, tmp_path):
     answers = {"/start_weight_update": {}, "/update_weights": (400, {"error": {"message": "no such tensor"}})}
     with pytest.raises(UpdateRefusedError, match="no such tensor"):
-        called(replay, answers, lambda connection: adapter().load(connection, tmp_path, "3", "recompute"))
+        replayed(answers, lambda connection: adapter().load(connection, tmp_path, "3", "recompute"))
 
 
 def test_servers_of_adapters_are_started_with_room_for_them():
@@ -221,16 +205,16 @@ def test_servers_of_adapters_are_started_with_room_for_them():
     assert "--enable-lora" not in adapter().command(ModelReference("/model"), "127.0.0.1", 8000).arguments
 
 
-def test_a_server_without_room_for_adapters_is_refused(replay, recorded):
+def test_a_server_without_room_for_adapters_is_refused(replayed, recorded):
     with pytest.raises(ServerRefusedError, match="takes adapters of rank 0 at most, and adapter_rank is 8"):
-        called(replay, recorded, adapter(adapter_rank=8).identify)
+        replayed(recorded, adapter(adapter_rank=8).identify)
     roomy = copy.deepcopy(recorded)
     roomy[SERVER_INFO]["vllm_config"]["lora_config"] = {"max_lora_rank": 8}
-    identity, _ = called(replay, roomy, adapter(adapter_rank=8).identify)
+    identity, _ = replayed(roomy, adapter(adapter_rank=8).identify)
     assert not identity.reports_spans, "its label is the base's: requests end before an adapter comes"
 
 
-def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(replay, recorded, tmp_path):
+def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(replayed, recorded, tmp_path):
     """Nothing is asked of the base any more; weights of a whole model make the server forget its adapter."""
     place = "base_model.model.model.layers.0.self_attn"
     tensors = {f"{place}.{part}_proj.lora_A.weight": torch.zeros(3, 8) for part in "qv"}
@@ -259,7 +243,7 @@ def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(repla
             )
         return chunks
 
-    chunks, bodies = called(replay, answers, go)
+    chunks, bodies = replayed(answers, go)
     dropped, loaded, asked, dropped_again, *updated, asked_again = bodies
     assert dropped == dropped_again == {"lora_name": "areal"}
     assert loaded == {"lora_name": "areal", "lora_path": str(folder)}
@@ -272,7 +256,7 @@ def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(repla
     assert (folder / "adapter_model.safetensors").is_file()
 
 
-def test_the_experts_of_tokens_are_read(replay, recorded):
+def test_the_experts_of_tokens_are_read(replayed, recorded):
     """From the numpy file, in base64, that `vllm/utils/serial_utils.py` writes; nothing was recorded of a GPU."""
     speaks = adapter(routed_experts=True)
     speaks.moe = MoEShape(depth=3, layers=(0, 2), experts=8, choices=2)
@@ -288,19 +272,19 @@ def test_the_experts_of_tokens_are_read(replay, recorded):
     async def collect(connection):
         return [chunk async for chunk in speaks.generate(connection, partial())]
 
-    chunks, _ = called(replay, answers, collect)
+    chunks, _ = replayed(answers, collect)
     assert [bool(chunk.columns) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     column = chunks[-1].columns["routed_experts"]
     assert not column[0].any(), "nothing predicts the first"
     assert column[1:].tolist() == (choices[:, [0, 2]] + 1).tolist()
 
 
-def test_a_server_that_tells_no_experts_is_refused(replay, recorded):
+def test_a_server_that_tells_no_experts_is_refused(replayed, recorded):
     speaks = adapter(routed_experts=True)
     words = list(speaks.command(ModelReference("/model", "float32"), "127.0.0.1", 8000).arguments)
     assert "--enable-return-routed-experts" in words
     with pytest.raises(ServerRefusedError, match="start it with --enable-return-routed-experts"):
-        called(replay, recorded, speaks.identify)
+        replayed(recorded, speaks.identify)
     answers = copy.deepcopy(recorded)
     answers[SERVER_INFO]["vllm_config"]["aux_output_config"] = {"enable_return_routed_experts": True}
-    assert called(replay, answers, speaks.identify)[0].version == "0.32.0"
+    assert replayed(answers, speaks.identify)[0].version == "0.32.0"

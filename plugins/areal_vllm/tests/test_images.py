@@ -1,6 +1,5 @@
 """What the adapter asks of a vLLM server whose model sees."""
 
-import asyncio
 import copy
 import io
 from base64 import b64decode, b64encode
@@ -12,7 +11,6 @@ from PIL import Image
 
 from areal_core.errors import RunError
 from areal_core.interfaces import ModelReference, SamplingParameters
-from areal_core.servers.connection import ServerConnection
 from areal_core.servers.errors import ServerRefusedError
 from areal_core.servers.interface import PartialGeneration
 from areal_vision.images import ImageReader
@@ -42,21 +40,13 @@ def images():
 
 
 @pytest.fixture
-def called(replay, folder):
+def called(replayed, folder):
     def call(answers, ask, dtype="bfloat16"):
         """What an adapter of this model gives against a server of these answers, and what the server was sent."""
 
-        async def run():
-            adapter = VLLMAdapter(VLLMConfig())
-            adapter.serve(ModelReference(str(folder), dtype))
-            async with replay(answers) as (address, bodies):
-                connection = ServerConnection(address)
-                try:
-                    return await ask(adapter, connection), bodies
-                finally:
-                    connection.close()
-
-        return asyncio.run(run())
+        adapter = VLLMAdapter(VLLMConfig())
+        adapter.serve(ModelReference(str(folder), dtype))
+        return replayed(answers, lambda connection: ask(adapter, connection))
 
     return call
 

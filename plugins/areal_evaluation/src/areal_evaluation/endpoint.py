@@ -91,14 +91,14 @@ def way_of_playing(config: RunConfig) -> PlayAt:
 def _single_turn(config: RunConfig) -> PlayAt:
     """`core/single_turn` is one request, whose answer the run's rewards score."""
     assert config.workflow is not None
-    settings: Any = config.workflow.settings
+    own: Any = config.workflow.settings
+    settings = own.model_copy(update={"chat_template": "always"})
     asked: dict[str, Any] = {"max_completion_tokens": config.sampling.max_new_tokens}
     if config.sampling.temperature != 1:
         asked["temperature"] = config.sampling.temperature
 
     async def play_at(row: Mapping[str, Any], endpoint: Endpoint, score: Score, _: Players) -> RewardScore:
-        messages = prompt_messages(row, settings.model_copy(update={"chat_template": "always"}))
-        body = {"model": endpoint.model, "messages": messages, **asked}
+        body = {"model": endpoint.model, "messages": prompt_messages(row, settings), **asked}
         headers = {"Authorization": f"Bearer {endpoint.api_key}"}
         async with (
             aiohttp.ClientSession(headers=headers) as client,
