@@ -2,7 +2,9 @@
 
 import sys
 
-from areal_core.cli import main
-
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the current folder: `areal` does not search it either
+    from areal_core.cli import main
+
     sys.exit(main())

@@ -137,6 +137,12 @@ def append_line(what: str, path: Path, line: str) -> None:
             raise
 
 
+def append_events(path: Path, *events: Mapping[str, object]) -> None:
+    """Append lines of JSON to what a run records of itself; a disk that is full costs the lines."""
+    with suppress(OSError), path.open("a", encoding="utf-8") as file:
+        file.write("".join(f"{json.dumps(event)}\n" for event in events))
+
+
 def read_steps(path: Path) -> list[dict[str, Any]]:
     """The JSON objects with a step in a file, a line each, and nothing else: a crash may have cut a line off, and a
     damaged disk may hold anything."""
@@ -184,10 +190,11 @@ def file_digests(folder: Path) -> dict[str, int]:
     """
     names = sorted(file_sizes(folder))
     with ThreadPoolExecutor(READERS) as readers:
-        return dict(zip(names, readers.map(_digest, [folder / name for name in names]), strict=True))
+        return dict(zip(names, readers.map(file_digest, [folder / name for name in names]), strict=True))
 
 
-def _digest(path: Path) -> int:
+def file_digest(path: Path) -> int:
+    """CRC-32 of a file."""
     digest = 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):

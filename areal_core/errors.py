@@ -20,11 +20,14 @@ without a traceback; `--debug` shows the traceback.
 from __future__ import annotations
 
 import re
+import sys
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from typing import TextIO
 
 _STEERING = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What steers a terminal instead of being shown; lines and tabs are shown."""
@@ -35,6 +38,12 @@ def printable(text: str) -> str:
     return _STEERING.sub("", text)
 
 
+def written_for(stream: TextIO, text: str) -> str:
+    """A text in the letters that a stream has: in the C locale it has none of other alphabets, and they are numbers."""
+    code = stream.encoding or "utf-8"
+    return text.encode(code, "backslashreplace").decode(code)
+
+
 def traceback_of(error: BaseException) -> str:
     """As Python writes it; the last line says what failed, also of a group: its own words and its first error."""
     first = error
@@ -42,6 +51,18 @@ def traceback_of(error: BaseException) -> str:
         first = first.exceptions[0]
     words = "".join(traceback.format_exception(error))
     return words if first is error else f"{words}{error}: {type(first).__name__}: {first}"
+
+
+def own_lines(error: BaseException) -> list[traceback.FrameSummary]:
+    """The lines that led to an error and are not of Python, of a library or of areal; the last one is nearest to it."""
+    installed = (sys.prefix, sys.base_prefix, "<", str(Path(__file__).parent))
+    return [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(installed)]
+
+
+def line_of(error: BaseException) -> str:
+    """The last of `own_lines`, and the first where that is another one, in brackets; empty without one."""
+    named = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in own_lines(error)]
+    return f" ({', called from '.join(dict.fromkeys((named[-1], named[0])))})" if named else ""
 
 
 def writable(text: object) -> str:

@@ -5,7 +5,7 @@ from areal_core.library import train
 def brevity(completion: str) -> float:
     return -len(completion) / 100
 
-train({"steps": 100, "model": {"path": "Qwen/Qwen2.5-0.5B-Instruct"}, "rewards": [brevity], ...})
+train({"steps": 100, "dataset": [{"prompt": "..."}, ...], "rewards": [brevity], ...})
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import asyncio
 import hashlib
 import json
 import linecache
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +38,8 @@ from areal_core.runs.folder import cache_folder
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+_WRITTEN = re.compile(r"/\S*/train\(config\)\.yaml(:\d+)?")
+"""A place in the file that `train` writes, and nobody else has seen."""
 _under_way = threading.Lock()
 """Held while a run is made: a script that is imported for its functions meanwhile must not make another one."""
 
@@ -50,7 +54,8 @@ def train(
 
     Args:
         config: as in a YAML file; where a component is named, a function or class of a script may stand instead, by
-            itself or as the `type` of a mapping. It must be defined at the top level of its file.
+            itself or as the `type` of a mapping. It must be defined at the top level of its file. A `dataset` may be
+            rows themselves: a list of dictionaries, or a `datasets.Dataset`, of what JSON can hold.
         plugins: as `--plugins`.
         run_dir: of the run; by default a new folder below `runs`.
         resume: go on with the run in `run_dir`.
@@ -62,19 +67,25 @@ def train(
         ArealError: the config is wrong or the run failed.
         KeyboardInterrupt: the run was interrupted, after a checkpoint.
     """
+    if "run_dir" in config:
+        raise ConfigError("run_dir is no part of a config: train(config, run_dir=...)")
     if not _under_way.acquire(blocking=False):
-        raise ConfigError(
-            "the script calls train() when it is imported, and the run imports it to find its functions",
-            hints=['put the call below: if __name__ == "__main__":'],
-        )
+        words = "the script calls train() when it is imported, and the run imports it to find its functions"
+        raise ConfigError(words, hints=['put the call below: if __name__ == "__main__":'])
     folder = Path(run_dir) if run_dir else Path("runs") / f"library-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     try:
+        if folder.exists() and not resume:
+            raise ConfigError(f"the run folder {folder} exists already", hints=["resume=True goes on with its run"])
         with tempfile.TemporaryDirectory() as temporary:
-            path = Path(temporary) / "library.yaml"
+            path = Path(temporary) / "train(config).yaml"
             # Relative paths mean the current folder, not that of the temporary file.
             path.write_text(dump({"base_dir": str(Path.cwd()), **_named(config)}), encoding="utf-8")
             run = _run_beside if _has_event_loop() else _run
             code = run(path, folder, resume, plugins)
+    except ArealError as error:
+        told = [_WRITTEN.sub("train(config)", each) for each in (error.message, *error.hints)]
+        error.message, error.hints = told[0], tuple(told[1:])
+        raise
     finally:
         _under_way.release()
     if code:
@@ -83,13 +94,8 @@ def train(
 
 
 def _run(path: Path, folder: Path, resume: bool, plugins: Sequence[str]) -> int:
-    return execute(
-        resolve(path, plugins),
-        run_dir=None if resume else folder,
-        resume=folder if resume else None,
-        dry_run=False,
-        allow_changed_plugins=False,
-    )
+    new, old = (None, folder) if resume else (folder, None)
+    return execute(resolve(path, plugins), run_dir=new, resume=old, dry_run=False, allow_changes=False)
 
 
 def _has_event_loop() -> bool:
@@ -119,55 +125,91 @@ def _run_beside(path: Path, folder: Path, resume: bool, plugins: Sequence[str]) 
     return code
 
 
+class Rows:
+    """A data set of rows that were given to `train` as they are.
+
+    Args:
+        path: of the file that holds them, a JSON object a line.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        return dict(self._rows[index])
+
+
+def _written(rows: Any) -> Any:
+    """Rows as a data set that reads them from a file of the cache; what names a data set stays as it is."""
+    if isinstance(rows, Mapping) and any(hasattr(each, "column_names") for each in rows.values()):
+        raise ConfigError(f"dataset: has the splits {', '.join(rows)}: take one, as dataset[{next(iter(rows))!r}]")
+    if isinstance(rows, str | Mapping) or callable(rows) or rows is None:
+        return _named(rows)
+    try:
+        text = "".join(f"{json.dumps(dict(row))}\n" for row in rows)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"dataset: rows are dictionaries of what JSON can hold: {error}") from None
+    return {"type": f"{Rows.__module__}:Rows", "path": str(_keep("rows", text, ".jsonl"))}
+
+
+def _keep(stem: str, text: str, ending: str) -> Path:
+    """A file of the cache that holds a text, under a name that is made of it."""
+    path = cache_folder() / "library" / f"{stem}_{hashlib.sha256(text.encode()).hexdigest()[:12]}{ending}"
+    if not path.is_file():  # processes of another run may be reading it
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(f".{os.getpid()}")
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        fresh.replace(path)
+    return path
+
+
 def _named(value: Any) -> Any:
     """The same tree with functions and classes replaced by the names under which every process can import them."""
     if isinstance(value, Mapping):
-        return {key: _named(item) for key, item in value.items()}
+        return {key: _written(item) if key == "dataset" else _named(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_named(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     if callable(value):
         return _reference(value)
+    if not isinstance(value, str | int | float | None):
+        raise ConfigError(f"a config holds texts, numbers, lists, mappings and functions, not {value!r:.60}")
     return value
 
 
 def _reference(target: Callable[..., Any]) -> str:
     name = getattr(target, "__qualname__", repr(target))
     if "." in name or "<" in name:
-        raise ConfigError(
-            f"{name} cannot be used in a config: the run's processes find only what stands at the top level of a file",
-            hints=["define it with `def` or `class` outside of any function"],
-        )
+        words = f"{' in '.join(reversed(name.split('.<locals>.')))} cannot be used in a config: a run's processes find"
+        hint = "define it with `def` or `class` outside of any function; what it takes from there, as keys beside type"
+        raise ConfigError(f"{words} only what stands at the top level of a file", hints=[hint])
     path = Path(_file(target))
     if not path.is_file():
-        text = "\n\n".join(_pieces(target, {}).values())
-        path = cache_folder() / "functions" / f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path = _keep(name, "\n\n".join(_pieces(target, {}).values()), ".py")
     return f"{path.resolve()}:{name}"
 
 
 def _file(target: Any) -> str:
     """Where a function or class was defined; a cell of a notebook has a name too, but no file."""
     parts = [target, *vars(target).values()] if isinstance(target, type) else [target]
-    codes = [part.__code__ for part in parts if hasattr(part, "__code__")]
-    return codes[0].co_filename if codes else ""
+    return next((part.__code__.co_filename for part in parts if hasattr(part, "__code__")), "")
 
 
 def _pieces(target: Any, pieces: dict[str, str]) -> dict[str, str]:
     """The source of what has no file, and of everything of the same notebook that it uses, by name, in order."""
     name, filename = target.__name__, _file(target)
     text = "".join(linecache.getlines(filename))
-    try:
+    nodes: list[ast.stmt] = []
+    with suppress(SyntaxError):
         nodes = [node for node in ast.parse(text).body if getattr(node, "name", None) == name]
-    except SyntaxError:
-        nodes = []
     if not nodes:
-        raise ConfigError(
-            f"the code of {name} cannot be read: it was not read from a file",
-            hints=[f"put it into a file and name it: path/to/file.py:{name}"],
-        )
+        words = f"the code of {name} cannot be read: it was not read from a file"
+        raise ConfigError(words, hints=[f"put it into a file and name it: path/to/file.py:{name}"])
     pieces[name] = ""  # its place, should it use itself
     known = vars(sys.modules[target.__module__])
     used = {node.id for node in ast.walk(nodes[-1]) if isinstance(node, ast.Name)} & set(known) - set(pieces)
@@ -191,10 +233,8 @@ def _literal(user: str, name: str, value: Any) -> str:
     with suppress(ValueError, SyntaxError):
         if ast.literal_eval(repr(value)) == value:
             return repr(value)
-    raise ConfigError(
-        f"{user} uses {name}, a {type(value).__name__} of this session that other processes cannot get",
-        hints=[f"make {name} inside of {user}, or put both into a file"],
-    )
+    words = f"{user} uses {name}, a {type(value).__name__} of this session that other processes cannot get"
+    raise ConfigError(words, hints=[f"make {name} inside of {user}, or put both into a file"])
 
 
 if __name__ == "__main__":

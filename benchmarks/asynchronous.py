@@ -28,7 +28,8 @@ What asynchronous training can gain at most, from what was measured without it:
 The peak rate is measured in the same command (`peak`): one server, saturated with `--concurrent` requests of these
 lengths by a client that does nothing else, and no training; several have so many times as much. A ratio is one of
 samples per second over all steps behind the warm-up; its share of the bound is the last column. Times are means, for a
-median hides the tail; one column is a median.
+median hides the tail; one column is a median. A second table has what updates and processes cost: seconds of the parts
+of a weight sync, requests that went on over it, and the cores that controller, rollout workers and ranks had in use.
 
 The rows on GPUs of their own share servers, which `areal serve` starts; those in turns start as many as there are GPUs.
 `--output` is written anew after every row. A run is killed when it has done its steps; one that `--limit-s` or
@@ -56,9 +57,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from asynchronous_load import cpu_seconds
 from asynchronous_parts import CUT
 from asynchronous_peak import free_port, measure_peak, wait_until_healthy
-from asynchronous_table import summarize, table
+from asynchronous_table import summarize, table, table_of_load
 from gpu_runs import SIZES
 
 AREAL = [sys.executable, "-m", "areal_core"]
@@ -71,6 +73,7 @@ SERVER_OPTIONS = {
     "max_running_requests": 512,
     "cuda_graph_bs": [1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 320, 384, 448, 512],
 }
+SERVERS_ON_CPU = Path(__file__).parents[1] / "tests" / "servers_on_cpu" / "sglang.yaml"
 ENVIRONMENT = {"NCCL_CUMEM_ENABLE": "0", "OMP_NUM_THREADS": "1"}
 GONE_S = 60.0
 """For the processes of a run that was killed to end."""
@@ -139,7 +142,7 @@ def make_config(
     parts = Path(__file__).with_name("asynchronous_parts.py")
     bounds = {"minimum": len(generation), "maximum": 0 if addresses else len(generation)}
     lengths = {"median": arguments.median, "answers": arguments.group, "prompt": arguments.prompt}
-    return {
+    config = {
         "plugins": ["grpo", "fsdp", "sglang"],
         "steps": 10_000,  # it is ended before it would write a checkpoint
         "shuffle": False,
@@ -165,7 +168,7 @@ def make_config(
             "addresses": addresses,
         },
         "weight_sync": {
-            "transport": "memory" if row.colocated else "broadcast",
+            "transport": "ipc" if row.colocated else "broadcast",
             "logprob_check_every": int(row.verified),
         },
         "placement": {"generation": generation, "training": training},
@@ -178,6 +181,15 @@ def make_config(
         "algorithm": "grpo",
         "checkpoint": {"export": False},
     }
+    return on_cpu(config) if arguments.cpu else config
+
+
+def on_cpu(config: dict[str, Any]) -> dict[str, Any]:
+    """The same without GPUs: to try the program."""
+    found: dict[str, Any] = yaml.safe_load(SERVERS_ON_CPU.read_text())["inference_engine"]
+    engine = {**config["inference_engine"], "options": found["options"], "environment": found["environment"]}
+    del config["placement"]
+    return config | {"inference_engine": engine}
 
 
 class Bench:
@@ -210,10 +222,11 @@ class Bench:
                 self.stop_servers()
             else:
                 self._start_servers()
-            lines = self._run(name, row)
+            lines, cores = self._run(name, row)
             warm_up = self._warm_up(row)
             self.results["rows"][name] = {
                 **summarize(lines, warm_up, self._arguments.prompt),
+                "cores": cores,
                 "lines": lines,
                 "warm_up": warm_up,
             }
@@ -248,13 +261,14 @@ class Bench:
             config = self._write("serve", make_config(self._arguments, ROWS["sync"], self._model, self._vocabulary, []))
             for gpu in range(self._arguments.servers):
                 port = free_port()
-                words = ["serve", str(config), "--gpus", str(gpu), "--port", str(port)]
+                words = ["serve", str(config), "--port", str(port)]
+                words += [] if self._arguments.cpu else ["--gpus", str(gpu)]
                 self._servers[f"http://127.0.0.1:{port}"] = self._start(f"serve-{gpu}", words)
         for address, server in self._servers.items():
             wait_until_healthy(address, server, self._arguments.limit_s)
 
-    def _run(self, name: str, row: Row) -> list[dict[str, float]]:
-        """The journal of a run of a row."""
+    def _run(self, name: str, row: Row) -> tuple[list[dict[str, float]], dict[str, float]]:
+        """The journal of a run of a row, and the cores that its processes had in use behind the warm-up, by role."""
         addresses = [] if row.colocated else list(self._servers)
         config = self._write(name, make_config(self._arguments, row, self._model, self._vocabulary, addresses))
         run_dir = self._folder / "runs" / name
@@ -262,16 +276,23 @@ class Bench:
         steps = 4 if row.verified else self._arguments.steps * (1 if row.is_synchronous else 2)
         wanted, deadline = self._warm_up(row) + steps, min(self._ends, time.monotonic() + self._arguments.limit_s)
         lines: list[dict[str, float]] = []
+        before: tuple[float, dict[str, float]] | None = None
+        cores: dict[str, float] = {}
         try:
             while len(lines) < wanted and run.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.2)
                 lines = read_metrics(run_dir / "metrics.jsonl")
+                if before is None and len(lines) >= self._warm_up(row):
+                    before = time.monotonic(), cpu_seconds(run_dir)
+            if before is not None:
+                after, seconds = cpu_seconds(run_dir), time.monotonic() - before[0]
+                cores = {role: (after[role] - before[1].get(role, 0.0)) / seconds for role in after}
         finally:
             end_run(run, run_dir)
         if len(lines) < self._warm_up(row) + 2:
             words = (self._folder / f"{name}.log").read_text()[-3000:]
             raise RuntimeError(f"{name} made {len(lines)} steps of {wanted}:\n{words}")
-        return lines[:wanted]
+        return lines[:wanted], cores
 
     def _write(self, name: str, config: dict[str, Any]) -> Path:
         path = self._folder / f"{name}.yaml"
@@ -353,6 +374,7 @@ def main() -> int:
     parser.add_argument("--microbatch", type=int, default=32768, help="tokens")
     parser.add_argument("--limit-s", type=float, default=240.0, help="for a row, and for the server's start")
     parser.add_argument("--total-s", type=float, default=3600.0, help="for all rows")
+    parser.add_argument("--cpu", action="store_true", help="try it without GPUs, by SGLang of tests/servers_on_cpu")
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="areal-asynchronous-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -364,7 +386,8 @@ def main() -> int:
             except (RuntimeError, subprocess.TimeoutExpired) as error:
                 failed.append(name)
                 print(f"{name} failed: {error}", flush=True)
-            print(table(bench.results, {name: row.title for name, row in ROWS.items()}), flush=True)
+            titles = {name: row.title for name, row in ROWS.items()}
+            print(table(bench.results, titles), table_of_load(bench.results, titles), sep="\n\n", flush=True)
     finally:
         bench.stop_servers()
     print(json.dumps(bench.results.get("machine", {})), f"failed: {', '.join(failed) or 'none'}; logs in {folder}")

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-APART, TURNS = "weight_sync", "turns-sync"
+APART, TURNS = "sync", "turns-sync"
 """The two synchronous rows that all others are compared with."""
-PARTS = ("wait", "release", "train", "weight_sync")
+PARTS = ("wait", "sleep", "train", "weight_sync")
+LOADS = ("weight_sync/pause_s", "weight_sync/transfer_s", "weight_sync/resume_s", "servers/continued")
+"""Of an update: its parts, and the requests that went on over it."""
 HEAD = (
-    "| | samples/s | tokens/s | s/step, median | mean | wait_s | release_s | train_s | sync_s | staleness |"
+    "| | samples/s | tokens/s | s/step, median | mean | wait_s | sleep_s | train_s | sync_s | staleness |"
     " over the bound | x (a) | bound | x (b) | bound | share of the bound |"
 )
 
@@ -46,6 +48,7 @@ def summarize(lines: Sequence[Mapping[str, float]], warm_up: int, prompt: int) -
         "groups_dropped": total("groups/stale"),
         "longest_sync_s": max(line["time/weight_sync_s"] for line in window),
     }
+    row |= {key: total(key) / len(window) for key in LOADS}
     return row | {f"{part}_s": total(f"time/{part}_s") / len(window) for part in PARTS}
 
 
@@ -109,3 +112,25 @@ def table(results: Mapping[str, Any], titles: Mapping[str, str]) -> str:
     told = [f"peak generation rate of one GPU {peak:,.0f} tokens/s" if peak else "no peak rate was measured"]
     told += [f"shortest step {where} {seconds:.2f} s" for where, seconds in bounds(results).items()]
     return "\n".join([*lines, "", "; ".join(told)])
+
+
+def table_of_load(results: Mapping[str, Any], titles: Mapping[str, str]) -> str:
+    """What updates and processes of the same rows cost."""
+    rows = {name: results["rows"][name] for name in titles if name in results["rows"]}
+    roles = sorted({role for row in rows.values() for role in row.get("cores", {})})
+    head = [
+        "",
+        "pause_ms",
+        "transfer_ms",
+        "resume_ms",
+        "longest sync_s",
+        "continued an update",
+        *(f"cores: {r}" for r in roles),
+    ]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, row in rows.items():
+        cells = [titles[name], *(f"{1000 * row.get(key, 0.0):.0f}" for key in LOADS[:3])]
+        cells += [f"{row['longest_sync_s']:.2f}", f"{row.get(LOADS[3], 0.0):.0f}"]
+        cells += [f"{row.get('cores', {}).get(role, 0.0):.2f}" for role in roles]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -152,7 +152,7 @@ class Faulty:
 
     def start(self, drivers: int = 1) -> None:
         """Start the run, or go on with it, and wait for a new step; of several drivers one wins, the others say so."""
-        again = ["run", "--resume", str(self.run_dir), "--allow-changed-plugins"]
+        again = ["run", "--resume", str(self.run_dir), "--allow-changes"]
         command = [*AREAL, *(again if step_of(self.run_dir) else [*self._words, f"run_dir={self.run_dir}"])]
         former = step_of(self.run_dir)
         with self.log.open("ab") as log:

@@ -160,6 +160,16 @@ def kill_inside(run: Run, phase: str, deadline: float) -> None:
     log(killed_in=phase, **found, told=[line for _, line in run.lines[said:]][:12])
 
 
+def place_for(arguments: argparse.Namespace, name: str, size: str) -> Path:
+    """The folder of a run and its output, with a model in it where none is named."""
+    folder: Path = (arguments.folder or Path(tempfile.mkdtemp(prefix=f"areal-{name}-"))).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    if arguments.model is None:
+        arguments.model = folder / "model"
+        make_model(arguments.model, "tiny" if arguments.cpu else size)
+    return folder
+
+
 def main() -> int:
     """Start, disturb, tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -171,11 +181,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="for the run and its output")
     parser.add_argument("--cpu", action="store_true")
     arguments = parser.parse_intermixed_args()
-    folder = (arguments.folder or Path(tempfile.mkdtemp(prefix="areal-gpu-faults-"))).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    if arguments.model is None:
-        arguments.model = folder / "model"
-        make_model(arguments.model, "tiny" if arguments.cpu else "0.5b")
+    folder = place_for(arguments, "gpu-faults", "0.5b")
     config, notes = folder / "config.yaml", folder / "touched.jsonl"
     config.write_text(yaml.safe_dump(make_config(arguments), sort_keys=False))
     began, run, is_killed = time.monotonic(), Run(config), arguments.what == "killed"

@@ -88,6 +88,7 @@ SHOWN = (
     "time/sleep_s",
     "time/train_s",
     "time/weight_sync_s",
+    "time/checkpoint_s",
     "time/logprob_check_s",
     "weight_sync/pause_s",
     "weight_sync/transfer_s",

@@ -1,12 +1,15 @@
 """The FSDP engine over the GPUs of one host: tokens a second, memory, and the gradient, as a table.
 
     python benchmarks/gpu_scaling.py 1:gradient,1.5b 2:gradient,1.5b 4:gradient,1.5b,7b --output scaling.json
+    python benchmarks/gpu_scaling.py 1:h100,h100-one+2:h100,h100-one@context2 4:h100,h100-one@context4,moe@expert4
 
 Each argument is so many ranks, one GPU each, and what they do one after another. Every GPU has the batch of
 `gpu_train_step.py`, 32,768 packed tokens in 17 sequences, so that the work of a GPU stays; the engine deals sequences
 out as it always does. `4x1` means four times one rank, at once and without knowing of each other: what the GPUs of this
-host do where nothing is shared. `2-tensor2`, `4-context2` and `2-replicas2` are layouts of the ranks (`parallel` in the
-engine's config); where several ranks have sequences together they have as many more. `gradient` compares the gradient
+host do where nothing is shared. What `+` joins runs at once, each on GPUs of its own. `2-tensor2`, `4-context2`,
+`2-replicas2` and `4-expert4` are layouts of the ranks (`parallel` in the engine's config), of all cases, and
+`CASE@context2-tensor2` is one for a case; where several ranks have sequences together they have as many more.
+`gradient` compares the gradient
 of a small float32 model with that of one rank, which has to come before; the cases are in `CASES`. Efficiency is the
 tokens a second of a GPU over those of one rank. The output is written anew after every row, and a case that fails is
 told and left out. `--tiny` tries the script on a CPU.
@@ -23,6 +26,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -72,6 +76,8 @@ class Case:
 
 
 _HALF = {"optimizer_state_dtype": "bfloat16"}
+_IN_80_GB = {"activation_checkpointing": "selective", "activation_memory_gib": 36}
+_MOE: dict[str, Any] = {"activation_checkpointing": "selective", **_HALF}
 CASES = {
     "1.5b": Case("1.5b"),
     "1.5b-kept": Case("1.5b", keeps=True),
@@ -81,13 +87,18 @@ CASES = {
     "1.5b-long": Case("1.5b", is_long=True),
     "1.5b-one": Case("1.5b", is_long=True, is_together=True),
     "1.5b-long-recompute": Case("1.5b", recompute=True, is_long=True),
+    "h100": Case("1.5b", settings=_IN_80_GB),
+    "h100-one": Case("1.5b", is_long=True, is_together=True, settings=_IN_80_GB),
+    "moe": Case("30b-a3b-slice", settings=_MOE),
+    "moe-eager": Case("30b-a3b-slice", settings=_MOE | {"compile": False}),
     "7b": Case("7b", recompute=True),
     "7b-budget": Case("7b", settings={"activation_checkpointing": "selective", "activation_memory_gib": 50, **_HALF}),
     "7b-half": Case("7b", recompute=True, settings=_HALF),
     "7b-offloaded": Case("7b", recompute=True, settings={"offload_optimizer": True}),
     "7b-4": Case("7b", recompute=True, microbatches=4),
 }
-HEAD = "| ranks | case | ms | tokens/s of a GPU | efficiency | tokens/s | MFU | peak GiB |"
+LAYOUT = r"(?:tensor|context|replicas|expert)\d+"
+HEAD = "| ranks | case | ms | tokens/s of a GPU | efficiency | tokens/s | MFU | peak GiB | TFLOP/s of the slowest GPU |"
 
 
 class Rank:
@@ -95,40 +106,40 @@ class Rank:
 
     Args:
         arguments: of the command line.
-        group: which of several groups that know nothing of each other.
         rank: within the group.
         ranks: of the group.
         parallel: how they stand.
     """
 
-    def __init__(
-        self, arguments: argparse.Namespace, group: int, rank: int, ranks: int, parallel: dict[str, int]
-    ) -> None:
+    def __init__(self, arguments: argparse.Namespace, rank: int, ranks: int, parallel: dict[str, int]) -> None:
         self._arguments = arguments
         self._parallel: Any = parallel
-        self._group, self._rank, self._ranks = group, rank, ranks
+        self._rank, self._ranks = rank, ranks
         self._folder: Path = arguments.folder
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
     def do(self, names: Sequence[str], label: str) -> None:
         """Cases one after another."""
-        for name in names:
-            began = time.monotonic()
+        whole = self._parallel
+        for words in names:
+            began, (name, _, layout) = time.monotonic(), words.partition("@")
+            self._parallel = whole | read_layout(layout)
             try:
                 found = self._gradient() if name == "gradient" else self._train(CASES[name])
             except Exception:  # noqa: BLE001 - shown, and the next case may work
-                sys.stderr.write(f"{label} {name}, rank {self._rank}: {traceback.format_exc()[-3000:]}\n")
+                sys.stderr.write(f"{label} {words}, rank {self._rank}: {traceback.format_exc()[-3000:]}\n")
                 continue
-            found |= {"ranks": label, "case": name, "seconds": time.monotonic() - began}
+            stand = f"{label}-{layout}" if layout else label
+            found |= {"ranks": stand, "case": name, "seconds": time.monotonic() - began}
             if self._rank == 0:
-                path = self._folder / "rows" / f"{time.time():.6f}-{self._group}.json"
+                path = self._folder / "rows" / f"{time.time():.6f}-{os.getpid()}.json"
                 path.with_suffix(".new").write_text(json.dumps(found))
                 path.with_suffix(".new").rename(path)
 
     def _train(self, case: Case) -> dict[str, Any]:
         """A step's time on each GPU's own batch, and the most memory of a rank."""
-        setting = make_setting("tiny" if self._arguments.tiny else case.size, repeat=self._arguments.repeat)
+        setting = make_setting(case.size, repeat=self._arguments.repeat, tiny=self._arguments.tiny)
         if case.is_long:
             setting = replace(setting, lengths=[setting.tokens])
         setting.rate = matrix_rate(setting.device, 256 if self._arguments.tiny else 8192)
@@ -139,7 +150,7 @@ class Rank:
                 max_tokens_per_microbatch=round(1.02 * setting.tokens), parallel=self._parallel,
             )
         )  # fmt: skip
-        folder = self._model(setting, "tiny" if self._arguments.tiny else case.size)
+        folder = self._model(setting, f"tiny-{case.size}" if self._arguments.tiny else case.size)
         began = time.perf_counter()
         engine.setup(ModelReference(str(folder), "bfloat16"), ACTOR, OptimizerSettings(1000, 1.0))
         loaded = time.perf_counter() - began
@@ -197,12 +208,15 @@ class Rank:
         }
 
     def _model(self, setting: Setting, size: str) -> Path:
-        """A folder with random weights, which the first rank of the first group makes."""
-        target = self._folder / f"model-{size}"
-        if not target.exists() and self._group == self._rank == 0:
+        """A folder with random weights, which the group that comes first makes."""
+        target, is_mine = self._folder / f"model-{size}", False
+        if self._rank == 0:  # others of a group write nothing
+            with suppress(FileExistsError):
+                (self._folder / f"made-{size}").mkdir()
+                is_mine = True
+        if is_mine:
             torch.manual_seed(0)
-            fresh = target.with_suffix(".new")
-            dtype = torch.float32 if size == "small" else torch.bfloat16
+            fresh, dtype = self._folder / f"fresh-{size}", torch.float32 if size == "small" else torch.bfloat16
             with setting.device:
                 AutoModelForCausalLM.from_config(setting.config, dtype=dtype).save_pretrained(fresh)
             setting.free()
@@ -222,11 +236,15 @@ class Rank:
 
 def read_label(label: str) -> tuple[int, int, dict[str, int]]:
     """Groups, ranks of each, and how these stand."""
-    found = re.fullmatch(r"(?:(\d+)x)?(\d+)((?:-(?:tensor|context|replicas)\d+)*)", label)
+    found = re.fullmatch(rf"(?:(\d+)x)?(\d+)((?:-{LAYOUT})*)", label)
     if found is None:
-        raise SystemExit(f"'{label}' is not RANKS, GROUPSxRANKS or RANKS-tensorN-contextN-replicasN")
-    parallel = {name: int(size) for name, size in re.findall(r"-([a-z]+)(\d+)", found[3])}
-    return int(found[1] or 1), int(found[2]), parallel
+        raise SystemExit(f"'{label}' is not RANKS, GROUPSxRANKS or RANKS-tensorN-contextN-replicasN-expertN")
+    return int(found[1] or 1), int(found[2]), read_layout(found[3])
+
+
+def read_layout(words: str) -> dict[str, int]:
+    """`tensor2-context2` as settings."""
+    return {name: int(size) for name, size in re.findall(r"([a-z]+)(\d+)", words)}
 
 
 def be_a_rank(arguments: argparse.Namespace) -> None:
@@ -238,23 +256,25 @@ def be_a_rank(arguments: argparse.Namespace) -> None:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
     _, _, parallel = read_label(label)
-    Rank(arguments, group, rank, ranks, parallel).do(names.split(","), label)
+    Rank(arguments, rank, ranks, parallel).do(names.split(","), label)
     if ranks > 1:
         dist.destroy_process_group()
 
 
 def run(arguments: argparse.Namespace, item: str) -> None:
     """Start the ranks of one item of the plan, and wait for them."""
-    label = item.split(":", maxsplit=1)[0]
-    groups, ranks, _ = read_label(label)
     words = [sys.executable, __file__, *sys.argv[1:], "--folder", str(arguments.folder)]
-    words += ["--store", f"store-{time.time():.6f}"]
+    places: list[tuple[str, str, str]] = []
+    for number, part in enumerate(item.split("+")):
+        groups, ranks, _ = read_label(part.split(":", maxsplit=1)[0])
+        store = f"store-{time.time():.6f}-{number}"
+        places += [(part, store, f"{place // ranks}/{place % ranks}/{ranks}") for place in range(groups * ranks)]
     processes = [
         subprocess.Popen(
-            [*words, "--item", item, "--rank", f"{place // ranks}/{place % ranks}/{ranks}"],
+            [*words, "--store", store, "--item", part, "--rank", rank],
             env={**os.environ, "LOCAL_RANK": str(place)},
         )
-        for place in range(groups * ranks)
+        for place, (part, store, rank) in enumerate(places)
     ]
     deadline = time.monotonic() + arguments.limit_s
     try:
@@ -279,6 +299,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         efficiency = f"{own / alone[row['case']]:.3f}" if row["case"] in alone else ""
         cells = [row["ranks"], row["case"], f"{1000 * row['seconds_of_a_step']:,.0f}", f"{own:,.0f}", efficiency]
         cells += [f"{count * own:,.0f}", f"{row['flops_per_s_of_a_gpu'] / best:.3f}", f"{max(row['peaks_gib']):.0f}"]
+        cells.append(f"{min(row['matrix_rates']) / 1e12:.0f}")
         lines.append(f"| {' | '.join(cells)} |")
     told = [
         f"gradient of {row['ranks']}: at most {row['largest_difference']:.1e} from that of one, largest "

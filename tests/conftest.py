@@ -75,7 +75,7 @@ class Box:
         modules: dict[str, str] | None = None,
         distribution: str = "",
         version: str = "1.2.3",
-        requires: tuple[str, ...] = ("areal-core>=0.1,<0.2",),
+        requires: tuple[str, ...] = ("areal-core>=0.1",),
         metadata: str = "",
         entry_point: str = "",
     ) -> None:

@@ -22,9 +22,10 @@ from areal_core.interfaces.algorithm import LossResult, LossSpec, PolicyTerms
 from areal_core.interfaces.model import ACTOR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from areal_core.algorithms.settings import PolicyGradientSettings
+    from areal_core.config import Selection
     from areal_core.data.batch import PackedBatch
     from areal_core.data.trajectory import Episode
     from areal_core.interfaces.algorithm import Context, GroupFilter, RewardShaping
@@ -46,9 +47,9 @@ class PolicyGradient:
         self._batch_transforms = [one.build() for one in settings.batch_transforms]
         self._advantage = settings.advantage.build()
         self._minibatch_transforms = [one.build() for one in settings.minibatch_transforms]
-        self._corrections = [correction.build() for correction in settings.corrections]
-        self._policy_loss = settings.policy_loss.build()
-        self._regularizers = [regularizer.build() for regularizer in settings.regularizers]
+        self._corrections = [_checking(correction) for correction in settings.corrections]
+        self._policy_loss = _checking(settings.policy_loss)
+        self._regularizers = [_checking(regularizer) for regularizer in settings.regularizers]
         self._auxiliary_losses = [auxiliary_loss.build() for auxiliary_loss in settings.auxiliary_losses]
         self._loss_aggregation = settings.loss_aggregation.build()
 
@@ -59,6 +60,8 @@ class PolicyGradient:
             batch = batch.with_columns(transform(batch, context))
         found = self._advantage(batch)
         columns = dict(found) if isinstance(found, Mapping) else {"advantages": found}
+        given = columns.get("advantages")
+        columns["advantages"] = _checked(self._settings.advantage, given, batch.token_count, len(batch))
         if len(columns["advantages"]) == len(batch):
             columns["advantages"] = columns["advantages"][batch.tokens.row_index]
         self._watch(columns["advantages"], batch["loss_mask"], context)
@@ -89,7 +92,10 @@ class PolicyGradient:
             minibatch = cut
             for transform in self._minibatch_transforms:
                 minibatch = minibatch.with_columns(transform(minibatch, context))
-            minibatch = minibatch.with_tokens(loss_weights=self._loss_aggregation(minibatch))
+            weights = _checked(
+                self._settings.loss_aggregation, self._loss_aggregation(minibatch), minibatch.token_count
+            )
+            minibatch = minibatch.with_tokens(loss_weights=weights)
             works = [auxiliary_loss(minibatch, context) for auxiliary_loss in self._auxiliary_losses]
             if context.step >= self._settings.warmup_steps:
                 works.insert(0, LossSpec(ACTOR.name, minibatch, OUTPUTS, self.loss))
@@ -99,27 +105,31 @@ class PolicyGradient:
         """Σ w_t c_t (L_t + R_t): w from the loss aggregation, c the product of the corrections, R the regularizers."""
         terms = self._terms(batch, outputs)
         losses, logged = self._policy_loss(terms)
-        if losses.shape != terms.mask.shape:
-            message = (
-                f"the policy loss '{self._settings.policy_loss.target}' gave a tensor of shape {tuple(losses.shape)}"
-            )
-            raise RunError(f"{message}, and one value for each of {tuple(terms.mask.shape)} tokens is needed")
+        correction_weights = torch.ones_like(losses)
         for regularizer in self._regularizers:
             added, also = regularizer(terms)
             losses, logged = losses + added, logged | also
         for correction in self._corrections:
             weights, also = correction(terms)
-            losses, logged = losses * weights, logged | also
+            correction_weights, logged = correction_weights * weights, logged | also
+        losses = losses * correction_weights
         if terms.logprobs.requires_grad and not losses.requires_grad:
             raise RunError("nothing in the loss depends on the model, so nothing is learned", hints=["a detach()?"])
         # Where the mask is off a value may be anything, infinite included: select, do not multiply.
         counts = terms.mask if (trusted := batch.get("trusted")) is None else terms.mask & trusted
         losses = torch.where(counts, losses, 0.0)
+        tokens = dict(
+            logged,
+            proximal_logprobs=terms.proximal_logprobs,
+            loss=losses,
+            loss_weights=batch["loss_weights"],
+            correction_weights=correction_weights,
+        )
         if "proximal_share" in batch:  # how far a policy is that was made from the sampling one says nothing
             terms = replace(terms, proximal_logprobs=terms.logprobs.detach())
         metrics = {name: Metric.mean(value, terms.mask) for name, value in (logged | _mismatch(terms)).items()}
         metrics |= {"effective_sample_share": Metric.effective_share(_behavior_weight(terms), terms.mask)}
-        return LossResult((losses * batch["loss_weights"]).sum(), metrics)
+        return LossResult((losses * batch["loss_weights"]).sum(), metrics, tokens)
 
     def _proximal_share(self, batch: PackedBatch, context: Context) -> torch.Tensor:
         """[T]: how far the proximal policy is on the way from the behavior policy to the current one."""
@@ -149,6 +159,30 @@ class PolicyGradient:
             entropy=outputs.get("entropy"),
             columns=batch.tokens.values,
         )
+
+
+def _checking(chosen: Selection) -> Callable[[PolicyTerms], tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    """A loss, a regularizer or a correction, built; what it gives is a value of each token, and what is logged."""
+    component: Any = chosen.build()
+
+    def checked(terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        found = component(terms)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise RunError(f"the {chosen.title} gave no pair of a tensor and what is logged")
+        for values in (found[0], *found[1].values()):
+            _checked(chosen, values, len(terms.mask))
+        return found
+
+    return checked
+
+
+def _checked(chosen: Selection, found: Any, tokens: int, sequences: int | None = None) -> torch.Tensor:
+    """What a component gave, one value for each token, or each sequence; `RunError` names it, and both shapes."""
+    if isinstance(found, torch.Tensor) and found.ndim == 1 and len(found) in (tokens, sequences):
+        return found
+    got = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"{found!r:.60}"
+    other = "" if sequences is None else f"({sequences},), one value for each sequence or "
+    raise RunError(f"the {chosen.title} gave {got}, and must give {other}({tokens},), one value for each token")
 
 
 def _behavior_weight(terms: PolicyTerms) -> torch.Tensor:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import areal_core
-from areal_core.cli.output import print_error, reader_is_gone
-from areal_core.errors import ArealError, UsageError
+from areal_core.cli.output import print_error
+from areal_core.errors import ArealError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +31,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        _refuse_deleted_folder()
         return _dispatch(words)
     except ArealError as error:
         if "--debug" in words:
@@ -42,20 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print_error("interrupted")
         return 128 + int((*interrupt.args, signal.SIGINT)[0])
-    except BrokenPipeError:
-        if not reader_is_gone():  # it was another pipe
-            raise
-        # As in `areal plugins | head`: end quietly, also at interpreter exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 2
 
 
 def command_names() -> list[str]:
-    """The commands of the core: the files in the folder `commands`."""
-    folder = Path(__file__).parent / "commands"
-    return sorted(path.stem for path in folder.glob("[a-z]*.py"))
+    """The commands of the core: the files in the folder `commands`, `_` read as `-`."""
+    return sorted(path.stem.replace("_", "-") for path in Path(__file__).parent.glob("commands/[a-z]*.py"))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -84,8 +75,7 @@ def _dispatch(words: list[str]) -> int:
         module = _command(words[0])
         parser = argparse.ArgumentParser(prog=f"areal {words[0]}", description=module.__doc__)
         _fill(parser, module)
-        result: int = module.execute(parser.parse_intermixed_args(words[1:]))
-        return result
+        return int(module.execute(parser.parse_intermixed_args(words[1:])))
     from areal_core.cli.plugin_command import run_plugin_command
 
     return run_plugin_command(words[0], words[1:], command_names())
@@ -96,15 +86,8 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt(number)
 
 
-def _refuse_deleted_folder() -> None:
-    try:
-        os.getcwd()  # noqa: PTH109
-    except FileNotFoundError:
-        raise UsageError("the current folder has been deleted", hints=("go to one that exists: cd PATH",)) from None
-
-
 def _command(name: str) -> ModuleType:
-    return importlib.import_module(f"areal_core.cli.commands.{name}")
+    return importlib.import_module(f"areal_core.cli.commands.{name.replace('-', '_')}")
 
 
 def _fill(parser: argparse.ArgumentParser, module: ModuleType) -> None:

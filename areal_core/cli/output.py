@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import sys
 
-from areal_core.errors import RunError, printable
+from areal_core.errors import RunError, printable, written_for
 
 
 def print_out(text: str = "") -> None:
     """Write one line (or several) of result.
 
     Raises:
-        RunError: it cannot be written; a reader that has gone is a `BrokenPipeError`.
+        RunError: it cannot be written.
+        SystemExit: its reader has gone, who wants no more; the program ends quietly.
     """
     try:
-        sys.stdout.write(f"{text}\n")
+        sys.stdout.write(written_for(sys.stdout, f"{text}\n"))
         sys.stdout.flush()
-    except BrokenPipeError:
-        raise
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the end of the program would try it again
+        if isinstance(error, BrokenPipeError):  # as in `areal plugins | head`
+            raise SystemExit(1) from None
         hint = "send standard output to where there is room"
         raise RunError(f"the result cannot be written: {error.strerror}", hints=[hint]) from error
-
-
-def reader_is_gone() -> bool:
-    """Whether nobody reads standard output any more."""
-    output = select.poll()
-    output.register(sys.stdout.fileno(), 0)  # errors are told unasked
-    return bool(output.poll(0))
 
 
 def print_error(text: str) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from areal_core.cli.output import print_out
-from areal_core.errors import PluginBrokenError, UsageError
+from areal_core.errors import UsageError
 from areal_core.plugins import PluginManager
 from areal_core.plugins.records import normalize
 from areal_core.plugins.survey import survey
@@ -33,6 +33,8 @@ def run_plugin_command(word: str, rest: Sequence[str], core_commands: Sequence[s
         return _call(manager, command, rest)
     manager.add([plugin])
     own = [record for kind, record in manager.records() if kind == "commands" and record.plugin == plugin]
+    if plugin in [record.name for record in own]:
+        return _call(manager, manager.find_command(plugin, plugin), rest)
     if not rest or rest[0] in {"-h", "--help"}:
         listing = "\n".join(f"  {command.name:<20} {command.summary}" for command in own)
         print_out(f"commands of the plugin {word}:\n{listing}" if own else f"the plugin {word} has no commands")
@@ -64,8 +66,6 @@ def _only_command(catalog: Catalog, word: str, core_commands: Sequence[str]) -> 
 
 
 def _call(manager: PluginManager, command: Command, words: Sequence[str]) -> int:
-    target = manager.import_from(command, command.target)
-    if not callable(target):
-        raise PluginBrokenError(f"the command '{command.reference}' of {command.supplier} cannot be called")
+    target: Any = manager.import_from(command, command.target)
     code = target(list(words))
     return code if isinstance(code, int) else 0

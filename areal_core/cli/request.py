@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Request(NamedTuple):
-    """What the command line asks for: a config or preset, overrides, and plugins."""
+    """What the command line asks for: a config or preset, overrides (files too), and plugins."""
 
     config: str | None
     overrides: list[str]
@@ -32,7 +32,7 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides",
         nargs="*",
         metavar="section.key=value",
-        help="set one value: a YAML scalar or flow list; rewards.0.weight=2 reaches into a list, key=null clears",
+        help="set a YAML value: rewards.0.weight=2 reaches into a list, key=null clears; a file sets all that it holds",
     )
     parser.add_argument(
         "--plugins", action="append", default=[], metavar="A,B", help="load these plugins as well; no:A removes one"
@@ -40,17 +40,11 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_request(arguments: argparse.Namespace) -> Request:
-    """Sort the words: one with `=` is an override wherever it stands, at most one other is CONFIG."""
+    """Sort the words: the first without `=` is CONFIG, and what lies over it may stand anywhere."""
     words = [word for word in (arguments.config, *arguments.overrides) if word is not None]
-    overrides = [word for word in words if "=" in word]
-    others = [word for word in words if "=" not in word]
-    if len(others) > 1:
-        raise UsageError(
-            f"{len(others)} configs are named, {' and '.join(others)}, and a run has one",
-            hints=("an override is written section.key=value, without spaces",),
-        )
+    config = next((word for word in words if "=" not in word), None)
     plugins = [name for group in arguments.plugins for name in group.replace(",", " ").split()]
-    return Request(others[0] if others else None, overrides, plugins)
+    return Request(config, [word for word in words if word is not config], plugins)
 
 
 def require_folder(folder: Path) -> None:

@@ -24,7 +24,7 @@ from areal_core.config.resolve import CONFIG_FILE, Resolved, load_run, resolve
 from areal_core.config.run_config import RunConfig
 from areal_core.config.sections import EvaluationSection, RewardTerm, ServerBounds
 from areal_core.config.selection import Selection, selections
-from areal_core.config.settings import Seconds, Secret, Settings
+from areal_core.config.settings import Seconds, Secret, Settings, public_environment
 
 __all__ = [
     "CONFIG_FILE",
@@ -42,6 +42,7 @@ __all__ = [
     "component",
     "load_run",
     "needs_of",
+    "public_environment",
     "resolve",
     "roles_of",
     "selections",

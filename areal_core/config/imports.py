@@ -1,7 +1,8 @@
 """Components named by import: `package.module:attribute` and `path/to/file.py:attribute`.
 
 A file is loaded by its path, under a module name made of that path, so that every process that needs it gets the same
-one and two files of the same name do not meet. What is hashed for the run folder is what was executed.
+one and two files of the same name do not meet. What is hashed for the run folder is what was executed. It may import
+the files beside it, as a script may: its folder comes last in the search path, so that it hides nothing installed.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from areal_core.config.problems import Problem, RejectedError, from_validation, rejected, unknown_key
+from areal_core.errors import line_of
 from areal_core.plugins.loading import describe_error
 
 if typing.TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+
+MODULES = "modules"
+"""Where a run keeps the user's modules that were imported, below its sources."""
 
 
 class Located(str):
@@ -60,24 +66,36 @@ class Imported:
 
 class KeptSources:
     """The source files of a run as it started with them; processes of the run execute these, whatever becomes of the
-    files themselves.
+    files themselves. Modules that are imported are read from where they are, and from the run's copies once they are
+    gone; that they have changed is told by a resume.
 
     Attributes:
         folder: where they are kept; None in a process that belongs to no run.
+        renews: whether files are read as they are now where they are still there, as a resume does to compare them.
     """
 
     folder: Path | None = None
+    renews = False
 
     @classmethod
-    def place(cls, folder: Path, path: Path) -> Path:
-        """Where the source of a file is kept."""
+    def use(cls, folder: Path, *, renews: bool = False) -> None:
+        """Read what is kept in a run's folder; modules that are gone are imported from there too, behind all others."""
+        cls.folder, cls.renews = folder, renews
+        sys.path.append(str(folder / MODULES))
+
+    @classmethod
+    def place(cls, folder: Path, path: Path, name: str = "") -> Path:
+        """Where the source of a file is kept; `name` is `module NAME` of one that was imported, and leads there."""
+        if module := name.partition("module ")[2]:
+            above = module.split(".") if path.stem == "__init__" else module.split(".")[:-1]
+            return folder.joinpath(MODULES, *above, path.name)
         return folder / f"{path.stem}-{hashlib.sha256(str(path).encode()).hexdigest()[:12]}.py"
 
     @classmethod
     def read(cls, path: Path) -> bytes:
         """The source of a file, as it was when the run started; says so where it is another one now."""
         kept = None if cls.folder is None else cls.place(cls.folder, path)
-        if kept is None or not kept.is_file():
+        if kept is None or not kept.is_file() or (cls.renews and path.is_file()):
             return path.read_bytes()
         source = kept.read_bytes()
         if not path.is_file() or path.read_bytes() != source:
@@ -157,12 +175,14 @@ def _load_file(path: Path) -> tuple[ModuleType, str]:
     module.__file__ = str(path)
     module.__dict__["__areal_sha256__"] = digest
     sys.modules[name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.insert(len(sys.path) - (KeptSources.folder is not None), str(path.parent))
     try:
         exec(compile(source, str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise rejected(
-            f"importing {path} raises {describe_error(error)}", "correct the file; --debug shows where"
+            f"importing {path} raises {describe_error(error)}{line_of(error)}", "correct the file"
         ) from error
     return module, digest
 
@@ -174,7 +194,7 @@ def _load_module(name: str) -> ModuleType:
         if isinstance(error, ModuleNotFoundError) and error.name and name.startswith(error.name):
             hint = f"install what contains it, or name a file: path/to/{name.rpartition('.')[2]}.py:attribute"
             raise rejected(f"there is no module named '{name}' in this environment", hint) from None
-        raise rejected(f"importing {name} raises {describe_error(error)}", "correct it; --debug shows where") from error
+        raise rejected(f"importing {name} raises {describe_error(error)}{line_of(error)}", "correct it") from error
 
 
 def _attribute(module: ModuleType, attribute: str, place: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -11,7 +11,7 @@ from areal_core.config.settings import Section
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from areal_core.config.run_config import RunConfig
+    from areal_core.config.selection import Selection
 
 
 class LauncherSettings(Section):
@@ -27,9 +27,14 @@ class LauncherSettings(Section):
     network_interface: str | None = None
     """over which trainer ranks on several nodes speak; null: that by which their node reaches this program"""
 
-    def check(self, config: RunConfig) -> Iterable[str]:
+    def check(self, config: Any) -> Iterable[str]:
         """Where GPUs are named, every rank has one of them."""
         gpus, ranks = config.placement.training, config.trainer_processes
         if gpus is not None and ranks > len(gpus):
             room = f"{len(gpus)} GPUs in placement.training"
             yield f"{ranks} ranks do not fit on {room}; lower launcher.trainer_processes"
+
+
+def launching(launcher: Selection) -> LauncherSettings:
+    """The settings of a launcher; the defaults where it was named by import and has none of its own."""
+    return launcher.settings if isinstance(launcher.settings, LauncherSettings) else LauncherSettings.model_validate({})

@@ -29,7 +29,7 @@ def needs_of(part: object, updates: int) -> Iterator[Role | ForwardPass]:
         if owner is None and chosen.record is None:
             owner = chosen.load()
         try:
-            yield from getattr(owner, "needs", _nothing)(updates)
+            yield from getattr(owner, "needs", lambda _: ())(updates)
         except TypeError as error:
             words = "must be a function of the number of updates that gives roles and passes"
             raise ConfigError(f"'needs' of '{chosen.target}' {words}: {error}") from error
@@ -70,7 +70,3 @@ def _check_ema(role: Role, roles: dict[str, Role]) -> None:
     if ema.every < 1 or not 0 <= ema.decay < 1:
         words = "every must be at least 1, decay from 0 to below 1"
         raise ConfigError(f"the role '{role.name}' has {ema}: {words}")
-
-
-def _nothing(updates: int) -> tuple[()]:
-    return ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from areal_core.config.launching import launching
 from areal_core.config.layout import Layout, LayoutError
 from areal_core.config.problems import Problem, RejectedError
 from areal_core.config.settings import Settings
@@ -26,12 +27,8 @@ def numbered(placement: PlacementSection, launcher: Selection, engine: Selection
     try:
         layout = Layout.parse(placement.layout or "")
         engine = _served(engine, layout)
-        _refuse(
-            f"train={layout.trainer_gpus}",
-            "launcher.trainer_processes",
-            launcher.keywords().get("trainer_processes"),
-            layout.trainer_gpus,
-        )
+        written, gpus = launching(launcher).trainer_processes, layout.trainer_gpus
+        _refuse(f"train={gpus}", "launcher.trainer_processes", written, gpus)
         copies = engine.keywords().get("data_parallel", 1) if engine is not None else 1
         training, generation = layout.number(layout.tensor_parallel * copies)
     except LayoutError as error:

@@ -12,7 +12,7 @@ from pydantic_core import core_schema
 
 from areal_core.config.context import ResolutionContext
 from areal_core.config.imports import check_keywords, import_reference, is_import
-from areal_core.config.problems import MOST_TOLD, Problem, RejectedError, dotted, from_validation, rejected, unknown_key
+from areal_core.config.problems import MOST_TOLD, Problem, RejectedError, from_validation, rejected, unknown_key
 from areal_core.config.selection import Selection
 from areal_core.config.settings import Settings
 from areal_core.errors import ComponentNotFoundError, PluginError
@@ -44,7 +44,7 @@ class Place:
             read = self._imported if is_import(reference) else self._named
             chosen = read(reference, keys, context)
         except RejectedError as error:
-            problems += error.problems
+            problems += (_or_beside(problem, self.common) for problem in error.problems)
         if chosen is None or problems:
             raise RejectedError(problems)
         return replace(chosen, common=common)
@@ -88,10 +88,7 @@ class Place:
             except PluginError as error:
                 raise rejected(error.message, *error.hints) from error
             wrong = f"'{record.reference}' of {record.supplier} names {record.config}, which is no Settings model"
-            try:
-                settings = _validated(_checked(model, wrong), keys, replace(context, home=record.plugin))
-            except RejectedError as error:
-                raise RejectedError([_blamed(problem, keys, record) for problem in error.problems]) from error
+            settings = _validated(_checked(model, wrong), keys, replace(context, home=record.plugin))
         elif keys:
             raise RejectedError([unknown_key((key,), (), f"'{record.reference}'") for key in keys])
         return Selection(self.kind, record.reference, settings, reference=str(reference), record=record)
@@ -181,14 +178,11 @@ def component(
     return declared
 
 
-def _blamed(problem: Problem, written: Mapping[str, Any], record: Component) -> Problem:
-    """A mistake in a value that nobody wrote is one of the plugin whose default it is."""
-    if not problem.path or problem.path[0] in {*written, "type"} or problem.message.startswith("is required"):
-        return problem
-    key = dotted(problem.path)
-    message = f"the default of '{key}' in {record.supplier} is wrong: {problem.message}"
-    repair = f"set {problem.path[0]} yourself, and report it to the authors of {record.distribution}"
-    return Problem((), message, (repair, *problem.hints))
+def _or_beside(problem: Problem, common: type[Settings] | None) -> Problem:
+    """A key that a component does not know may be one that stands beside every `type:` of the place, misspelt."""
+    is_key = problem.message == "unknown key" and len(problem.path) == 1
+    hints = unknown_key(problem.path, common.model_fields).hints if common and is_key else ()
+    return replace(problem, hints=(*(each for each in hints if each.startswith("did you mean")), *problem.hints))
 
 
 def _checked(model: object, wrong: str) -> type[Settings]:

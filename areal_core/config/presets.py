@@ -50,7 +50,7 @@ def read_file(path: str | Path) -> Source:
     except FileNotFoundError:
         here = path.parent if path.parent.is_dir() else Path()
         near = difflib.get_close_matches(path.name, [file.name for file in here.iterdir()], n=1)
-        hint = f"did you mean {here / near[0]}?" if near else "`areal config init` writes one to begin with"
+        hint = f"did you mean {here / near[0]}?" if near else "`areal config init` writes one; a value is key=value"
         raise UsageError(f"there is no config file {path}", hints=(hint,)) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"

@@ -34,23 +34,6 @@ _VALUE_IS_SHOWN: Final = re.compile(
 
 
 RENAMED: Final = {
-    "publication": "weight_sync",
-    "verify_every": "weight_sync.logprob_check_every",
-    "pipeline_depth": "rollout.max_pending_batches",
-    "epochs_per_batch": "training.num_epochs",
-    "updates_per_batch": "training.num_minibatches",
-    "aggregation": "loss_aggregation",
-    "publish": "adapter.sync",
-    "objectives": "auxiliary_losses",
-    "stages": "batch_transforms",
-    "update_stages": "minibatch_transforms",
-    "group_stages": "reward_shaping, then group_filters",
-    "encoder": "example_tokenizer",
-    "centring": "centering",
-    "at_once": "max_concurrency",
-    "requests_at_once": "max_concurrency",
-    "max_picture_pixels": "workflow.max_image_pixels",
-    # what others call it: TRL, verl, AReaL
     **dict.fromkeys(("num_generations", "n_samples", "n"), "rollout.group_size"),
     **dict.fromkeys(("epsilon", "eps_clip", "clip_ratio_low"), "policy_loss.clip_low"),
     **dict.fromkeys(("beta", "kl_ctl", "kl_loss_coef"), "reference_kl"),
@@ -58,7 +41,7 @@ RENAMED: Final = {
     **dict.fromkeys(("max_head_offpolicyness", "staleness_threshold"), "rollout.max_staleness"),
     **dict.fromkeys(("max_concurrent_rollouts", "max_inflight_tasks"), "rollout.max_pending_batches (of batches)"),
 }
-"""Keys that areal knows under another name: its own former ones until the first release, and other frameworks'."""
+"""Keys of other frameworks, TRL, verl and AReaL, that areal knows under another name."""
 
 
 @dataclass(frozen=True)

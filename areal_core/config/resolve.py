@@ -11,7 +11,8 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,19 +61,22 @@ class Resolved:
         """Every value, defaults included, as plain mappings, lists and scalars."""
         return self.config.model_dump(mode="json")
 
-    def to_yaml(self) -> str:
-        """The complete config as a file that `load_run` reads back; secrets appear as `env:NAME`."""
+    def to_yaml(self, models: Mapping[str, str] | None = None) -> str:
+        """The complete config as a file that `load_run` reads back; secrets appear as `env:NAME`.
+
+        Args:
+            models: folders by the key that names a model: who reads the file takes that commit of one from the hub.
+        """
+        tree = self.to_tree()
+        for key, folder in (models or {}).items():
+            reduce(dict.__getitem__, key.split(".")[:-1], tree)["path"] = folder
         heading = f"# complete config, written by areal-core {areal_core.__version__}; `areal run` can read it\n"
-        return heading + dump({"base_dir": str(self.base_dir), **self.to_tree()})
+        return heading + dump({"base_dir": str(self.base_dir), **tree})
 
     def provenance(self) -> list[Provenance]:
         """The plugins, and every file of the user's own that was loaded by path, as `compare` compares them."""
-        records = self.plugins.provenance()
-        for path, digest in sorted(self.files.items()):
-            file, base = Path(path), self.base_dir
-            title = file.relative_to(base).as_posix() if file.is_relative_to(base) else file.name
-            records.append(Provenance(title, "", "", path, digest))
-        return records
+        files = sorted(self.files.items())
+        return [*self.plugins.provenance(), *(Provenance(path, "", "", path, digest) for path, digest in files)]
 
 
 def resolve(
@@ -84,16 +88,22 @@ def resolve(
     """Read a config and everything laid over it; all mistakes are told at once.
 
     `config_path` is a YAML file or the name of a preset (`name` or `plugin/name`); None is the default preset of the
-    first of `plugins`. `environment` is read for AREAL_PLUGINS and AREAL_SET; by default it is the process's own.
+    first of `plugins`. Of `overrides` those without `=` are YAML files, which lie below the others; their paths
+    begin at the folder of `config_path`. `environment` is read for AREAL_PLUGINS and AREAL_SET; by default it is the
+    process's own.
     """
     environment = os.environ if environment is None else environment
     listed = environment.get("AREAL_PLUGINS")
     core_only = listed is not None and not _words(listed)
-    overrides_read = _overrides(environment.get("AREAL_SET", ""), overrides)
+    overrides_read = _overrides(environment.get("AREAL_SET", ""), [word for word in overrides if "=" in word])
     source = read_file(config_path) if config_path is not None and _is_file(config_path) else None
+    folder = source.folder if source else Path.cwd()
+    files = [replace(read_file(word), folder=folder) for word in overrides if "=" not in word]
     written = dict(source.document.values) if source else {}
+    written.update({key: value for file in files for key, value in file.document.values.items() if key == "preset"})
     written.update({override.path[0]: override.value for override in overrides_read if len(override.path) == 1})
-    wanted, blocked = separate([*plugins, *_words(listed or ""), *_plugin_list(written.get("plugins"))])
+    added = [name for file in files for name in _plugin_list(file.document.values.get("plugins"))]
+    wanted, blocked = separate([*plugins, *_words(listed or ""), *_plugin_list(written.get("plugins")), *added])
     manager = PluginManager(blocked=blocked, core_only=core_only)
     errors = _add(manager, wanted)
     preset = None
@@ -108,8 +118,7 @@ def resolve(
     if preset:
         errors += _add(manager, [*preset.plugins, *_plugin_list(preset.document.values.get("plugins"))])
     layers = [layer for layer in (preset, source) if layer]
-    folder = source.folder if source else Path.cwd()
-    return _finish(_tree(layers, overrides_read), manager, errors, folder, layers[-1].stem)
+    return _finish(_tree([*layers, *files], overrides_read), manager, errors, folder, layers[-1].stem)
 
 
 def load_run(run_dir: Path, overrides: Sequence[str] = (), plugins: Sequence[str] = ()) -> Resolved:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, model_validator
 
 from areal_core.config import sections
+from areal_core.config.launching import launching
 from areal_core.config.needs import roles_of
 from areal_core.config.numbering import numbered
 from areal_core.config.place import Place, component
@@ -107,8 +108,7 @@ class RunConfig(Section):
     @property
     def trainer_processes(self) -> int:
         """Ranks of the trainer."""
-        written: int | None = self.launcher.keywords().get("trainer_processes")
-        return written or len(self.placement.training or ()) or 1
+        return launching(self.launcher).trainer_processes or len(self.placement.training or ()) or 1
 
     @property
     def has_rank_on_every_gpu(self) -> bool:
@@ -155,7 +155,11 @@ class RunConfig(Section):
                 yield from (Problem(path, message) for message in chosen.settings.check(self))
 
     def cross_notes(self) -> Iterator[str]:
-        """What plugins find worth a look, each with its key."""
+        """Settings that do nothing, and what plugins find worth a look, each with its key."""
+        if self.rewards and not any(getattr(chosen.common, "weight", 1.0) for chosen in self.rewards):
+            yield "rewards: all weights are 0, so every answer earns the same"
+        if self.evaluation is not None and self.evaluation.dataset == self.dataset:
+            yield "evaluation.dataset: is that of training, so its score is no held-out one"
         for path, chosen in selections(self):
             if isinstance(chosen.settings, Settings):
                 yield from (f"{dotted(path)}: {text}" for text in chosen.settings.notes(self))

@@ -1,14 +1,11 @@
-"""The config as a JSON schema, for editors and other programs, and as a file to begin with."""
+"""The config as a JSON schema, for editors and other programs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import areal_core
 from areal_core.config.run_config import RunConfig
-from areal_core.config.selection import Selection
 from areal_core.config.settings import Settings
-from areal_core.config.yaml_text import dump
 from areal_core.plugins.records import KINDS, Component
 
 if TYPE_CHECKING:
@@ -22,14 +19,6 @@ _LOADING_KEYS = {
     "base_dir": "the folder that paths are relative to; by default that of this file",
 }
 """Keys of a file that say how it is read; they are no part of the config that results."""
-
-_EXAMPLES: dict[str, Any] = {
-    "steps": 100,
-    "model": {"path": "path/to/model"},
-    "dataset": {"type": "path/to/file.py:rows"},
-    "train_engine": {"type": "fsdp"},
-    "algorithm": {"type": "grpo"},
-}
 
 
 def json_schema(manager: PluginManager) -> dict[str, Any]:
@@ -50,24 +39,6 @@ def settings_model(manager: PluginManager, record: Component) -> type[Settings] 
     """The model of a component's settings, imported; None if it takes none."""
     model = manager.import_from(record, record.config) if record.config else None
     return model if isinstance(model, type) and issubclass(model, Settings) else None
-
-
-def starter() -> str:
-    """A config to begin with: what is required filled in, everything else as a comment with its default."""
-    lines = [f"# a run of areal-core {areal_core.__version__}; every commented line shows a default", ""]
-    for name, field in RunConfig.model_fields.items():
-        lines.append(f"# {field.description}")
-        default = field.get_default()
-        if name in _EXAMPLES:
-            lines += dump({name: _EXAMPLES[name]}).splitlines()
-        elif isinstance(default, Settings):
-            keys = type(default).model_fields
-            shown = [(key, v.reference if isinstance(v, Selection) else v) for key, v in default]
-            lines.append(f"# {name}:")
-            lines += [f"#   {dump({key: value}).rstrip()}  # {keys[key].description}" for key, value in shown]
-        else:
-            lines += [f"# {line}" for line in dump({name: default}).splitlines()]
-    return "\n".join(lines) + "\n"
 
 
 def _model_schema(model: type[BaseModel]) -> dict[str, Any]:

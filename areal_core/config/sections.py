@@ -89,7 +89,7 @@ class SamplingSection(Section):
     """subtracted from a logit once its token occurred"""
     stop_token_ids: list[int] = Field(default=[])
     """tokens that end an answer, beside the model's own"""
-    stop: list[str] = Field(default=[])
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
     """texts that end an answer"""
     allow_mismatched_sampling: bool = False
     """train although the trainer cannot reproduce the sampling's probabilities"""
@@ -150,6 +150,8 @@ class TrainingSection(Section):
     """times that a batch is gone through"""
     max_skipped_updates: int = Field(default=3, ge=1)
     """updates with a non-finite gradient, in a row, that end the run"""
+    logged_groups: int = Field(default=2, ge=0)
+    """groups of each batch whose tokens are logged, those with different rewards first; 0 logs none"""
     collective_timeout_s: Seconds = Field(default=1800.0, gt=0)
     """seconds that the ranks may compute apart before a collective between them counts as lost"""
     phase_timeout_s: Seconds = Field(default=7200.0, gt=0)
@@ -198,7 +200,7 @@ class PlacementSection(Section):
         if isinstance(written, dict) and "type" in written:  # over words a list was laid, as over the name of a part
             words, lists = written["type"], ", ".join(key for key in written if key != "type")
             raise ValueError(f"GPUs are named in words ('{words}') and in {lists}: write placement=null before it")
-        return {"layout": written} if isinstance(written, str) else written
+        return {"layout": written} if isinstance(written, str | None) else written
 
     @model_validator(mode="after")
     def _whole(self) -> PlacementSection:

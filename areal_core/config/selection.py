@@ -45,6 +45,11 @@ class Selection:
     reference: str = field(default="", compare=False)
     record: Component | None = field(default=None, compare=False)
 
+    @property
+    def title(self) -> str:
+        """What it is and what it is called, for errors."""
+        return f"{KINDS[self.kind]} '{self.target}'"
+
     def load(self) -> object:
         """Import the class or function behind this choice; the only place where that happens for a plugin's."""
         if self.record is None:

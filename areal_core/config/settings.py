@@ -36,6 +36,7 @@ Seconds = Annotated[float, Field(le=366 * 86_400)]
 _NUMBERS: Final = (int, float, int | None, float | None)
 
 _SECRET: Final = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_NAME: Final = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|CREDENTIALS)$|^AWS_", re.IGNORECASE)
 
 
 class Settings(BaseModel):
@@ -68,6 +69,8 @@ class Settings(BaseModel):
     """For settings of an advantage: it compares the answers to one prompt, so that a group of one is a mistake."""
     shows_images: ClassVar[bool] = False
     """For settings of a workflow: its requests have images, so that an engine which takes none is a mistake."""
+    scores_answers: ClassVar[bool] = False
+    """For settings of a workflow: the config's rewards score its answers, so that to have none is a mistake."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -131,7 +134,7 @@ class Section(Settings):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Secret:
     """A password or key, named and never written down: only `env:NAME` is accepted, stored and shown.
 
@@ -157,9 +160,6 @@ class Secret:
             )
         return value
 
-    def __repr__(self) -> str:
-        return f"Secret({self.reference!r})"
-
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_plain_validator_function(
@@ -172,3 +172,13 @@ class Secret:
         cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         return {"type": "string", "pattern": f"^{_SECRET.pattern}$"}
+
+
+def public_environment(text: str = "") -> dict[str, str]:
+    """This process's environment, for one that runs code of others: without variables that are named like secrets.
+
+    Args:
+        text: a config; those that it names, as `env:NAME`, are kept.
+    """
+    named = {secret.removeprefix("env:") for secret in _SECRET.findall(text)}
+    return {name: value for name, value in os.environ.items() if name in named or not _SECRET_NAME.search(name)}

@@ -1,4 +1,4 @@
-"""Layers of a config, laid over one another: defaults < preset < file < environment < command line.
+"""Layers of a config, laid over one another: defaults < preset < files < environment < command line.
 
 The tree is made of plain mappings, lists and scalars. Beside it stands, for every key, where its value came from, so
 that errors can name file and line and `areal config show` the origin of each value.

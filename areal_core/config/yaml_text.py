@@ -98,7 +98,7 @@ def parse(text: str, name: str) -> Document:
 def parse_value(text: str) -> Any:
     """The value of an override: a scalar or a flow list (or mapping). `ValueError` says why it is neither."""
     if not text.strip():
-        raise ValueError("has no value; write null to clear it, '' for an empty text")
+        raise ValueError("is empty; write null to clear it, '' for an empty text")
     try:
         node = yaml.compose(text, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -2,7 +2,7 @@
 
 The values of a key are stored flat, one sequence behind another, with one set of lengths for all keys of a level. The
 same form goes over every channel, into the ledger and to the trainer's ranks: a safetensors buffer of flat values and
-lengths. `jagged` gives a key as PyTorch's jagged tensor for those who want to compute in that form.
+lengths.
 """
 
 from __future__ import annotations
@@ -237,10 +237,6 @@ class PackedBatch:
             self.unit_index.to(device) if self.unit_index is not None else None,
             {name: level.to(device) for name, level in self.multimodal.items()},
         )
-
-    def jagged(self, key: str) -> torch.Tensor:
-        """A token key as PyTorch's jagged tensor of shape [B, j]."""
-        return torch.nested.nested_tensor_from_jagged(self.tokens.values[key], self.tokens.offsets)
 
     @staticmethod
     def concatenate(batches: Sequence[PackedBatch]) -> PackedBatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -109,7 +109,7 @@ def combine(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
 def reduce_over_ranks(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     """Metrics of all ranks, on every rank, on the CPU; ranks may have different names. Collective."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return {name: _moved(metric, metric.values.cpu(), metric.weights.cpu()) for name, metric in metrics.items()}
+        return {name: replace(m, values=m.values.cpu(), weights=m.weights.cpu()) for name, m in metrics.items()}
     known = _agree_on_forms({name: [m.kind, list(m.bounds), len(m.values)] for name, m in metrics.items()})
     sums, largest = [], []
     for name, (kind, _, size) in known.items():
@@ -130,10 +130,6 @@ def reduce_over_ranks(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
         reduced[name] = Metric(kind, chosen, weights, tuple(bounds))
         start, place = start + 2 * size, place + size
     return reduced
-
-
-def _moved(metric: Metric, values: torch.Tensor, weights: torch.Tensor) -> Metric:
-    return Metric(metric.kind, values, weights, metric.bounds)
 
 
 def _agree_on_forms(own: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,10 @@ Values = np.ndarray[Any, Any]
 
 
 class FinishReason(IntEnum):
-    """Why the last generation of a trajectory ended. Truncation is known, never inferred from a width."""
+    """Why the last generation of a trajectory ended. Truncation is known, never inferred from a width.
+
+    Compare with a member, `FinishReason.LENGTH`: only rewards get the reason as a text, "length".
+    """
 
     STOP = 0
     LENGTH = 1

@@ -10,8 +10,7 @@ from areal_core.driver.groups import model_group, role_group, rollout_groups
 from areal_core.driver.hub import Process
 from areal_core.driver.plan import make_plan
 from areal_core.driver.serving import Joining
-from areal_core.driver.terminal import Terminal
-from areal_core.driver.view import RunState
+from areal_core.driver.view import preparation
 from areal_core.launchers.member import ASKED_TO_STOP
 
 __all__ = [
@@ -19,13 +18,12 @@ __all__ = [
     "Driver",
     "Joining",
     "Process",
-    "RunState",
-    "Terminal",
     "ask_driver",
     "claim",
     "execute",
     "make_plan",
     "model_group",
+    "preparation",
     "release",
     "role_group",
     "rollout_groups",

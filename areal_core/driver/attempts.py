@@ -63,10 +63,6 @@ class DriverNote:
     process: str
 
 
-_UNKNOWN = DriverNote("", "a host that its damaged files do not name", "- ? -")
-"""Of an attempt whose files cannot be read: waited for as one that cannot be seen from here."""
-
-
 def claim(attempt: AttemptFolder, address: str, credentials: Credentials) -> None:
     """Make an attempt this process's own.
 
@@ -76,6 +72,7 @@ def claim(attempt: AttemptFolder, address: str, credentials: Credentials) -> Non
     note = DriverNote(address, socket.gethostname(), identify(os.getpid()))
     made = attempt.path.with_name(f".{attempt.path.name}-{os.getpid()}-{socket.gethostname()}")
     try:
+        attempt.run.mkdir(mode=0o700, parents=True, exist_ok=True)  # prompts, answers and weights are the user's alone
         made.mkdir(parents=True, exist_ok=True)
         (made / attempt.driver.name).write_text(json.dumps(asdict(note)))
         descriptor = os.open(made / attempt.token.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -164,20 +161,9 @@ def driver_has_ended(attempt: AttemptFolder) -> bool:
     return has_ended(read_note(attempt)[0].process) is True
 
 
-def is_over(run: RunFolder) -> bool:
-    """Whether a run has ended, as far as its folder and this machine's processes say."""
-    attempt = run.last_attempt
-    return attempt is not None and (exit_code_of(attempt) is not None or driver_has_ended(attempt))
-
-
 def read_note(attempt: AttemptFolder) -> tuple[DriverNote, str]:
-    """The driver of an attempt and the run's token; where the files are damaged, one that nothing is known of."""
-    try:
-        note = DriverNote(**json.loads(attempt.driver.read_text()))
-        _, process, _ = note.process.rsplit(" ", 2)
-        return note if process.isdecimal() else _UNKNOWN, attempt.token.read_text()
-    except (OSError, ValueError, TypeError, AttributeError):
-        return _UNKNOWN, ""
+    """The driver of an attempt and the run's token; both are there whole as soon as the attempt's folder is."""
+    return DriverNote(**json.loads(attempt.driver.read_text())), attempt.token.read_text()
 
 
 def _wait_for_end(former: AttemptFolder, log: Callable[[str], None]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from areal_core.config import load_run
+from areal_core.config.presets import read_file
 from areal_core.data.sampler import PromptSampler
 from areal_core.driver.attempts import ask_role, driver_has_ended
+from areal_core.driver.fingerprints import changed_copies, saved_records
 from areal_core.errors import RunError, UsageError
 from areal_core.ledger.audit import audit_folder
 from areal_core.ledger.store import DATABASE
@@ -41,6 +42,10 @@ def audit_run(folder: Path) -> dict[str, Any]:
     ledgers = [attempt.ledger for attempt in attempts if (attempt.ledger / DATABASE).is_file()]
     if not ledgers:
         raise UsageError(f"{run.path} holds no ledger", hints=["name the folder of a run that was started"])
-    config = load_run(run.path).config
-    sampler = PromptSampler(len(config.dataset.build()), config.seed, shuffle=config.shuffle)
-    return asdict(audit_folder(ledgers[-1], run.path, sampler, generates=config.inference_engine is not None))
+    saved = saved_records(run)
+    config = read_file(run.config).document.values  # as text: an audit needs nobody's code
+    rows = next((int(one.version.split()[0]) for one in saved if one.name == "dataset"), 0)
+    sampler = PromptSampler(rows, config["seed"], shuffle=config["shuffle"]) if rows else None
+    found = audit_folder(ledgers[-1], run.path, sampler, generates=config["inference_engine"] is not None)
+    found.problems += changed_copies(run, saved)
+    return asdict(found)

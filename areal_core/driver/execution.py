@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import hashlib
 import shutil
 import signal
 import time
@@ -12,29 +12,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_core.config.imports import KeptSources
+from areal_core.config.launching import launching
 from areal_core.disk import DiskError, replace_durably, writing
 from areal_core.driver.attempts import RECOVERING, claim, next_attempt, release
 from areal_core.driver.checking import CodeCheck
 from areal_core.driver.driver import Driver
+from areal_core.driver.fingerprints import (
+    check_unchanged,
+    model_records,
+    module_records,
+    saved_records,
+    write_provenance,
+)
 from areal_core.driver.groups import model_group, process_groups, split_optional
 from areal_core.driver.plan import make_plan
 from areal_core.driver.recoveries import Recoveries, resume_hint
 from areal_core.driver.summary import summarize_run
 from areal_core.driver.terminal import Terminal, log
-from areal_core.driver.view import RunState, open_view
+from areal_core.driver.view import View
 from areal_core.errors import LostError, RunError, UsageError
 from areal_core.launchers.member import ASKED_TO_STOP
 from areal_core.messages.hub import Status, StepMetrics
-from areal_core.plugins import compare
+from areal_core.plugins import Provenance
 from areal_core.runs.folder import RunFolder
+from areal_core.runs.models import model_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from areal_core.config import Resolved
     from areal_core.driver.hub import Process
-    from areal_core.driver.view import View
-    from areal_core.interfaces.launcher import Launcher, ProcessGroup
+    from areal_core.interfaces.launcher import Launcher
     from areal_core.runs.folder import AttemptFolder
 
 MODEL_STOP_S = 1.0
@@ -47,7 +55,7 @@ def execute(
     run_dir: Path | None,
     resume: Path | None,
     dry_run: bool,
-    allow_changed_plugins: bool,
+    allow_changes: bool,
     as_json: bool = False,
     show: Callable[[str], None] = log,
 ) -> int:
@@ -58,7 +66,7 @@ def execute(
         run_dir: of a new run.
         resume: of a run to go on with; exactly one of the two is given.
         dry_run: print the plan and start nothing.
-        allow_changed_plugins: resume although plugins have changed.
+        allow_changes: resume although something has changed that the run is made of.
         as_json: print the plan as one JSON object.
         show: prints the plan, and raises where that fails.
 
@@ -83,38 +91,37 @@ def execute(
     launcher: Launcher | None = None if dry_run else resolved.config.launcher.build()
     try:
         with closing(CodeCheck(resolved)) as check:
-            plan = make_plan(resolved, check.problems)
+            plan = make_plan(resolved, check.problems, downloads=resume is not None or not dry_run)
+            records = [*resolved.provenance(), *plan.data, *module_records(check.modules)]
     except BaseException:
         if launcher is not None:
             asyncio.run(launcher.close())
         raise
+    if resume is not None or not dry_run:
+        records += model_records(run, {key: seen.folder for key, seen in plan.models.items() if seen})
+    if resume is not None:
+        check_unchanged(run, records, allowed=allow_changes)
     if launcher is None:
         show(plan.to_json() if as_json else str(plan))
         return 0
+    if resume is not None and run.last_step is None and (lost := len(run.read_metrics())):
+        log(f"the run in {run.path} has no checkpoint: it begins again, and its first {lost} steps are lost")
     resolved.plugins.events.configure(resolved.config)
-    if resume is not None:
-        _check_plugins(resolved, run, allowed=allow_changed_plugins)
     began = time.monotonic()
     with closing(Terminal()) as terminal:
-        code = asyncio.run(_drive(resolved, run, attempt, launcher, terminal))
+        code = asyncio.run(_drive(resolved, run, attempt, launcher, terminal, records))
     if not code:
         log(summarize_run(run, steps, time.monotonic() - began, done))
     return code
 
 
-def _check_plugins(resolved: Resolved, run: RunFolder, *, allowed: bool) -> None:
-    if not run.plugins.is_file():
-        raise UsageError(f"{run.path} was never started: it has no plugins.json", hints=["start it with: areal run"])
-    changes = compare(json.loads(run.plugins.read_text()), [record.as_dict() for record in resolved.provenance()])
-    if changes and not allowed:
-        raise UsageError(
-            f"plugins have changed since the run in {run.path} was started: {'; '.join(changes)}",
-            hints=["to continue with what has changed, add --allow-changed-plugins; else restore the former versions"],
-        )
-
-
 async def _drive(
-    resolved: Resolved, run: RunFolder, attempt: AttemptFolder, launcher: Launcher, terminal: Terminal
+    resolved: Resolved,
+    run: RunFolder,
+    attempt: AttemptFolder,
+    launcher: Launcher,
+    terminal: Terminal,
+    records: Sequence[Provenance],
 ) -> int:
     """Make the run this process's own, and bring it to its end, in as many attempts as it takes; the exit code.
 
@@ -124,25 +131,26 @@ async def _drive(
         attempt: to claim.
         launcher: starts its processes.
         terminal: for the user.
+        records: what the run is made of, but for a model that is yet to be made.
     """
     log = resolved.plugins.events.log = terminal.log
-    state = RunState(run, log)
-    driver = Driver(launcher, run, lambda *said: _on_message(state, *said), log)
-    recoveries = Recoveries(resolved.config.launcher.keywords().get("max_attempts_without_checkpoint", 0), log)
+    view = View(run, resolved.config.steps, log)
+    driver = Driver(launcher, run, lambda *said: _on_message(view, *said), log)
+    recoveries = Recoveries(launching(resolved.config.launcher).max_attempts_without_checkpoint, log)
     outcome, code, owned = "failed", 1, None
     try:
         address = await driver.listen()
         driver.begin(attempt)
-        _begin(resolved, run, attempt, address, driver)
+        _begin(resolved, run, attempt, address, driver, records)
         owned = attempt
         run.logs.mkdir(exist_ok=True)
         terminal.log_path = run.log_path("driver")
         log(f"run folder: {run.path}, attempt {attempt.number}")
         resolved.plugins.events.run_started(resolved.config, run.path)
-        with open_view(resolved, state, terminal) as view:
-            while (ended := await _attempt_or_lose(resolved, run, driver, state, view, recoveries)) is None:
-                owned = _begin_again(run, owned, address, driver)
-                state.begin_again()
+        while (ended := await _attempt_or_lose(resolved, run, driver, view, recoveries)) is None:
+            owned = _begin_again(run, owned, address, driver)
+            view.begin_again()
+        view.update(driver.describe)
         outcome, code = ("interrupted", 128 + (driver.signals or [signal.SIGINT])[0]) if ended else ("done", 0)
     except RunError as error:
         code = error.exit_code
@@ -170,7 +178,14 @@ async def _drive(
     return code
 
 
-def _begin(resolved: Resolved, run: RunFolder, attempt: AttemptFolder, address: str, driver: Driver) -> None:
+def _begin(
+    resolved: Resolved,
+    run: RunFolder,
+    attempt: AttemptFolder,
+    address: str,
+    driver: Driver,
+    records: Sequence[Provenance],
+) -> None:
     """Make the run this process's own, and keep what it is made of.
 
     Raises:
@@ -180,7 +195,7 @@ def _begin(resolved: Resolved, run: RunFolder, attempt: AttemptFolder, address: 
     is_new = not run.path.exists()
     claim(attempt, address, driver.credentials)
     try:
-        write_down(resolved, run)
+        write_down(resolved, run, records)
     except DiskError as error:
         if is_new:
             shutil.rmtree(run.path, ignore_errors=True)
@@ -188,18 +203,25 @@ def _begin(resolved: Resolved, run: RunFolder, attempt: AttemptFolder, address: 
         raise
 
 
-def write_down(resolved: Resolved, run: RunFolder) -> None:
+def write_down(resolved: Resolved, run: RunFolder, records: Sequence[Provenance]) -> None:
     """Write what a run is made of into its folder, from which `areal run --resume` starts it, or goes on with it.
 
     Raises:
         DiskError: the disk refuses.
     """
+    found = {record.name: record.location for record in records if record.name in model_paths(resolved.config)}
+    text = resolved.to_yaml(found).encode()
+    config = Provenance(run.config.name, "", "", str(run.config), hashlib.sha256(text).hexdigest())
     with writing("the run folder", run.path):
-        run.sources.mkdir(parents=True, exist_ok=True)
-        replace_durably(run.config, resolved.to_yaml().encode())
-        for path in map(Path, resolved.files):
-            replace_durably(KeptSources.place(run.sources, path), path.read_bytes())
-        replace_durably(run.plugins, json.dumps([r.as_dict() for r in resolved.provenance()], indent=1).encode())
+        run.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        run.sources.mkdir(exist_ok=True)
+        replace_durably(run.config, text)
+        for record in records:
+            if record.is_own and (path := Path(record.location)).is_file():  # else there are copies of before
+                place = KeptSources.place(run.sources, path, record.name)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                replace_durably(place, path.read_bytes())
+    write_provenance(run, [config, *records])
 
 
 def _begin_again(run: RunFolder, former: AttemptFolder, address: str, driver: Driver) -> AttemptFolder:
@@ -212,7 +234,7 @@ def _begin_again(run: RunFolder, former: AttemptFolder, address: str, driver: Dr
 
 
 async def _attempt_or_lose(
-    resolved: Resolved, run: RunFolder, driver: Driver, state: RunState, view: View, recoveries: Recoveries
+    resolved: Resolved, run: RunFolder, driver: Driver, view: View, recoveries: Recoveries
 ) -> int | None:
     """As `_attempt`; None when something was lost and the next attempt may begin.
 
@@ -221,24 +243,20 @@ async def _attempt_or_lose(
     """
     attempt = run.last_attempt
     try:
-        return await _attempt(resolved, run, driver, state, view)
+        return await _attempt(resolved, run, driver, view)
     except LostError as error:
         if driver.signals:  # the last commit stands
-            state.log(f"{error.message}; the run was about to stop")
+            view.log(f"{error.message}; the run was about to stop")
             return ASKED_TO_STOP
         if run.last_attempt != attempt:
             raise
         recoveries.note(error, max((path.name for path in run.checkpoints()), default=""))
-        await driver.end_attempt(keeps=_may_stay)
+        # Servers outlive an attempt, unless their memory may be away when it ends.
+        await driver.end_attempt(keeps=lambda group: group.role == "server" and not group.shares_gpus)
         return None
 
 
-def _may_stay(group: ProcessGroup) -> bool:
-    """Servers outlive an attempt, unless their memory may be away when it ends."""
-    return group.role == "server" and not group.shares_gpus
-
-
-async def _attempt(resolved: Resolved, run: RunFolder, driver: Driver, state: RunState, view: View) -> int:
+async def _attempt(resolved: Resolved, run: RunFolder, driver: Driver, view: View) -> int:
     """Start the run's processes and watch them; 0, or `ASKED_TO_STOP`."""
     config = resolved.config
     if config.model.source is not None and not run.model_note.is_file():
@@ -247,23 +265,18 @@ async def _attempt(resolved: Resolved, run: RunFolder, driver: Driver, state: Ru
         if driver.signals:
             return code or ASKED_TO_STOP
         driver.forget("model_initialization")
+        write_provenance(run, {one.name: one for one in [*saved_records(run), *model_records(run, {})]}.values())
     required, optional = split_optional(config, process_groups(config, run.path))
     await driver.start(required, optional)
-
-    def update() -> None:
-        if state.is_old:
-            state.see(driver.describe())
-        view.update()
-
-    code = await driver.watch("trainer", update)
+    code = await driver.watch("trainer", lambda: view.update(driver.describe))
     await driver.end_others()
     return code
 
 
-def _on_message(state: RunState, process: Process, said: Any) -> None:
+def _on_message(view: View, process: Process, said: Any) -> None:
     """What processes say that is for whoever watches."""
     match said:
         case Status(fields):
-            state.on_message(process.group.role, dict(fields))
+            view.on_message(process.group.role, dict(fields))
         case StepMetrics(line):
-            state.add(dict(line))
+            view.add(dict(line))

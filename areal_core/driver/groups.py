@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from areal_core.config.launching import launching
 from areal_core.interfaces.launcher import EndMeans, ProcessGroup
 from areal_core.launchers.member import INTERFACE_VARIABLES
 
@@ -28,7 +29,8 @@ def model_group(run_dir: Path) -> ProcessGroup:
 
 def process_groups(config: RunConfig, run_dir: Path) -> list[ProcessGroup]:
     """All groups of a run that trains, in the order in which they are placed."""
-    interface = config.launcher.keywords().get("network_interface")
+    settings = launching(config.launcher)
+    interface = settings.network_interface
     trainer = role_group(
         "trainer",
         "trainer",
@@ -36,7 +38,7 @@ def process_groups(config: RunConfig, run_dir: Path) -> list[ProcessGroup]:
         count=config.trainer_processes,
         gpus_each=1 if config.placement.training else 0,
         gpus=None if config.placement.is_counted else _numbers(config.placement.training),
-        cores_each=config.launcher.keywords().get("threads_per_process", 1),
+        cores_each=settings.threads_per_process,
         environment=dict.fromkeys(INTERFACE_VARIABLES, interface) if interface else {},
     )
     if config.inference_engine is None:

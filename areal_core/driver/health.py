@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from areal_core.plugins import Finding
 
@@ -39,19 +38,6 @@ def check_gpus() -> Finding:
         return Finding(True, "none: everything computes on the CPU")
     parts = [torch.cuda.get_device_properties(number) for number in range(seen)]
     return Finding(True, "; ".join(f"{part.name}, {part.total_memory / GIB:.0f} GiB" for part in parts))
-
-
-def check_ports() -> Finding:
-    """Over TCP on loopback, and over a socket in a folder."""
-    with tempfile.TemporaryDirectory() as folder:
-        kinds: dict[socket.AddressFamily, Any] = {socket.AF_INET: ("127.0.0.1", 0), socket.AF_UNIX: f"{folder}/socket"}
-        for family, address in kinds.items():
-            with socket.socket(family) as server, socket.socket(family) as client:
-                server.bind(address)
-                server.listen()
-                client.settimeout(5)
-                client.connect(server.getsockname())
-    return Finding(True, "TCP on 127.0.0.1 and unix sockets work")
 
 
 def check_shared_memory() -> Finding:

@@ -212,7 +212,7 @@ class Hub:
         if process is None or process.join is not None:
             refusal = "this process is not expected, or has joined already"
         elif not join.sees_run:
-            refusal = self._unseen()
+            refusal = "its machine does not see the run folder, or sees another one under this name"
             process.why = f"{join.host}: {refusal}"
             self.remove(process, ProcessEnd(None))
         if process is None or refusal:
@@ -267,6 +267,3 @@ class Hub:
             asker.notify(Announce(name, found[0]), -number)
         else:
             self._asking.append((asker, name, number))
-
-    def _unseen(self) -> str:
-        return "its machine does not see the run folder, or sees another one under this name"

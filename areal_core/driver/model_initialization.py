@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from areal_core.config.selection import Selection
     from areal_core.interfaces import ModelSource
     from areal_core.launchers.member import Member
-
-POLL_S = 0.1
-PROGRESS_S = 10.0
 
 
 def play(run: RunFolder, member: Member) -> int:
@@ -70,18 +67,13 @@ def prepare_model(chosen: Selection, cache: Path, log: Callable[[str], None]) ->
 def _alone(path: Path, log: Callable[[str], None]) -> Iterator[None]:
     """Hold a lock, which goes with its process, however that ends; meanwhile the file says who has it, since when."""
     with path.open("a+") as lock:
-        began, told = time.monotonic(), -PROGRESS_S
-        while True:
-            with suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            waited = time.monotonic() - began
-            if waited - told >= PROGRESS_S:
-                told = waited
-                held_s = max(0.0, time.time() - path.stat().st_mtime)
-                who = path.read_text(errors="replace") or "another process"
-                log(f"waited {waited:.0f} s for {who}, at this model for {held_s:.0f} s ({path})")
-            time.sleep(POLL_S)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held_s = max(0.0, time.time() - path.stat().st_mtime)
+            who = path.read_text(errors="replace") or "another process"
+            log(f"waits for {who}, at this model for {held_s:.0f} s ({path})")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}")
         lock.flush()
@@ -90,5 +82,5 @@ def _alone(path: Path, log: Callable[[str], None]) -> Iterator[None]:
 
 if __name__ == "__main__":
     RUN = RunFolder(Path(sys.argv[1]))
-    KeptSources.folder = RUN.sources
+    KeptSources.use(RUN.sources)
     sys.exit(run_role(lambda member: play(RUN, member)))

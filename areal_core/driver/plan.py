@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,25 +14,27 @@ from areal_core.config.problems import dotted
 from areal_core.config.selection import selections
 from areal_core.disk import is_folder
 from areal_core.driver.describing import spans
+from areal_core.driver.fingerprints import data_record
 from areal_core.driver.groups import process_groups
 from areal_core.driver.stored_model import read_shapes
 from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces.dataset import name_row
 from areal_core.interfaces.model import StoredModel
+from areal_core.runs.models import MODEL_FILES, model_path, model_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from areal_core.config import Resolved, RunConfig
     from areal_core.interfaces.launcher import ProcessGroup
+    from areal_core.plugins import Provenance
 
-SIZES = ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size", "num_hidden_layers")
-"""Keys of a config.json that are numbers where they are there."""
-OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
-"""Those that may be null."""
+    _Models = dict[str, StoredModel | None]
+
 TOKENIZER_PARTS = ("token", "vocab", "spiece", "merges")
 """Words in the names of the files that a tokenizer is read from; one of them is there, whatever its kind."""
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+ON_HUB = "on the Hugging Face hub: a run downloads it before it starts anything"
 FIRST_ROWS = 3
 """Of each data set, which are looked at before a run: rows of another form are so from the first."""
 
@@ -44,10 +46,14 @@ class Plan:
     Attributes:
         rows: labels, and what there is to say.
         figures: numbers for programs: `parameters`, `weight_sync` (bytes), and those of the engines, such as `memory`.
+        data: the data sets, see `areal_core.driver.fingerprints`.
+        models: those that the config names, by its key; None where nobody has looked into one.
     """
 
     rows: list[tuple[str, str]]
     figures: dict[str, Any]
+    data: list[Provenance] = field(default_factory=list)
+    models: Mapping[str, StoredModel | None] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "\n".join(["plan", *(f"  {label:14s} {text}" for label, text in self.rows)])
@@ -58,15 +64,23 @@ class Plan:
 
 
 def make_plan(
-    resolved: Resolved, others: Callable[[], Sequence[str]] = tuple, *, trains: bool = True, loads_model: bool = True
+    resolved: Resolved,
+    others: Callable[..., Sequence[str]] = lambda _: (),
+    *,
+    trains: bool = True,
+    loads_model: bool = True,
+    downloads: bool = True,
 ) -> Plan:
     """Check model, data, arithmetic and memory, and describe the run.
 
     Args:
         resolved: the config.
-        others: what somebody else finds wrong, asked last and told together with the rest.
+        others: what somebody else finds wrong, asked last, of the keys of the first rows by data set, and told together
+            with the rest.
         trains: whether there will be a trainer, for which there must be memory.
         loads_model: whether anything of the run loads the model; else nobody looks for it.
+        downloads: models that the config names on the hub, to look at them as at any other; else only whether they are
+            there.
 
     Raises:
         ConfigError: the model or the data set cannot be read, the data set is empty, tokens exceed the context, or a
@@ -75,21 +89,24 @@ def make_plan(
     config = resolved.config
     problems: list[str] = []
     figures: dict[str, Any] = {}
-    seen = _shared(resolved, problems) if loads_model else None
-    model = _model_rows(resolved, seen, problems, figures, trains=trains) if loads_model else []
-    rows = _dataset_rows(resolved, problems)
+    stored = _stored_models(resolved, problems, MODEL_FILES if downloads else ["config.json"]) if loads_model else {}
+    model = _model_rows(config, stored, problems, figures, trains=trains) if loads_model else []
+    data: list[Provenance] = []
+    rows, keys = _dataset_rows(resolved, problems, data if trains else None)
+    if getattr(getattr(config.workflow, "settings", None), "scores_answers", False) and not config.rewards:
+        problems.append("rewards: the workflow scores every answer, and there are none: set rewards")
     groups = process_groups(config, Path()) if trains else []
-    problems += [told for told in others() if not any(told in known for known in problems)]
+    problems += [told for told in others(keys) if not any(told in known for known in problems)]
     if problems:
         raise ConfigError("the run cannot start", problems=problems, hints=problems)
     told = [("plugins", ", ".join(record.name for record in resolved.provenance()))]
-    data = ("data", f"{config.dataset.reference}: {rows:,} rows")
-    told += [*_group_rows(groups), *model, data, *_work_rows(config, rows)]
+    told += [*_group_rows(groups), *model, ("data", f"{config.dataset.reference}: {rows:,} rows")]
+    told += _work_rows(config, rows)
     figures["groups"] = [
         {name: getattr(group, name) for name in ("name", "role", "count", "gpus_each", "gpus", "end", "shares_gpus")}
         for group in groups
     ]
-    return Plan([*told, *(("note", note) for note in config.cross_notes())], figures)
+    return Plan([*told, *(("note", note) for note in config.cross_notes())], figures, data, stored)
 
 
 def check_model(resolved: Resolved, made: Path | None = None) -> None:
@@ -103,9 +120,7 @@ def check_model(resolved: Resolved, made: Path | None = None) -> None:
         ConfigError: something is wrong with the model, or the config cannot work with it.
     """
     problems: list[str] = []
-    if made or (resolved.config.model.path and is_folder(resolved.base_dir / resolved.config.model.path)):
-        seen = _shared(resolved, problems, made)
-        _model_rows(resolved, seen, problems, {}, trains=False)
+    _model_rows(resolved.config, _stored_models(resolved, problems, (), made), problems, {}, trains=False)
     if problems:
         raise ConfigError("the run cannot start", problems=problems, hints=problems)
 
@@ -146,41 +161,32 @@ def _work_rows(config: RunConfig, rows: int) -> Iterator[tuple[str, str]]:
     yield "epochs", f"{config.steps * rollout.batch_size / max(1, rows):.2f} over {config.steps} steps"
 
 
-def _shared(resolved: Resolved, problems: list[str], made: Path | None = None) -> StoredModel | None:
-    """The model of all roles that have none of their own, where its folder is there."""
-    model = resolved.config.model
-    if model.source is not None and made is None:
-        return None
-    return _stored(made or resolved.base_dir / (model.path or ""), model.path or "", "model.path", problems)
+def _stored_models(resolved: Resolved, problems: list[str], files: Sequence[str], made: Path | None = None) -> _Models:
+    """The models that the config names, by key; see `_stored`."""
+    named = model_paths(resolved.config, made).items()
+    return {key: _stored(resolved, problems, files, key, path) for key, path in named}
 
 
 def _model_rows(
-    resolved: Resolved, shared: StoredModel | None, problems: list[str], figures: dict[str, Any], *, trains: bool
+    config: RunConfig, stored: _Models, problems: list[str], figures: dict[str, Any], *, trains: bool
 ) -> list[tuple[str, str]]:
-    config = resolved.config
-    model, paths = config.model, {name: getattr(chosen.common, "path", None) for name, chosen in config.roles.items()}
-    own = {
-        name: _stored(resolved.base_dir / path, path, f"roles.{name}.path", problems)
-        for name, path in paths.items()
-        if path
-    }
-    if shared is None and model.source is not None:
-        return [("model", f"made by {model.source.reference} before the run starts")]
+    shared = stored.get("model.path")
     if shared is None:
-        return [("model", f"{model.path} (from the Hugging Face hub)")]
-    _check_context(resolved, shared.description, problems)
+        made = (source := config.model.source) and f"made by {source.reference} before the run starts"
+        return [("model", made or f"{config.model.path}, {ON_HUB}")]
+    _check_context(config, shared.description, problems)
     for path, chosen in selections(config):
-        seen = own.get(str(path[1])) if path[0] == "roles" else None
+        seen = stored.get(f"roles.{path[1]}.path") if path[0] == "roles" else None
         if isinstance(chosen.settings, Settings):
             problems += (f"{dotted(path)}: {told}" for told in chosen.settings.check_model(config, seen or shared))
     if not any(part in file.name for file in shared.folder.iterdir() for part in TOKENIZER_PARTS):
         problems.append(f"model.path: {shared.folder} holds no tokenizer; save one there with save_pretrained")
     count = sum(map(math.prod, shared.shapes.values()))
     figures["parameters"] = count
-    text = f"{shared.folder}: {shared.description.get('model_type')}, {count / 1e6:,.1f} M parameters"
     roles = roles_of(config.algorithm, config.training.updates)
-    models = {name: found for name in roles if (found := own.get(name, shared)) is not None}
-    rows = [("model", text)]
+    models = {name: found for name in roles if (found := stored.get(f"roles.{name}.path", shared)) is not None}
+    rows = [("model", f"{shared.folder}: {shared.description.get('model_type')}, {count / 1e6:,.1f} M parameters")]
+    rows += [(key, ON_HUB) for key, found in stored.items() if found is None]
     if isinstance(config.train_engine.settings, Settings):
         try:
             estimate = config.train_engine.settings.estimate(config, models)
@@ -205,28 +211,22 @@ def _weight_sync_rows(config: RunConfig, model: StoredModel, figures: dict[str, 
     yield "weight sync", f"{size}, by {by}"
 
 
-def _stored(folder: Path, path: str, key: str, problems: list[str]) -> StoredModel | None:
-    """What a folder says of its model; None where `path` is a name on the hub, or something is wrong."""
-    if not is_folder(folder):
-        if path and (path.startswith((".", "/", "~")) or path.count("/") != 1):
-            problems.append(f"{key}: there is no folder {folder}; name a Hugging Face folder or a name on the hub")
+def _stored(resolved: Resolved, problems: list[str], files: Sequence[str], key: str, path: str) -> StoredModel | None:
+    """What a folder says of its model; None where something is wrong, or not all of it is wanted of the hub: of a
+    name there `files` are downloaded, and without any nobody asks for it."""
+    if not files and not is_folder(resolved.base_dir / path):  # a config may be checked where its model is not
         return None
     try:
-        if not (folder / "config.json").is_file():
-            raise OSError("there is no such file")
-        description = json.loads((folder / "config.json").read_text())
-        wrong = "" if isinstance(description, dict) else "it is not a mapping"
-    except (OSError, ValueError, RecursionError) as error:
-        wrong = str(error)
-    if wrong:
-        problems.append(f"{key}: {folder / 'config.json'} cannot be read ({wrong}); a Hugging Face folder has one")
+        folder = Path(model_path(resolved, path, key, files))
+    except RunError as error:
+        problems.append(": ".join((error.message, *error.hints)))
         return None
-    text = description.get("text_config", description)
-    sizes = text if isinstance(text, dict) else dict.fromkeys(SIZES)
-    odd = [name for name in SIZES if not _is_size(sizes.get(name, 1))]
-    odd += [name for name in OPTIONAL_SIZES if sizes.get(name) is not None and not _is_size(sizes[name])]
-    if odd:
-        problems.append(f"{key}: in {folder / 'config.json'} no positive whole number: {', '.join(odd)}")
+    if files != MODEL_FILES and not is_folder(resolved.base_dir / path):
+        return None
+    try:
+        description = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        problems.append(f"{key}: {folder / 'config.json'} cannot be read ({error}); a Hugging Face folder has one")
         return None
     try:
         shapes = read_shapes(folder)
@@ -235,26 +235,28 @@ def _stored(folder: Path, path: str, key: str, problems: list[str]) -> StoredMod
         return None
     if not shapes:
         problems.append(f"{key}: {folder} holds no *.safetensors; save the model with save_pretrained")
-        return None
-    return StoredModel(folder, description, shapes)
+    return StoredModel(folder, description, shapes) if shapes else None
 
 
-def _is_size(value: object) -> bool:
-    return type(value) is int and value > 0
-
-
-def _check_context(resolved: Resolved, description: Mapping[str, Any], problems: list[str]) -> None:
+def _check_context(config: RunConfig, description: Mapping[str, Any], problems: list[str]) -> None:
     context = description.get("max_position_embeddings")
-    tokens = resolved.config.sampling.max_new_tokens
-    if resolved.config.inference_engine is not None and isinstance(context, int) and tokens >= context:
+    tokens = config.sampling.max_new_tokens
+    if config.inference_engine is not None and isinstance(context, int) and tokens >= context:
         problems.append(
             f"sampling.max_new_tokens: {tokens} leaves no room for a prompt in the model's context of {context} tokens"
         )
+    size = description.get("text_config", description).get("vocab_size", math.inf)
+    if beyond := [token for token in config.sampling.stop_token_ids if not 0 <= token < size]:
+        problems.append(f"sampling.stop_token_ids: {beyond} are no tokens of the model, which has {size:,}")
 
 
-def _dataset_rows(resolved: Resolved, problems: list[str]) -> int:
-    """Length of the data set. Building it is the check that it can be read; the workflow sees its first rows."""
+def _dataset_rows(
+    resolved: Resolved, problems: list[str], records: list[Provenance] | None
+) -> tuple[int, dict[str, dict[str, None]]]:
+    """Length of the data set, and by data set the keys of the first rows. Building it is the check that it can be read;
+    the workflow sees its first rows."""
     settings = getattr(resolved.config.workflow, "settings", None)
+    keys: dict[str, dict[str, None]] = {}
     rows, check = 0, getattr(settings, "check_row", lambda _: "")
     chosen = [("dataset", resolved.config.dataset)]
     if resolved.config.evaluation is not None:
@@ -270,8 +272,11 @@ def _dataset_rows(resolved: Resolved, problems: list[str]) -> int:
             rows = len(dataset)
             for index in range(min(rows, FIRST_ROWS)):
                 row = dataset[index]
+                keys.setdefault(key, {}).update(dict.fromkeys(row))
                 if wrong := check(row):
                     raise ConfigError(f"{name_row(dataset, index)} {wrong}")
+            if records is not None:
+                records.append(data_record(key, selection.reference, dataset))
         except ConfigError as error:
             problems.append(": ".join((f"{key}: {error.message}", *error.hints)))
         except Exception as error:  # noqa: BLE001 - a data set is anybody's code
@@ -279,4 +284,4 @@ def _dataset_rows(resolved: Resolved, problems: list[str]) -> int:
         else:
             if not rows:
                 problems.append(f"{key}: {selection.reference} is empty; it must have at least one row")
-    return rows
+    return rows, keys

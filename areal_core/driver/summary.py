@@ -24,9 +24,11 @@ OTHERS: Final = (
 
 
 def headlines(metrics: set[str]) -> list[tuple[str, str, str]]:
-    """Of the metrics that a run or a step has, those that say how well it does, each with its label and format."""
+    """Of the metrics that a run or a step has, those that say how well it does, each with its label and format: a score
+    is a weighted sum, so that several rewards are shown each."""
     goals = [goal for goal in GOALS if goal[0] in metrics]
-    return [*goals[:1], *(one for one in OTHERS if one[0] in metrics)]
+    each = [(key, key.rpartition("/")[2], ".3f") for key in sorted(metrics) if key.startswith("evaluation/reward/")]
+    return [*goals[:1], *(one for one in OTHERS if one[0] in metrics), *(each if len(each) > 1 else ())]
 
 
 def summarize_run(run: RunFolder, steps: int, seconds: float, before: int = 0) -> str:

@@ -15,11 +15,10 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_thread
-from areal_core.errors import printable
+from areal_core.errors import printable, written_for
 from areal_core.launchers.guard import bound_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 KEPT_LINES = 1000
@@ -31,7 +30,7 @@ CLOSING_S = 2.0
 def log(line: str) -> None:
     """Write a line to standard output; that its reader has gone (`| head`, a closed terminal) ends nothing."""
     try:
-        sys.stdout.write(f"{printable(line)}\n")
+        sys.stdout.write(written_for(sys.stdout, f"{printable(line)}\n"))
         sys.stdout.flush()
     except OSError:
         with contextlib.suppress(OSError):
@@ -40,7 +39,7 @@ def log(line: str) -> None:
 
 
 class Terminal:
-    """Lines and panels on their way to the terminal.
+    """Lines on their way to the terminal.
 
     Attributes:
         log_path: where lines are kept as well, each with its time; None before there is a run folder.
@@ -51,7 +50,6 @@ class Terminal:
         self._changed = threading.Condition()
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._left_out = 0
-        self._draw: Callable[[], None] | None = None
         self._is_busy, self._is_closed = False, False
         start_thread(self._write, "writing to the terminal")
 
@@ -72,20 +70,10 @@ class Terminal:
                 log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(line)}\n")
             bound_log(self.log_path)
 
-    def draw(self, draw: Callable[[], None]) -> None:
-        """Have something drawn behind all lines so far, in place of what was not drawn yet; returns at once.
-
-        Args:
-            draw: called in the thread that writes; must not raise.
-        """
-        with self._changed:
-            self._draw = draw
-            self._changed.notify_all()
-
     def close(self) -> None:
         """Wait a moment until everything is written; what nobody reads by then is left."""
         with self._changed:
-            self._changed.wait_for(lambda: not (self._lines or self._draw or self._is_busy), CLOSING_S)
+            self._changed.wait_for(lambda: not (self._lines or self._is_busy), CLOSING_S)
             self._is_closed = True
             self._changed.notify_all()
 
@@ -94,16 +82,14 @@ class Terminal:
             with self._changed:
                 self._is_busy = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._lines or self._draw or self._is_closed)
+                self._changed.wait_for(lambda: self._lines or self._is_closed)
                 if self._is_closed:
                     return
-                lines, left_out, draw = list(self._lines), self._left_out, self._draw
+                lines, left_out = list(self._lines), self._left_out
                 self._lines.clear()
-                self._left_out, self._draw, self._is_busy = 0, None, True
+                self._left_out, self._is_busy = 0, True
             if left_out:
                 log(f"{left_out} lines were left out while nobody read them")
             for line in lines:
                 self.keep(line)
                 log(line)
-            if draw is not None:
-                draw()

@@ -65,10 +65,12 @@ class LossResult:
     Attributes:
         loss: [] with gradients; the sum over micro-batches and ranks is the loss of the update.
         metrics: of the micro-batch, by name; each says by its kind how micro-batches and ranks are put together.
+        tokens: per-token values to log, [T] by name.
     """
 
     loss: torch.Tensor
     metrics: dict[str, Metric] = field(default_factory=dict)
+    tokens: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 class Advantage(Protocol):

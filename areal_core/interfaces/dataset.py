@@ -13,7 +13,8 @@ class Dataset(Protocol):
 
     A row is a mapping. Workflows of the core read `prompt` (text, or a list of chat messages) and hand the whole row
     to the reward, which by convention reads `answer`. For supervised fine-tuning a row has `prompt` and `completion`.
-    A method `describe_row(index) -> str` is used in messages, where there is one: file and line of a row, say.
+    A method `describe_row(index) -> str` is used in messages, where there is one: file and line of a row, say. A method
+    `fingerprint() -> str` tells a resume whether the data have changed; without it 1,000 rows are compared.
     """
 
     def __len__(self) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from areal_core.data import PackedBatch
 
 
 class Tracker(Protocol):
@@ -20,3 +22,11 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Flush and end; safe to call twice."""
+
+
+@runtime_checkable
+class BatchTracker(Tracker, Protocol):
+    """A tracker that takes what the policy wrote as well."""
+
+    def log_batch(self, step: int, batch: PackedBatch) -> None:
+        """Once a step: a few groups of its batch, as the hook `areal_batch_logged` gives them."""

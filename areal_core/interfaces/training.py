@@ -24,10 +24,12 @@ class OptimizerSettings:
     Attributes:
         total_updates: optimizer updates of the whole run, for schedules that decay.
         temperature: of sampling, 1 where nothing samples; logits are divided by it, in all outputs.
+        learning_rate: the algorithm's, where the engine's own settings have none.
     """
 
     total_updates: int
     temperature: float
+    learning_rate: float = 1e-6
 
 
 class TrainEngine(Protocol):

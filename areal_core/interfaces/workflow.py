@@ -19,6 +19,10 @@ class RewardScore:
     components: Mapping[str, float] = field(default_factory=dict)
 
 
+REWARD_ARGUMENTS = ("prompt", "completion", "completion_ids", "finish_reason", "row")
+"""What a reward may ask for beside the keys of the data row."""
+
+
 class Reward(Protocol):
     """A function that scores one completion; runs in a pool of processes, so it may block and may crash.
 

@@ -97,6 +97,11 @@ def bound_log(path: Path, limit: int = LOG_BYTES) -> None:
             os.truncate(path, 0)
 
 
+def timeline_of(log: Path) -> Path:
+    """The file beside a process's log for when it did what: a JSON line each."""
+    return log.with_suffix(".jsonl")
+
+
 def last_words(log: Path) -> str:
     """The last lines of a log."""
     with suppress(OSError), log.open("rb") as file:
@@ -172,6 +177,7 @@ class Guard:
                 ended[member.pid] = self._end(pidfd, member)
             elif member.log is not None:
                 bound_log(member.log)
+                bound_log(timeline_of(member.log))
         return ready, ended
 
     def forget(self) -> None:

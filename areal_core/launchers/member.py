@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from areal_core.background import on_failure, start_task, start_thread
+from areal_core.disk import append_events
 from areal_core.errors import ArealError, LostError, RunError
 from areal_core.launchers.guard import (
     HUB_VARIABLE,
@@ -30,6 +31,7 @@ from areal_core.launchers.guard import (
     end_descendants,
     make_scratch,
     open_log,
+    timeline_of,
 )
 from areal_core.launchers.machine import interface_of, visible_gpus
 from areal_core.launchers.places import GROUP_VARIABLE, OwnPlace, own_place
@@ -63,6 +65,8 @@ GUARDED_VARIABLE = "AREAL_GUARDED"
 """The connection that a guard has made for the member that it forked."""
 CONNECT_TIMEOUT_S = 60.0
 BEAT_S = 1.0
+SHORTEST_PHASE_S = 0.001
+"""That is written down."""
 SILENCE_S = 60.0
 """For which a process may say nothing, but where a phase says more."""
 LOADING_SILENCE_S = 600.0
@@ -91,6 +95,7 @@ class Member:
         self.name, self.host = name, address
         self.on_stop: Callable[[], object] = lambda: self._exit(ASKED_TO_STOP)
         self._phase, self._limit_s, self._silence_s, self._since = "starting", 0.0, LOADING_SILENCE_S, time.monotonic()
+        self._log = log_of(os.environ, name)
         self._handler: Callable[[Any, int], None] = lambda *_: None
         self._watched: dict[str, Callable[[Servers], None]] = {}
         self._unanswered = 0
@@ -123,7 +128,10 @@ class Member:
             self.enter(*former)
 
     def enter(self, name: str, limit_s: float = 0.0, silence_s: float = SILENCE_S) -> None:
-        """Say what this process is doing from now on; see `phase`."""
+        """Say what this process is doing from now on; see `phase`. What it did before is written beside its log."""
+        seconds, now = time.monotonic() - self._since, time.time()
+        if self._log is not None and seconds > SHORTEST_PHASE_S:
+            append_events(timeline_of(self._log), {"phase": self._phase, "begin": now - seconds, "end": now})
         self._phase, self._limit_s, self._silence_s, self._since = name, limit_s, silence_s, time.monotonic()
         self.notify(Beat(name, 0.0, limit_s, silence_s))
 

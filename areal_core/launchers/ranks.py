@@ -41,7 +41,7 @@ def take_rank() -> Rank | None:
     scheduler's (torchrun's store, MPI) would wait for each other there.
 
     Raises:
-        UsageError: a variable is no number, or two of them contradict each other.
+        UsageError: a variable is no number.
     """
     said = [name for name in _RANKS if os.environ.get(name)]
     if not said:
@@ -50,19 +50,12 @@ def take_rank() -> Rank | None:
     found = next((name for name in said if os.environ.get(_RANKS[name][0])), said[0])
     local, nodes, size, local_size = (_number(name) for name in _RANKS[found])
     rank = _number(found) or 0
-    _refuse_beyond(found, rank, _RANKS[found][2], size)
-    _refuse_beyond(_RANKS[found][0], local or 0, _RANKS[found][3], local_size)
     if nodes is None and size is not None:
         nodes = -(-size // (local_size or 1))
     for name in [*os.environ]:
         if name in _OF_A_RANK or name.startswith(_OF_A_SCHEDULER):
             del os.environ[name]
     return Rank(rank, local or 0, nodes)
-
-
-def _refuse_beyond(name: str, rank: int, of: str, count: int | None) -> None:
-    if count is not None and rank >= count:
-        raise UsageError(f"the environment variables {name}={rank} and {of}={count} contradict: ranks count from 0")
 
 
 def _number(name: str) -> int | None:

@@ -9,14 +9,14 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from areal_core.data.digest import chain_digests
 from areal_core.disk import changed_files
 from areal_core.errors import RunError
 from areal_core.interfaces.record import Record
+from areal_core.ledger import store
 from areal_core.ledger.segments import read_record
-from areal_core.ledger.store import DATABASE, copy_database, sqlite_errors
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -55,12 +55,12 @@ def audit_folder(ledger: Path, run_dir: Path, sampler: PromptSampler | None = No
     """
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / "ledger"
-        copy_database(ledger, copy)
-        with closing(sqlite3.connect(copy / DATABASE)) as database, sqlite_errors(ledger):
+        store.copy_database(ledger, copy)
+        with closing(sqlite3.connect(copy / store.DATABASE)) as database, store.sqlite_errors(ledger):
             try:
                 return audit(database, run_dir, sampler, generates=generates)
-            except sqlite3.OperationalError as error:
-                return Audit(0, {}, problems=[f"{ledger / DATABASE} is damaged or of another version: {error}"])
+            except (sqlite3.OperationalError, ValueError) as error:
+                return Audit(0, {}, problems=[f"{ledger / store.DATABASE} is damaged or of another version: {error}"])
 
 
 def audit(
@@ -80,6 +80,7 @@ def audit(
         running: groups that whoever works on the run knows to be under way; None where nobody does.
         generates: see `audit_folder`.
     """
+    store.check_numbers(database)
     facts = dict(database.execute("SELECT name, value FROM facts").fetchall())
     rows: list[GroupRow] = database.execute(
         "SELECT number, data_row, epoch, state, reason, digest, step, place FROM groups ORDER BY number"
@@ -93,8 +94,14 @@ def audit(
     _check_numbers(rows, result)
     _check_fates(rows, facts, running, result)
     _check_order(rows, sampler, result)
+    unknown = database.execute(
+        "SELECT DISTINCT oldest FROM groups WHERE oldest > 0 AND oldest NOT IN (SELECT version FROM weight_syncs)"
+    ).fetchall()
+    result.problems += [f"groups were sampled by version {version}, which was never synced" for (version,) in unknown]
     try:
-        _check_consumption_log(run_dir, facts, rows if generates else None, result, reads_all=running is None)
+        state = _read_checkpoint(run_dir, facts, result, reads_all=running is None)
+        if state is not None:
+            _check_consumption_log(state, rows if generates else None, result)
     except (OSError, ValueError, LookupError, TypeError) as error:
         path = run_dir / facts["checkpoint"] / "trainer.json"
         result.problems.append(f"{path} is damaged or of another version: {type(error).__name__}: {error}")
@@ -140,20 +147,25 @@ def _check_order(rows: list[GroupRow], sampler: PromptSampler | None, audit: Aud
             audit.problems.append(f"group {number} asked row {row} of epoch {epoch}, not {right[0]} of {right[1]}")
 
 
-def _check_consumption_log(
-    run_dir: Path, facts: dict[str, str], rows: list[GroupRow] | None, audit: Audit, *, reads_all: bool
-) -> None:
-    """What the ledger says was consumed up to the commit is what the trainer read, byte by byte."""
+def _read_checkpoint(run_dir: Path, facts: dict[str, str], audit: Audit, *, reads_all: bool) -> dict[str, Any] | None:
+    """What the trainer wrote down in the committed checkpoint, where that is there and the one that was committed."""
     if "checkpoint" not in facts:
-        return
+        return None
     path = run_dir / facts["checkpoint"] / "trainer.json"
     if not path.is_file():
         audit.problems.append(f"the committed checkpoint is missing: {path.parent}")
-        return
-    state = json.loads(path.read_text())
+        return None
+    state: dict[str, Any] = json.loads(path.read_text())
     if state["step"] != audit.committed_step:
         audit.problems.append(f"the checkpoint is of step {state['step']}, the ledger says {audit.committed_step}")
     audit.problems += changed_files(path.parent, state.get("files", {}), state.get("digests") if reads_all else None)
+    if store.committed_digest(facts, audit.committed_step) not in ("", store.checkpoint_digest(path.parent)):
+        audit.problems.append(f"{path.parent} holds another checkpoint than the one that the run committed")
+    return state
+
+
+def _check_consumption_log(state: dict[str, Any], rows: list[GroupRow] | None, audit: Audit) -> None:
+    """What the ledger says was consumed up to the commit is what the trainer read, byte by byte."""
     if rows is None:
         seen = [number for groups in state["steps"] for number, _ in groups]
         if seen != [*range(min(seen, default=0), max(seen, default=-1) + 1)]:

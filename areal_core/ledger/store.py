@@ -18,16 +18,16 @@ import shutil
 import sqlite3
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from areal_core.disk import refused, replacing_folder, sync_names, writing
+from areal_core.disk import file_digest, refused, replacing_folder, sync_names, writing
 from areal_core.errors import RunError, writable
 from areal_core.interfaces.record import Record
 from areal_core.ledger.groups import PromptGroup
 from areal_core.ledger.segments import read_record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 DATABASE = "ledger.sqlite"
@@ -52,9 +52,19 @@ CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS failures (number INTEGER, sample INTEGER, attempt INTEGER, error TEXT);
 """
 KEPT = "kept "
-"""Begins the name of a fact, before the step of a checkpoint that was committed; position and place are its value."""
+"""Begins the name of a fact, before the step of a checkpoint that was committed; position, place and digest are its
+value."""
 KEPT_TRACEBACKS = 10_000
 """Of the latest failures; of older ones only that they were is kept, or a run of months would be made of them."""
+
+
+class _Kept(NamedTuple):
+    """A checkpoint that was committed."""
+
+    step: int
+    position: int
+    name: str
+    digest: str = ""
 
 
 @dataclass(slots=True)
@@ -121,7 +131,9 @@ class Ledger:
         if source is not None and not (folder / DATABASE).is_file():
             copy_database(source, folder)
         ledger = cls(folder, run_dir)
-        ledger._go_back()
+        with sqlite_errors(folder):
+            check_numbers(ledger.database)
+            ledger._go_back()
         return ledger
 
     # What happens to groups. Kept in memory until the next flush.
@@ -203,12 +215,10 @@ class Ledger:
             raise RunError(f"another process has taken over the run in {self._run_dir}; this process stops")
         name = checkpoint.relative_to(self._run_dir).as_posix()
         with self._transaction() as database:
-            gone = [
-                (KEPT + str(number),) for number, _, former in self._kept() if not (self._run_dir / former).is_dir()
-            ]
+            gone = [(KEPT + str(one.step),) for one in self._kept() if not (self._run_dir / one.name).is_dir()]
             database.executemany("DELETE FROM facts WHERE name = ?", gone)
             facts = {"committed_step": step, "checkpoint": name, "committed_position": position}
-            facts[f"{KEPT}{step}"] = f"{position} {name}"
+            facts[f"{KEPT}{step}"] = f"{position} {name} {checkpoint_digest(checkpoint)}"
             database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [(k, str(v)) for k, v in facts.items()])
         # The commit is on the disk itself before anything that the former one rests on is removed.
         with sqlite_errors(self.folder):
@@ -249,10 +259,13 @@ class Ledger:
         name = self.facts().get("checkpoint")
         return None if name is None else self._run_dir / name
 
-    def _kept(self) -> list[tuple[int, int, str]]:
-        """Step, position and name of each checkpoint that was committed and not known to be gone, the oldest first."""
-        found = [(name, *value.split(" ", 1)) for name, value in self.facts().items() if name.startswith(KEPT)]
-        return sorted((int(name[len(KEPT) :]), int(position), path) for name, position, path in found)
+    @property
+    def checkpoint_digest(self) -> str:
+        """Of the last committed checkpoint, see `checkpoint_digest`; empty before the first."""
+        return committed_digest(self.facts(), self.committed_step)
+
+    def _kept(self) -> list[_Kept]:
+        return _kept_checkpoints(self.facts())
 
     def _go_back(self) -> None:
         """Where somebody has put the committed checkpoint aside, go back to the one that was committed before it.
@@ -261,10 +274,10 @@ class Ledger:
         """
         if self.checkpoint is None or self.checkpoint.is_dir():
             return
-        kept = [one for one in self._kept() if (self._run_dir / one[2]).is_dir()]
+        kept = [one for one in self._kept() if (self._run_dir / one.name).is_dir()]
         if not kept:  # whoever loads it will say so
             return
-        step, position, name = kept[-1]
+        step, position, name, _ = kept[-1]
         with self._transaction() as database:
             facts = [("committed_step", step), ("checkpoint", name), ("committed_position", position)]
             database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [(k, str(v)) for k, v in facts])
@@ -381,6 +394,9 @@ def copy_database(source: Path, target: Path) -> None:
             shutil.copyfile(path, copy / path.name)
 
 
+_DAMAGED = "put a whole copy in its place, or move its attempt's folder away to go on from the one before it"
+
+
 @contextmanager
 def sqlite_errors(folder: Path) -> Iterator[None]:
     """Turn what SQLite says of a ledger into our words.
@@ -396,9 +412,39 @@ def sqlite_errors(folder: Path) -> Iterator[None]:
         if code in _DISK_REFUSES:
             raise refused("the ledger", folder, str(error)) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            hint = "put a whole copy in its place, or move its attempt's folder away to go on from the one before it"
-            raise RunError(f"the ledger {folder / DATABASE} is damaged: {error}", hints=[hint]) from error
+            raise RunError(f"the ledger {folder / DATABASE} is damaged: {error}", hints=[_DAMAGED]) from error
         raise
+    except ValueError as error:
+        raise RunError(f"the ledger {folder / DATABASE} is damaged: {error}", hints=[_DAMAGED]) from error
+
+
+def check_numbers(database: sqlite3.Connection) -> None:
+    """Raise `ValueError` where a number holds something else, which SQLite lets in."""
+    for name, value in database.execute("SELECT name, value FROM facts WHERE name LIKE 'committed%'").fetchall():
+        if not str(value).isdecimal():
+            raise ValueError(f"{name} is {value!r:.40}, which is no whole number")
+    for table in ("groups", "weight_syncs"):
+        for _, column, kind, *_ in database.execute(f"PRAGMA table_info({table})").fetchall():
+            odd = f"SELECT {column} FROM {table} WHERE typeof({column}) NOT IN ('integer', 'null')"
+            if kind == "INTEGER" and (found := database.execute(odd).fetchone()):
+                raise ValueError(f"{table}.{column} holds {found[0]!r:.40}, which is no whole number")
+
+
+def _kept_checkpoints(facts: Mapping[str, str]) -> list[_Kept]:
+    """Each checkpoint that was committed and is not known to be gone, the oldest first."""
+    found = [(name, *value.split(" ")) for name, value in facts.items() if name.startswith(KEPT)]
+    return sorted(_Kept(int(name[len(KEPT) :]), int(place), *path) for name, place, *path in found)
+
+
+def committed_digest(facts: Mapping[str, str], step: int) -> str:
+    """Digest of the checkpoint that was committed at a step, see `checkpoint_digest`; empty where none is known."""
+    return next((one.digest for one in _kept_checkpoints(facts) if one.step == step), "")
+
+
+def checkpoint_digest(folder: Path) -> str:
+    """Of what the trainer wrote down in a checkpoint, digests of all its files among it: no other one has the same."""
+    path = folder / "trainer.json"
+    return f"{file_digest(path):08x}" if path.is_file() else ""
 
 
 def _columns(record: Record | None) -> tuple[object, ...]:

@@ -22,11 +22,13 @@ class Beginning(Message):
         step: batches that the restored parameters were trained on.
         checkpoint: folder of the committed checkpoint, None where the run begins with the model itself.
         version: the weight version to sync first; 0 where the engines have loaded the same weights themselves.
+        digest: of the committed checkpoint, see `areal_core.ledger.store.checkpoint_digest`; for rank 0 alone.
     """
 
     step: int
     checkpoint: Path | None
     version: int
+    digest: str = ""
 
 
 class Begin(Message):

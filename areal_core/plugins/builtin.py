@@ -108,7 +108,6 @@ def areal_health_checks() -> Iterable[HealthCheck]:
     questions = {
         "torch": "PyTorch can be imported and computes",
         "gpus": "PyTorch sees the GPUs that the machine has",
-        "ports": "processes of a run can reach each other",
         "shared_memory": "new weights are synced through /dev/shm; where it is small, through the disk",
         "disk": "there is room for checkpoints below the current folder, and for the processes' scratch",
         "run_folder": "a run can be owned by one program: folders are renamed whole and synced",

@@ -6,13 +6,12 @@ nothing but the metadata.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import importlib.metadata
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -29,23 +28,26 @@ CORE: Final = "core"
 """The name under which the core's own components are registered; always loaded."""
 CORE_DISTRIBUTION: Final = "areal-core"
 
-_ENGINES: Final = ("hf", "fsdp", "deepspeed", "sglang", "vllm", "ray", "slurm")
-_IDEAS: Final = ("grpo", "finetuning", "rewards", "agents", "vision", "sandboxes", "trackers", "evaluation", "view")
-FIRST_PARTY: Final = (*_ENGINES, *_IDEAS)
+_BACKENDS: Final = ("hf", "fsdp", "deepspeed", "sglang", "vllm", "ray", "slurm", "sandboxes")
+_IDEAS: Final = ("grpo", "finetuning", "rewards", "agents", "vision", "trackers", "evaluation", "view", "convert")
+FIRST_PARTY: Final = (*_BACKENDS, *_IDEAS)
 """Plugins of this project. Only `areal-<one of these>` is ever proposed for installation: a guessed name on a public
 index may belong to anybody."""
 
 
-IS_RELEASED: Final = False
-"""Whether the distributions of this project are on the index; until then they are installed from a clone."""
+def is_from_index() -> bool:
+    """Whether the core came from a package index: pip notes any other source of a distribution (PEP 610)."""
+    return (core := Installed.core().metadata) is not None and core.read_text("direct_url.json") is None
 
 
 def install_command(*names: str, extra: str = "") -> str:
-    """What installs plugins of this project, with an extra or without: a name that is not on the index yet may become
-    somebody else's."""
-    wanted = [f"areal-{name}" if IS_RELEASED else f"./plugins/areal_{name}" for name in names]
-    words = " ".join(f"'{one}[{extra}]'" if extra else one for one in wanted)
-    return f"pip install {words}" + ("" if IS_RELEASED else " (in a clone of areal)")
+    """What installs plugins of this project, with an extra or without, from where the core came.
+
+    Whoever works in a clone gets the clone's: a name that is not on the index yet may become somebody else's.
+    """
+    place, note = ("areal-", "") if is_from_index() else ("./plugins/areal_", " (in a clone of areal)")
+    words = " ".join(f"'{place}{name}[{extra}]'" if extra else f"{place}{name}" for name in names)
+    return f"pip install {words}{note}"
 
 
 def extra_module(module: str, plugin: str, extra: str) -> Any:
@@ -84,26 +86,23 @@ class Installed:
         return f"plugin '{self.name}' ({self.distribution} {self.version})"
 
     def required(self, extra: str = "") -> dict[str, SpecifierSet]:
-        """The distributions, and their versions, that this one requires, with an extra or without; a line that does
-        not follow the standard is left out."""
+        """The distributions, and their versions, that this one requires, with an extra or without."""
         required: dict[str, SpecifierSet] = {}
         for line in (self.metadata and self.metadata.requires) or ():
-            with contextlib.suppress(InvalidRequirement):
-                requirement = Requirement(line)
-                if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-                    name = canonicalize_name(requirement.name)
-                    required[name] = required.get(name, SpecifierSet()) & requirement.specifier
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                name = canonicalize_name(requirement.name)
+                required[name] = required.get(name, SpecifierSet()) & requirement.specifier
         return required
 
     def repair(self, missing_module: str) -> str:
         """The pip line that brings `missing_module`: with the extra that declares it, where there is one."""
-        wanted, always = canonicalize_name(missing_module), self.required()
-        for extra in self._fields("Provides-Extra"):
-            if wanted in self.required(extra) and wanted not in always:
-                if self.name in FIRST_PARTY and self.distribution == f"areal-{self.name}":
-                    return install_command(self.name, extra=extra)
-                return f"pip install '{self.distribution}[{extra}]'"
-        return f"pip install --upgrade {self.distribution}"
+        wanted, always = canonicalize_name(missing_module), self.required().keys()
+        names = self._fields("Provides-Extra")
+        extra = next((one for one in names if wanted in self.required(one).keys() - always), "")
+        if self.name in FIRST_PARTY and self.distribution == f"areal-{self.name}":
+            return install_command(self.name, extra=extra)
+        return f"pip install '{self.distribution}[{extra}]'" if extra else f"pip install --upgrade {self.distribution}"
 
     def unmet(self) -> list[str]:
         """What it requires, beside the core, that is not installed or in another version; each with the repair."""

@@ -32,6 +32,10 @@ class Events:
         self.log: Callable[[str], None] = logger.warning
         """Shows a line that a plugin returned to whoever watches the run."""
 
+    def has_listeners(self, hook: str) -> bool:
+        """Whether a plugin implements a hook."""
+        return bool(getattr(self._relay.hook, hook).get_hookimpls())
+
     def configure(self, config: BaseModel) -> None:
         """The config is complete and checked; an exception ends the program with exit code 2."""
         for name, error in self._call("areal_configure", config=config):
@@ -51,6 +55,10 @@ class Events:
     def step_finished(self, run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
         """A step is over; an exception silences the plugin."""
         self._observe("areal_step_finished", run_dir=run_dir, step=step, metrics=metrics)
+
+    def batch_logged(self, run_dir: Path, step: int, batch: object) -> None:
+        """A few groups of a batch have been trained on; an exception silences the plugin."""
+        self._observe("areal_batch_logged", run_dir=run_dir, step=step, batch=batch)
 
     def weights_synced(self, run_dir: Path, step: int, version: int) -> None:
         """The sync of `version` has begun; an exception silences the plugin."""

@@ -82,6 +82,21 @@ def areal_step_finished(run_dir: Path, step: int, metrics: Mapping[str, float]) 
 
 
 @hookspec
+def areal_batch_logged(run_dir: Path, step: int, batch: object) -> None:
+    """A few groups of a batch have been trained on: `training.logged_groups`.
+
+    `batch` is an `areal_core.data.PackedBatch` of their sequences as the algorithm prepared them. Position t holds the
+    values of token t + 1, as in `shift_to_predictions`; what the losses found is among them, float32, NaN where no loss
+    has seen a token.
+
+    When: after the optimizer updates of a batch, beside generation.
+    Process: trainer rank 0.
+    How often: once for every batch that was trained on.
+    Exception: is logged with the plugin's name; the plugin hears no further events and the run goes on.
+    """
+
+
+@hookspec
 def areal_weights_synced(run_dir: Path, step: int, version: int) -> None:
     """New weights are on their way to the servers.
 

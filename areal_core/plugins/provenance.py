@@ -1,4 +1,4 @@
-"""Which plugins a run is made of: recorded in the run folder and every checkpoint, compared when a run is resumed."""
+"""What a run is made of: recorded in its folder, compared when it is resumed or audited."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Provenance:
-    """One plugin (or one of the user's own files) of a run.
+    """A plugin, a file or module of the user's own, a data set or a model of a run.
 
-    `source_hash` covers the Python and YAML files: of an editable installation, or one that was made again and again
-    while its author works, the version says nothing about the content. `location` is recorded and never compared:
-    another machine has other paths.
+    `source_hash` covers a plugin's Python and YAML files: of an editable installation, or one that was made again and
+    again while its author works, the version says nothing about the content. Of a data set `version` is its length.
+    `location` is recorded and never compared: another machine has other paths.
     """
 
     name: str
@@ -28,6 +28,11 @@ class Provenance:
     version: str
     location: str
     source_hash: str | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the user's own, and no plugin."""
+        return not self.distribution
 
     def as_dict(self) -> dict[str, str | None]:
         """The record as JSON holds it."""
@@ -58,7 +63,9 @@ def compare(
 ) -> list[str]:
     """What differs between the plugins of a saved run and those loaded now, one line each; nothing if they agree."""
     before, after = (_by_name(records) for records in (saved, now))
-    lines = [f"{name}: was not part of the saved run" for name in after if name not in before]
+    lines = [
+        f"{name}: was not part of the saved run" for name, new in after.items() if name not in before and not new.is_own
+    ]
     for name, old in before.items():
         new = after.get(name)
         if new is None:
@@ -66,7 +73,7 @@ def compare(
         elif (old.distribution, old.version) != (new.distribution, new.version):
             lines.append(f"{name}: was {_title(old)}, is now {_title(new)}")
         elif old.source_hash != new.source_hash:
-            lines.append(f"{name}: the source of {_title(new)} has changed since the run was saved")
+            lines.append(f"{name}: the content of {_title(new)} has changed since the run was saved")
     return lines
 
 
@@ -76,4 +83,4 @@ def _by_name(records: Sequence[Provenance | Mapping[str, str | None]]) -> dict[s
 
 
 def _title(record: Provenance) -> str:
-    return f"{record.distribution} {record.version}".strip() or "the file"
+    return f"{record.distribution} {record.version}".strip() or "what it names"

@@ -118,7 +118,8 @@ class Preset(Record):
 
 @dataclass(frozen=True)
 class Command(Record):
-    """`areal PLUGIN COMMAND ...`: `target` is called with the remaining words and returns the exit code."""
+    """`areal PLUGIN COMMAND ...`: `target` is called with the remaining words and returns the exit code. One that is
+    named as its plugin is `areal PLUGIN ...`."""
 
     LOCATIONS: ClassVar = {"target": _CODE}
 

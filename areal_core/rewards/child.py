@@ -8,6 +8,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+from areal_core.config import CONFIG_FILE, public_environment
 from areal_core.errors import RunError
 from areal_core.interfaces.launcher import ProcessEnd
 from areal_core.launchers.guard import bound_log, kill_tree, last_words
@@ -48,7 +49,7 @@ class RewardProcess:
         with os.fdopen(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file, theirs:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, *program, str(run_dir), str(theirs.fileno())),
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**public_environment((run_dir / CONFIG_FILE).read_text()), "OMP_NUM_THREADS": "1"},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,

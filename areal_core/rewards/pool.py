@@ -19,7 +19,7 @@ from areal_core.background import start_task
 from areal_core.errors import RunError
 from areal_core.interfaces.launcher import describe_exit
 from areal_core.interfaces.workflow import RewardScore
-from areal_core.messages import Peer, PeerClosed
+from areal_core.messages import PeerClosed
 from areal_core.messages.scores import Score, Scored
 from areal_core.rewards.child import RewardProcess
 from areal_core.rewards.scoring import RewardError
@@ -46,15 +46,13 @@ class _Request:
 @dataclass(slots=True, eq=False)
 class _Worker:
     process: RewardProcess
-    peer: Peer
-    max_concurrency: int
     sent: dict[int, _Request] = field(default_factory=dict)
     killed_because: str = ""
 
     @property
     def worked_on(self) -> list[_Request]:
         """The oldest requests, as many as it takes at a time."""
-        return list(itertools.islice(self.sent.values(), self.max_concurrency))
+        return list(itertools.islice(self.sent.values(), self.process.max_concurrency))
 
     def begin(self) -> None:
         """The clocks of those that it works on now run."""
@@ -128,8 +126,7 @@ class RewardPool:
         await asyncio.gather(*(worker.process.end() for worker in self._workers))
 
     async def _start_worker(self, name: str) -> None:
-        process = await RewardProcess.start(name, self._run_dir, self._start_timeout_s)
-        worker = _Worker(process, process.peer, process.max_concurrency)
+        worker = _Worker(await RewardProcess.start(name, self._run_dir, self._start_timeout_s))
         self._workers.append(worker)
         self._tasks.append(start_task(self._receive(worker), f"answers of {name}"))
         self._dispatch()
@@ -138,13 +135,13 @@ class RewardPool:
         """Hand waiting requests to the workers with the fewest."""
         while self._waiting and self._workers:
             worker = min(self._workers, key=lambda w: len(w.sent))
-            if len(worker.sent) >= max(REQUESTS_AHEAD, worker.max_concurrency):
+            if len(worker.sent) >= max(REQUESTS_AHEAD, worker.process.max_concurrency):
                 return
             request = self._waiting.popleft()
             if request.result.done():
                 continue
             try:
-                worker.peer.notify(Score(request.number, request.arguments))
+                worker.process.peer.notify(Score(request.number, request.arguments))
             except PeerClosed:
                 self._waiting.appendleft(request)
                 return  # the worker is about to be replaced
@@ -157,7 +154,7 @@ class RewardPool:
     async def _receive(self, worker: _Worker) -> None:
         try:
             while True:
-                answer = await worker.peer.receive()
+                answer = await worker.process.peer.receive()
                 if answer.number not in {request.number for request in worker.worked_on}:
                     worker.killed_because = "the reward process sent an unexpected answer"
                     break
@@ -168,7 +165,7 @@ class RewardPool:
                         request.result.set_result(RewardScore(answer.value, dict(answer.components)))
                         self._metrics.update(answer.metrics)
                     else:
-                        request.result.set_exception(RewardError(answer.error))
+                        request.result.set_exception(RewardError(f"{answer.error}; see logs/{worker.process.name}.log"))
                 self._dispatch()
         except PeerClosed:
             pass
@@ -203,7 +200,7 @@ class RewardPool:
             for worker in list(self._workers):
                 worker.process.bound_log()
                 # One that works on several ends those that take too long itself, unless something blocks it.
-                limit = self._timeout_s + (BLOCKED_S if worker.max_concurrency > 1 else 0)
+                limit = self._timeout_s + (BLOCKED_S if worker.process.max_concurrency > 1 else 0)
                 late = any(now - request.since > limit for request in worker.worked_on)
                 if late and not worker.killed_because:
                     worker.killed_because = f"the reward took longer than rollout.reward_timeout_s: {self._timeout_s:g}"

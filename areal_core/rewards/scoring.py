@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-import traceback
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from areal_core.errors import writable
+from areal_core.errors import line_of, writable
 from areal_core.interfaces.workflow import RewardScore
 
 if TYPE_CHECKING:
@@ -76,12 +74,10 @@ class RewardSum:
         Raises:
             RewardError: a reward raised, lacks an argument, or did not return a finite number; the message names it.
         """
-        self._require_terms()
         return self._sum([self._call(term, names, arguments) for term, names in self._terms])
 
     async def score(self, arguments: Mapping[str, Any]) -> RewardScore:
         """The same as a coroutine, in this very process; raises as a call does."""
-        self._require_terms()
         values = [self._call(term, names, arguments) for term, names in self._terms]
         return self._sum(await asyncio.gather(*(_awaited(t, v) for (t, _), v in zip(self._terms, values, strict=True))))
 
@@ -93,23 +89,20 @@ class RewardSum:
             taken |= {f"{term.name}/{key}": float(value) for key, value in take().items()}
         return taken
 
-    def _require_terms(self) -> None:
-        if not self._terms:
-            raise RewardError("the workflow asks for a reward, and the config names none: set rewards")
-
     @staticmethod
-    def _call(term: RewardTerm, names: Mapping[str, bool] | None, arguments: Mapping[str, Any]) -> Any:
-        row = arguments.get("row", {})
-        given = arguments
-        if names is not None:
-            wanted = (name for name, required in names.items() if required or name in arguments or name in row)
-            given = {name: _argument(term, name, arguments, row) for name in wanted}
+    def _call(term: RewardTerm, parameters: tuple[Mapping[str, bool], bool], arguments: Mapping[str, Any]) -> Any:
+        row, (names, takes_any) = arguments.get("row", {}), parameters
+        wanted = (name for name, required in names.items() if required or name in arguments or name in row)
+        given = dict(arguments) if takes_any else {}
+        given |= {name: _argument(term, name, arguments, row) for name in wanted}
         try:
             return term.function(**given)
         except BaseException as error:  # sys.exit is no way out of a reward either
             raise _raised(term, error) from error
 
     def _sum(self, values: Sequence[Any]) -> RewardScore:
+        if not self._terms:
+            raise RewardError("the workflow asks for a reward, and the config names none: set rewards")
         checked = [(term, _checked(term, value)) for (term, _), value in zip(self._terms, values, strict=True)]
         total = sum(term.weight * value for term, value in checked)
         return RewardScore(total, {term.name: value for term, value in checked})
@@ -129,19 +122,16 @@ async def _awaited(term: RewardTerm, value: Any) -> Any:
 
 
 def _raised(term: RewardTerm, error: BaseException) -> RewardError:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    place = "" if last.filename == __file__ else f" ({Path(last.filename).name}:{last.lineno})"
-    return RewardError(writable(f"reward '{term.name}' raised {type(error).__name__}: {error}{place}"))
+    return RewardError(writable(f"reward '{term.name}' raised {type(error).__name__}: {error}{line_of(error)}"))
 
 
-def _parameters(function: Callable[..., object]) -> dict[str, bool] | None:
-    """Names of the arguments to pass, and whether each must be there; None where the function takes any
+def _parameters(function: Callable[..., object]) -> tuple[dict[str, bool], bool]:
+    """Names of the arguments to pass, and whether each must be there; and whether the function takes any others
     (`**arguments`). A keyword with a default is a setting."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return None
-    offered = (p for p in parameters if p.default is p.empty or p.kind is p.POSITIONAL_OR_KEYWORD)
-    return {p.name: p.default is p.empty for p in offered}
+    parameters = [*inspect.signature(function).parameters.values()]
+    named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    offered = (p for p in named if p.default is p.empty or p.kind is p.POSITIONAL_OR_KEYWORD)
+    return {p.name: p.default is p.empty for p in offered}, len(named) < len(parameters)
 
 
 def _argument(term: RewardTerm, name: str, arguments: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
@@ -174,7 +164,6 @@ def finite_number(value: object) -> float | None:
 def _checked(term: RewardTerm, value: object) -> float:
     number = finite_number(value)
     if number is None:
-        raise RewardError(
-            f"reward '{term.name}' returned {value!r:.60} ({type(value).__name__}); it must return a finite number"
-        )
+        told = f"reward '{term.name}' returned {value!r:.60} ({type(value).__name__}); it must return a finite number"
+        raise RewardError(told)
     return number

@@ -42,7 +42,7 @@ def build_rewards(selections: Sequence[Selection]) -> RewardSum:
 
 def main(run_dir: Path, connection: socket.socket) -> None:
     """Serve until the pool closes the connection."""
-    KeptSources.folder = run_dir / "sources"
+    KeptSources.use(run_dir / "sources")
     config = load_run(run_dir).config
     rewards = build_rewards(config.rewards)
     with suppress(PeerClosed):

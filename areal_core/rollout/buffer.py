@@ -62,18 +62,19 @@ class GroupBuffer:
         self._keep(lambda group: group.number not in taken)
         return groups
 
-    def drop_stale(self, synced: Mapping[int, int], step: int, bound: int) -> list[int]:
-        """Leave out groups that the batch of `step` may not consume; their numbers.
+    def drop_stale(self, synced: Mapping[int, int], step: int, bound: int) -> list[PromptGroup]:
+        """Leave out groups that the batch of `step` may not consume, and return them.
 
         Args:
             synced: for each weight version the batches trained when it was synced.
             step: batches trained before the one that would consume them.
             bound: on the staleness of a group's oldest token.
         """
-        stale = {group.number for _, _, group in self._ready if group.staleness(synced, step) > bound}
+        over = sorted(one for one in self._ready if one[2].staleness(synced, step) > bound)
+        stale = [group for _, _, group in over]
         if stale:
-            self._keep(lambda group: group.number not in stale)
-        return sorted(stale)
+            self._keep(lambda group: group not in stale)
+        return stale
 
     async def durably(self, write: Callable[[], _Result]) -> _Result:
         """Write to the ledger, again and again for a while where the disk refuses.

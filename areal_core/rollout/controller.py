@@ -19,7 +19,7 @@ from areal_core.background import start_task
 from areal_core.disk import DiskError
 from areal_core.errors import RunError
 from areal_core.ledger.groups import PromptGroup
-from areal_core.messages.rollouts import Manifest
+from areal_core.messages.rollouts import Beginning, Manifest
 from areal_core.messages.workflows import RunGroup
 from areal_core.rollout.buffer import GroupBuffer
 from areal_core.rollout.checks import GroupChecks
@@ -116,19 +116,12 @@ class RolloutController:
         )
 
     @property
-    def committed_step(self) -> int:
-        """Batches that the committed checkpoint was trained on."""
-        return self._ledger.committed_step
-
-    @property
-    def checkpoint(self) -> Path | None:
-        """The folder of the committed checkpoint."""
-        return self._ledger.checkpoint
-
-    @property
-    def highest_version(self) -> int:
-        """The highest version ever synced; a new weight sync must be above it."""
-        return max(self._synced)
+    def beginning(self) -> Beginning:
+        """The last commit, from which the trainer goes on."""
+        step, highest = self._ledger.committed_step, max(self._synced)
+        # A resumed run syncs above every version of its past.
+        version = 0 if step == highest == 0 else highest + 1
+        return Beginning(step, self._ledger.checkpoint, version, self._ledger.checkpoint_digest)
 
     def start(self) -> None:
         """Begin to admit groups."""
@@ -165,10 +158,11 @@ class RolloutController:
             RunError: the engine died, workflows keep failing, or nothing was finished for `stall_timeout_s`.
         """
         began, size = self._now(), self.section.batch_size
+        stale: list[PromptGroup] = []
         self._awaited = step
         while True:
             await self._buffer.durably(self._buffer.flush)
-            self._drop_stale(step)
+            stale += self._drop_stale(step)
             if len(self._buffer) >= size:
                 break
             await self._wait_for_change(began)
@@ -182,6 +176,9 @@ class RolloutController:
         self._idle_s = 0.0
         records = tuple((group.number, group.record) for group in groups if group.record is not None)
         oldest = min((group.oldest for group in groups if group.oldest >= 0), default=self.version)
+        lengths = [_mean_size(some) for some in (stale, groups)]
+        if all(lengths):
+            metrics["groups/stale_length_ratio"] = lengths[0] / lengths[1]
         synced = {version: trained for version, trained in self._synced.items() if version >= oldest}
         return Manifest(step, records, synced, metrics)
 
@@ -295,7 +292,7 @@ class RolloutController:
                     f"{self._consecutive_failures} prompt groups failed one after another; the last one:\n{failure}",
                     hints=[
                         "a judge or server that is back: resume; a workflow or reward that was mended: resume with "
-                        "--allow-changed-plugins; or raise rollout.max_consecutive_failures"
+                        "--allow-changes; or raise rollout.max_consecutive_failures"
                     ],
                 )
             )
@@ -305,13 +302,15 @@ class RolloutController:
         self._tally.events[reason] += 1
         self._ledger.dropped(number, reason, self.counts.trained)
 
-    def _drop_stale(self, step: int) -> None:
-        if self.section.stale == "drop":
-            stale = self._buffer.drop_stale(self._synced, step, self.section.max_staleness)
-            for number in stale:
-                self._leave(number, "stale")
-            self.counts.ready -= len(stale)
-            self._admit()
+    def _drop_stale(self, step: int) -> list[PromptGroup]:
+        if self.section.stale != "drop":
+            return []
+        stale = self._buffer.drop_stale(self._synced, step, self.section.max_staleness)
+        for group in stale:
+            self._leave(group.number, "stale")
+        self.counts.ready -= len(stale)
+        self._admit()
+        return stale
 
     # Waiting.
 
@@ -358,3 +357,9 @@ class RolloutController:
             except RunError as error:
                 self._fail(error)
                 return
+
+
+def _mean_size(groups: list[PromptGroup]) -> float:
+    """Mean bytes of groups' trajectories, which grow as their tokens do; 0 where there is none."""
+    sizes = [group.record.size for group in groups if group.record is not None]
+    return sum(sizes) / len(sizes) if sizes else 0.0

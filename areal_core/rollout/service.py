@@ -100,10 +100,7 @@ class RolloutService:
         peer.reply(number, await self.answer(message))
 
     async def _where_to_begin(self, _: messages.WhereToBegin) -> messages.Beginning:
-        step, highest = self._controller.committed_step, self._controller.highest_version
-        # A resumed run syncs above every version of its past.
-        version = 0 if step == highest == 0 else highest + 1
-        return messages.Beginning(step, self._controller.checkpoint, version)
+        return self._controller.beginning
 
     async def _begin(self, _: messages.Begin) -> Done:
         self._controller.start()

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from areal_core.disk import append_events
 from areal_core.errors import RunError
 from areal_core.messages import Message, Peer, PeerClosed, Server, serve
 from areal_core.messages.workflows import (
@@ -33,6 +35,7 @@ from areal_core.messages.workflows import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from areal_core.interfaces.inference import Grant, Slots
 
@@ -87,6 +90,7 @@ class RolloutWorkers:
         count: how many workers.
         start_timeout_s: for workers to load workflow and data.
         welcome: what each is told first.
+        timeline: file for when each group was run, and where; a JSON line each.
         log: takes a line for whoever watches the run.
 
     Attributes:
@@ -102,11 +106,12 @@ class RolloutWorkers:
         count: int,
         start_timeout_s: float,
         welcome: Welcome,
+        timeline: Path,
         log: Callable[[str], None],
     ) -> None:
         self.rows = self.held_out_rows = 0
         self.on_failure: Callable[[int, int, int, str], None] = lambda *_: None
-        self._address, self._welcome = address, welcome
+        self._address, self._welcome, self._timeline = address, welcome, timeline
         self._slots = slots
         self._count = count
         self._start_timeout_s = start_timeout_s
@@ -180,6 +185,7 @@ class RolloutWorkers:
 
     async def _run_in(self, worker: _Worker, task: RunGroup) -> GroupEnded:
         worker.tasks.append(task)
+        began = time.time()
         try:
             ended: GroupEnded = await worker.peer.request(task, None, f"the end of group {task.number}")
         except PeerClosed:
@@ -192,6 +198,8 @@ class RolloutWorkers:
             raise
         worker.tasks.remove(task)
         self._lost_in_a_row = 0
+        ran = {"group": task.number, "worker": worker.peer.name, "version": min(ended.facts.versions, default=-1)}
+        append_events(self._timeline, ran | {"begin": began, "end": time.time()})
         return ended
 
     async def _receive(self, peer: Peer) -> None:
@@ -219,7 +227,7 @@ class RolloutWorkers:
         self._lost_in_a_row += 1
         if self._lost_in_a_row >= max(LOSSES_IN_A_ROW, 2 * self._count):
             lost = f"{self._lost_in_a_row} rollout workers were lost one after another, and no group ended in between"
-            hints = [f"what it wrote: areal logs RUN_DIR {worker.peer.name}", "try the workflow's code by itself"]
+            hints = [f"what it wrote: RUN_DIR/logs/{worker.peer.name}.log", "try the workflow's code by itself"]
             self._cause = RunError(f"{lost}; the last, {worker.peer.name}, had {_rows(rows)}", hints=hints)
             self._changed.set()
             return

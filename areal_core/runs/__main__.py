@@ -30,7 +30,7 @@ def main(role: str, run_dir: Path) -> int:
         from areal_core.runs.folder import RunFolder
 
         run = RunFolder(run_dir)
-        KeptSources.folder = run.sources
+        KeptSources.use(run.sources)
         code: int = importlib.import_module(f"areal_core.runs.{role}").play(run, member)
         return code
 

@@ -7,7 +7,6 @@ import gc
 import os
 import re
 import sqlite3
-import sys
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from areal_core.background import start_task, watch_event_loop
 from areal_core.config import load_run
 from areal_core.data.sampler import PromptSampler
-from areal_core.launchers.guard import SCRATCH_VARIABLE
+from areal_core.launchers.guard import SCRATCH_VARIABLE, timeline_of
 from areal_core.launchers.member import LOADING_SILENCE_S, current_attempt
 from areal_core.ledger.audit import audit
 from areal_core.ledger.store import Ledger
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 STATUS_INTERVAL_S = 0.5
 CAUSES_TOLD = 8
-"""Of failed episodes, told as they come; others stand in this process's log alone."""
+"""Of failed episodes; what others failed with stands in the ledger."""
 LOST_S = 60.0
 """For the driver to end this process when the trainer has died."""
 
@@ -96,6 +95,7 @@ class RolloutHalf:
             count=rollout.workers,
             start_timeout_s=limit,
             welcome=welcome,
+            timeline=timeline_of(run.log_path(member.name)),
             log=member.log,
         )
         member.announce(ROLLOUTS, await workers.listen())
@@ -155,8 +155,8 @@ async def _serve(run: RunFolder, member: Member) -> None:
     controller: RolloutController | None = None
     try:
         log = member.log
-        half.workers.on_failure = _logging_each_cause(ledger.failed, log)
         sampler = PromptSampler(half.workers.rows, config.seed, shuffle=config.shuffle)
+        half.workers.on_failure = _logging_each_cause(ledger.failed, log, sampler)
         controller = RolloutController(
             config.rollout,
             half.workers,
@@ -182,7 +182,7 @@ async def _serve(run: RunFolder, member: Member) -> None:
 
 
 def _logging_each_cause(
-    note: Callable[[int, int, int, str], None], log: Callable[[str], None]
+    note: Callable[[int, int, int, str], None], log: Callable[[str], None], sampler: PromptSampler
 ) -> Callable[[int, int, int, str], None]:
     """Notes every failed attempt of an episode, and tells of each cause once, for one that recurs fills a screen."""
     told: set[str] = set()
@@ -191,13 +191,11 @@ def _logging_each_cause(
         note(group, sample, attempt, error)
         words = (error.strip() or "no words").splitlines()[-1][:300]
         cause = re.sub(r"\d+", "", words)[:80]
-        if group >= 0 and cause not in told:
+        if group >= 0 and cause not in told and len(told) < CAUSES_TOLD:
             told.add(cause)
-            if len(told) <= CAUSES_TOLD:
-                last = "; further causes stand in logs/controller.log" * (len(told) == CAUSES_TOLD)
-                log(f"an episode failed: {words}; more like it are counted in episodes/failed{last}")
-            else:
-                sys.stderr.write(f"an episode failed: {words}\n")
+            last = "; further causes stand in the ledger" * (len(told) == CAUSES_TOLD)
+            row = sampler[group][0]
+            log(f"an episode of data row {row} failed: {words}; more like it are counted in episodes/failed{last}")
 
     return failed
 

@@ -102,7 +102,7 @@ class RunFolder:
 
     @property
     def model_note(self) -> Path:
-        """Where the model lies that a source has made or fetched."""
+        """Where the model lies that a source has made."""
         return self.path / "model_folder.txt"
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from areal_core.disk import is_folder
@@ -9,10 +10,17 @@ from areal_core.errors import RunError
 from areal_core.interfaces import ModelReference, SamplingParameters
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
+    from pathlib import Path
 
     from areal_core.config import Resolved, RunConfig
     from areal_core.runs.folder import RunFolder
+
+
+MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.tiktoken", "*.txt", "*.jinja", "*.py")
+"""What a repository of the hub has for a model: beside it may lie the same weights in other formats."""
+_SNAPSHOT = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})$")
+"""Where huggingface_hub keeps a commit of a repository."""
 
 
 def model_reference(resolved: Resolved, run: RunFolder) -> ModelReference:
@@ -22,10 +30,37 @@ def model_reference(resolved: Resolved, run: RunFolder) -> ModelReference:
     return ModelReference(path, model.dtype, model.trust_remote_code)
 
 
-def model_path(resolved: Resolved, path: str) -> str:
-    """The folder that a config means, which is relative to its own, or else a name on the hub."""
-    local = resolved.base_dir / path
-    return str(local) if is_folder(local) else path
+def model_paths(config: RunConfig, made: str | Path | None = None) -> dict[str, str]:
+    """The models of a run by the key of the config that names them; `made` is that of its source."""
+    own = {f"roles.{name}.path": getattr(chosen.common, "path", None) for name, chosen in config.roles.items()}
+    return {key: str(path) for key, path in {"model.path": config.model.path or made, **own}.items() if path}
+
+
+def model_path(resolved: Resolved, path: str, key: str = "model.path", files: Sequence[str] = MODEL_FILES) -> str:
+    """The folder that a config means, which is relative to its own, or else that of a name on the hub in
+    huggingface_hub's cache, into which what is missing of `files` is downloaded.
+
+    A folder of that cache which is not on this machine, such as another node's, is downloaded at the same commit.
+
+    Raises:
+        RunError: there is neither, or the download failed; the message names the key of the config.
+    """
+    local, kept = resolved.base_dir / path, _SNAPSHOT.search(path)
+    if is_folder(local):
+        return str(local)
+    name, commit = (f"{kept[1]}/{kept[2]}", kept[3]) if kept else (path, None)
+    hint = "name a Hugging Face folder, relative to that of the config, or a model of the hub, ORGANIZATION/NAME"
+    if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) or is_folder(local.parent):
+        raise RunError(f"{key}: there is no folder {local}", hints=[hint])
+    try:
+        from huggingface_hub import snapshot_download
+
+        # Nor are weights in folders, and Mistral's own beside those for transformers.
+        others = ["*/*.safetensors", "consolidated*"]
+        return snapshot_download(name, revision=commit, allow_patterns=[*files], ignore_patterns=others)
+    except Exception as error:
+        words = f"{key}: there is no folder {local}, and '{name}' is not to be had from the Hugging Face hub"
+        raise RunError(f"{words}: {' '.join(str(error).split())[:400]}", hints=[hint]) from error
 
 
 def load_tokenizer(model: ModelReference) -> Any:
@@ -38,9 +73,8 @@ def load_tokenizer(model: ModelReference) -> Any:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise RunError(
-            f"a tokenizer needs transformers: {error}", hints=["pip install 'transformers>=5.17,<6'"]
-        ) from error
+        words = f"a tokenizer needs transformers: {error}"
+        raise RunError(words, hints=["pip install 'transformers>=5.17,<6'"]) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError) as error:

@@ -10,11 +10,11 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
 from areal_core.config import load_run
 from areal_core.config.needs import roles_of
@@ -36,7 +36,8 @@ from areal_core.training.rollouts import RolloutClient
 from areal_core.training.weight_sync import KEPT, WeightSync, roomy_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from areal_core.config import Resolved, RunConfig
     from areal_core.config.sections import TrainingSection
@@ -68,14 +69,18 @@ def play(run: RunFolder, member: Member) -> int:
 
 
 def _join_ranks(member: Member, section: TrainingSection) -> None:
-    """Form the group of all ranks: rank 0 opens the store on any port and announces it."""
+    """Form the group of all ranks. On one machine they meet in a file of this user's, else at a port of rank 0: its
+    store takes keys from anybody who can reach it."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if rank == 0:
+    store: Any = None
+    if rank == 0 and member.host.startswith("127."):
+        member.announce("rendezvous", f"{Path(os.environ[SCRATCH_VARIABLE]) / 'rendezvous'}:")
+    elif rank == 0:
         store = open_store(member.host)
         member.announce("rendezvous", f"{member.host}:{store.port}")
-    else:
-        host, _, port = member.ask("rendezvous", section.phase_timeout_s).rpartition(":")
-        store = TCPStore(host, int(port), ranks, is_master=False)
+    place, _, port = member.ask("rendezvous", section.phase_timeout_s).rpartition(":")
+    if store is None:
+        store = TCPStore(place, int(port), ranks, is_master=False) if port else FileStore(place, ranks)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     timeout = timedelta(seconds=section.collective_timeout_s)
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
@@ -93,8 +98,9 @@ def _train(resolved: Resolved, run: RunFolder, member: Member) -> bool:
     roles = roles_of(config.algorithm, config.training.updates)
     limit = config.training.phase_timeout_s  # a large model may load for long; deaths are noticed at once
     with member.phase("loading the model", limit, LOADING_SILENCE_S):
-        engines = _engines(resolved, model, roles, config.sampling.temperature if needs_rollouts else 1.0)
-    learner = Learner(config, algorithm, roles, engines)
+        engines = build_engines(resolved, model, roles, config.sampling.temperature if needs_rollouts else 1.0)
+    is_heard = bool(config.trackers) or resolved.plugins.events.has_listeners("areal_batch_logged")
+    learner = Learner(config, algorithm, roles, engines, config.training.logged_groups if is_heard else 0)
     rollouts = None
     if is_first and needs_rollouts:
         rollouts = RolloutClient(member.ask("controller", limit), is_interrupted=interruption.is_set, log=_log)
@@ -107,29 +113,26 @@ def _train(resolved: Resolved, run: RunFolder, member: Member) -> bool:
     beginning = share_beginning(source.where_to_begin() if source is not None else None)
     consumption_log = ConsumptionLog()
     if beginning.checkpoint is not None:
-        consumption_log = restore_checkpoint(beginning.checkpoint, learner.changing)
-    weight_sync = None
-    if needs_rollouts:
-        weight_sync = _weight_sync(config, attempt, model, learner.policy, rollouts, member)
+        consumption_log = restore_checkpoint(beginning.checkpoint, learner.changing, beginning.digest)
+    weight_sync = _weight_sync(config, attempt, model, learner.policy, rollouts, member) if needs_rollouts else None
     # Of a step whose evaluation is still owed the metrics are written again.
     first = beginning.step - (consumption_log.unevaluated is not None)
-    metrics_logger = _metrics_logger(resolved, run, member, first) if is_first else None
+
+    def phase(name: str) -> AbstractContextManager[None]:
+        return member.phase(name, 0.0 if name in UNTIMED else limit)
+
+    metrics_logger = _metrics_logger(resolved, run, member, first, phase) if is_first else None
     read = partial(read_batch, run.path, config.rollout) if needs_rollouts else read_examples
-    trainer = Trainer(config, learner, weight_sync, run.path, attempt.checkpoints, source, read, metrics_logger)
+    trainer = Trainer(config, learner, weight_sync, run.path, attempt.checkpoints, source, read, metrics_logger, phase)
     begins_elsewhere = needs_rollouts and isinstance(learner.policy, AdapterEngine) and learner.policy.begins_elsewhere
     member.enter("train", limit)
     member.on_stop = interruption.set  # until now there was nothing to keep, and a rank that is told to stop ends
     try:
         return trainer.run(beginning.step, beginning.version or int(begins_elsewhere), consumption_log)
     finally:
-        if metrics_logger is not None:
-            metrics_logger.close()
-        if source is not None:
-            source.close()
-        if weight_sync is not None:
-            weight_sync.close()
-        for engine in engines.values():
-            engine.close()
+        opened: list[Any] = [metrics_logger, source, weight_sync, *engines.values()]
+        for each in filter(None, opened):
+            each.close()
 
 
 def _weight_sync(
@@ -152,7 +155,7 @@ def _weight_sync(
     return WeightSync(section, engine, rollouts, transport, _weights_folders(config, attempt, model), dtype)
 
 
-def _engines(
+def build_engines(
     resolved: Resolved, model: ModelReference, roles: Mapping[str, Role], temperature: float
 ) -> dict[str, TrainEngine]:
     """An engine for each role, with the settings and the model of its section where it has one.
@@ -161,19 +164,24 @@ def _engines(
     """
     config = resolved.config
     idle_steps = getattr(config.algorithm.settings, "idle_steps", None)
+    rate = getattr(config.algorithm.settings, "default_learning_rate", 1e-6)
     engines: dict[str, TrainEngine] = {}
     for name, role in sorted(roles.items(), key=lambda item: not item[1].changes):
         chosen = config.roles.get(name, config.train_engine)
         path = getattr(chosen.common, "path", None)
-        its_model = model if path is None else replace(model, path=model_path(resolved, path))
+        its_model = model
         if path is not None:
+            its_model = replace(model, path=model_path(resolved, path, f"roles.{name}.path"))
             check_same_tokens(model, name, its_model)
         adapted = [e for e in engines.values() if isinstance(e, AdapterEngine) and chosen is config.train_engine]
         base = next(filter(None, (engine.reference_from_base(its_model, role) for engine in adapted)), None)
         engines[name] = base or chosen.build()
         steps = config.steps - (idle_steps(name) if idle_steps else 0)
         if base is None:
-            engines[name].setup(its_model, role, OptimizerSettings(steps * config.training.updates, temperature))
+            # A critic begins with a head that knows nothing.
+            its_rate = rate if name == next(iter(roles)) else 10 * rate
+            told = OptimizerSettings(steps * config.training.updates, temperature, its_rate)
+            engines[name].setup(its_model, role, told)
     for engine in engines.values():
         if isinstance(engine, ComparingEngine):
             engine.compare_with(engines)
@@ -196,37 +204,26 @@ def _weights_folders(config: RunConfig, attempt: AttemptFolder, model: ModelRefe
     return folders
 
 
-def _metrics_logger(resolved: Resolved, run: RunFolder, member: Member, step: int) -> MetricsLogger:
+def _metrics_logger(
+    resolved: Resolved,
+    run: RunFolder,
+    member: Member,
+    step: int,
+    phase: Callable[[str], AbstractContextManager[None]],
+) -> MetricsLogger:
     metrics_logger = MetricsLogger(
         run.metrics,
         step,
         trackers=[selection.build() for selection in resolved.config.trackers],
-        observers=[DriverObserver(member)],
         hooks=[resolved.plugins.events],
-        phase=lambda name: member.phase(name, 0.0 if name in UNTIMED else resolved.config.training.phase_timeout_s),
+        on_step=lambda line: member.notify(StepMetrics(line)),
+        phase=phase,
         log=member.log,
     )
     resolved.plugins.events.log = member.log
     member.notify(Status({"step": step}))
     metrics_logger.start_trackers(run.path, resolved.config.model_dump(mode="json"))
     return metrics_logger
-
-
-class DriverObserver:
-    """Lets the driver know how the trainer is, for whoever watches."""
-
-    def __init__(self, member: Member) -> None:
-        self._member = member
-
-    def step_finished(self, run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
-        """A line of metrics was written."""
-        self._member.notify(StepMetrics({"step": step, **metrics}))
-
-    def weights_synced(self, run_dir: Path, step: int, version: int) -> None:
-        """Shown with the rollouts."""
-
-    def checkpoint_saved(self, run_dir: Path, step: int, path: Path) -> None:
-        """Shown as a phase."""
 
 
 def _log(line: str) -> None:

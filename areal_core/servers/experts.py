@@ -134,17 +134,3 @@ def model_problems(model: StoredModel) -> Iterable[str]:
         yield ": ".join((error.message, *error.hints))
     except LookupError as error:
         yield f"routed_experts is set, and the config.json of the model in {model.folder} lacks {error}: save it again"
-
-
-def choice_problems(model: StoredModel) -> Iterable[str]:
-    """Why no router of this model can choose, for an engine's `check_model`; of a model without experts nothing."""
-    text = model.description.get("text_config") or model.description
-    experts = next((text[key] for key in EXPERTS if text.get(key)), None)
-    choices = text.get("num_experts_per_tok")
-    if experts is None or choices is None:
-        return
-    if not (isinstance(choices, int) and isinstance(experts, int) and 0 < choices <= experts):
-        yield (
-            f"the config.json of the model in {model.folder} has num_experts_per_tok: {choices}, and {experts} "
-            "experts: a token goes through 1 of them at least and all at most: mend it"
-        )

@@ -87,10 +87,7 @@ class ServerFleet:
         try:
             description = json.loads((Path(model.path) / "config.json").read_text())
         except (OSError, ValueError) as error:
-            raise RunError(
-                f"servers need the model as a local folder, and {model.path} is none: {error}",
-                hints=["download it first and set model.path to the folder"],
-            ) from None
+            raise RunError(f"servers need the model as a local folder, and {model.path} is none: {error}") from None
         # Where a config does not say, the class of the model does, which is not known here.
         self._updater.begin(Path(model.path), is_tied=description.get("tie_word_embeddings") is not False)
         # A model that sees has the vocabulary of its language model.

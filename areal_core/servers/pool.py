@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from areal_core.disk import append_events
 from areal_core.servers.errors import UpdateRefusedError, known_form
 
 if TYPE_CHECKING:
@@ -251,14 +250,21 @@ class ServerPool:
             self.note(member, reason)
         elif state is State.READY:
             self.reasons.pop(member.name, None)
-        entry = {"time": time.time(), "server": member.name, "state": str(state), "version": member.version}
-        with suppress(OSError), self._log.open("a") as file:  # a disk that is full costs lines of the log
-            file.write(json.dumps(entry | ({"reason": reason} if reason else {})) + "\n")
+        self._record(member, reason=reason)
         line = f"{member.name} {state}{f': {reason}' if reason else ''}"
         sys.stderr.write(f"{line}\n")
         if not member.is_own and state in TOLD:
             self.log(line)
         self.on_change()
+
+    def _record(self, *members: Member, reason: str = "") -> None:
+        also = {"reason": reason} if reason else {}
+        now = time.time()
+        events = (
+            {"time": now, "server": member.name, "state": str(member.state), "version": member.version, **also}
+            for member in members
+        )
+        append_events(self._log, *events)
 
     def note(self, member: Member, reason: str) -> None:
         """Why a server is in its state, for whoever asks."""
@@ -271,14 +277,16 @@ class ServerPool:
         self.move(member, State.READY)
 
     def hold(self, *members: Member) -> None:
-        """Nothing is asked of servers while their weights change or their memory is away; too common to be told."""
+        """Nothing is asked of servers while their weights change or their memory is away; the terminal says nothing."""
         for member in members:
             member.state = State.UPDATING
+        self._record(*members)
 
     def put_back(self, *members: Member) -> None:
         """Servers that were held may be given requests again."""
         for member in members:
             member.state = State.READY
+        self._record(*members)
         self.on_change()
 
     def lose(self, member: Member, reason: str, state: State = State.LOST) -> None:

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.driver.serving import INTERVAL_S, Joining
+from areal_core.driver.terminal import log as _log
 from areal_core.errors import RunError, UsageError
 from areal_core.launchers.guard import SCRATCH_VARIABLE, adopt_orphans, end_descendants, last_words, make_scratch
 from areal_core.launchers.machine import free_port, visible_gpus
@@ -106,11 +106,9 @@ def _keep(
 ) -> None:
     """Start the server's program, and return when somebody interrupts."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)  # some write their keys into their logs
-    try:  # in a session of its own, for Ctrl-C is not its
+    # Some write their keys into their logs. In a session of its own, for Ctrl-C is not its.
+    with os.fdopen(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
         server = start_program(command, os.environ, stdout=file, stderr=file, start_new_session=True)
-    finally:
-        os.close(file)
     is_ready, deadline = joining is not None, time.monotonic() + limit_s
     while not interrupted.wait(INTERVAL_S):
         if server.poll() is not None or (not is_ready and time.monotonic() > deadline):
@@ -120,8 +118,3 @@ def _keep(
         elif not is_ready and is_healthy_at(f"{address}{command.health_path}"):
             is_ready = True
             _log(f"ready at {address}")
-
-
-def _log(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
     from areal_core.servers.updating import Updater
 
 LACK = "give the run more nodes, lower servers.minimum, or raise start_timeout_s: so long too few servers may be ready"
-OWN_FAILED = "areal logs RUN_DIR server-0 shows all that a server said; start_timeout_s is how long they are waited for"
+OWN_FAILED = "RUN_DIR/logs/server-0.log is all that a server said; start_timeout_s is how long they are waited for"
 NONE_ANSWERS = "start them, or name others in inference_engine.addresses; with `servers` above 0 the run starts its own"
 POLL_S, START_POLL_S = 0.25, 0.05
 TOLD_S = 5.0
-"""With fewer servers than the minimum, which is told then."""
+"""Of a server that does not answer yet, which is told then."""
 PAUSES_S = {State.LOST: (1.0, 10.0), State.REFUSED: (30.0, 300.0)}
 """Until a server is tried again: at first, and at most."""
 REVIVAL_S = 30.0
@@ -320,20 +319,17 @@ class Tending:
     async def _watch_over_all(self) -> None:
         """The fleet has failed where too few servers have been ready for too long, or will be."""
         now = asyncio.get_running_loop().time
-        enough_at, is_reported = now(), False
+        enough_at = now()
         while self.pool.failure is None:
             await asyncio.sleep(POLL_S)
             wanted, limit = self.settings.bounds.minimum, self.settings.start_timeout_s
             if len(self.pool.ready) >= wanted or self.updater.is_changing:  # which the trainer's turn is, too
-                enough_at, is_reported = now(), False
+                enough_at = now()
             lacking_s, ready = now() - enough_at, len(self.pool.ready)
             if lacking_s > limit or self.pool.possible < (1 if self._has_begun else wanted):
                 message = f"{ready} of {wanted} servers have been ready for {lacking_s:.0f} s; {self.pool.explain()}"
                 own = LACK if self.settings.is_elastic else OWN_FAILED
                 self.pool.fail(RunError(message, hints=[own if self.settings.servers else NONE_ANSWERS]))
-            elif self._has_begun and lacking_s > TOLD_S and not is_reported:
-                is_reported = True
-                sys.stderr.write(f"{ready} of {wanted} servers are ready; the run goes on so for {limit:.0f} s\n")
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, see: Callable[[Servers], None], servers: Servers) -> None:

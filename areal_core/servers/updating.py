@@ -52,16 +52,18 @@ class BroadcastGroups:
         """See `BroadcastReceiver.form_group`."""
         ready = self._pool.ready
         prefixes = self._adapter.group_store_prefixes.get(backend)
-        if self._group is not None and self._group.name == current_group and set(self._joined()) == set(ready):
-            return self._described(self._group, prefixes or (), is_new=False)
+        ranks = [member.identity.ranks if member.identity else 1 for member in ready]
+        same, world_size = set(self._joined()) == set(ready), 1 + sum(ranks)
+        # With a lost server in it a broadcast would wait for that one.
+        if same and (group := self._group) and (group.name, group.world_size) == (current_group, world_size):
+            return self._described(group, prefixes or (), is_new=False)
         await self._dissolve()
         if not ready or prefixes is None:
             return None
-        ranks = [member.identity.ranks if member.identity else 1 for member in ready]
         name = f"areal-{secrets.token_hex(4)}"
         with suppress(OSError):
             self._note.write_text(name)
-        self._group = WeightGroup(name, address, port, 1 + sum(ranks), backend)
+        self._group = WeightGroup(name, address, port, world_size, backend)
         first = [1 + sum(ranks[:place]) for place in range(len(ranks))]
         self._joining = [
             start_task(self._join(member, self._group, rank), f"{member.name} joining the group {name}")

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 WAITING = 1000
 """Calls that may wait behind one that blocks."""
+BEHIND = 8
+"""Of these, so many with whole batches may wait."""
 PATIENCE_S = 60.0
 """For what waits at the end."""
 
@@ -49,6 +51,11 @@ class Aside:
                 return
             self._waiting.append((name, work))
             self._changed.notify_all()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether several calls wait: what is large is better left out."""
+        return len(self._waiting) > BEHIND
 
     def close(self) -> None:
         """Wait until everything is done, but not for ever: what blocks is named and left."""

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from areal_core.data.digest import chain_digests
 from areal_core.disk import changed_files, file_digests, file_sizes, replacing_folder, sync_names
 from areal_core.errors import RunError
+from areal_core.ledger.store import checkpoint_digest
 from areal_core.training.distribution import share_text
 from areal_core.training.resume_hints import STATE_FILE, resume_hints
 
@@ -68,16 +69,21 @@ class ConsumptionLog:
         self.steps.clear()
 
 
-def restore_checkpoint(folder: Path, engines: Mapping[str, TrainEngine]) -> ConsumptionLog:
+def restore_checkpoint(folder: Path, engines: Mapping[str, TrainEngine], digest: str = "") -> ConsumptionLog:
     """Give every role that is in a checkpoint its parameters back; what the trainer had seen. Collective.
 
     Rank 0 reads all of it beforehand, and holds it against the digests of what was written.
 
+    Args:
+        folder: of the checkpoint.
+        engines: by role.
+        digest: of the checkpoint that was committed; rank 0 knows it. Empty where nobody does.
+
     Raises:
-        RunError: a file of it is missing, cut off or changed, or an engine cannot load it; says what can be gone on
-            with.
+        RunError: it is another checkpoint, a file of it is missing, cut off or changed, or an engine cannot load it;
+            says what can be gone on with.
     """
-    if damage := share_text(damage_of(folder) if dist.get_rank() == 0 else ""):
+    if damage := share_text(damage_of(folder, digest) if dist.get_rank() == 0 else ""):
         raise RunError(f"the checkpoint is damaged: {damage}", hints=resume_hints(folder))
     try:
         for role, engine in engines.items():
@@ -88,7 +94,7 @@ def restore_checkpoint(folder: Path, engines: Mapping[str, TrainEngine]) -> Cons
     return _read_consumption_log(folder, json.loads((folder / STATE_FILE).read_text()))
 
 
-def damage_of(folder: Path) -> str:
+def damage_of(folder: Path, digest: str = "") -> str:
     """What a checkpoint is not as it was written, in words; empty where nothing is. Older ones have no digests."""
     path = folder / STATE_FILE
     try:
@@ -96,8 +102,8 @@ def damage_of(folder: Path) -> str:
         own = state.pop("digest", None)
         if own not in (None, _digest(state)):
             return f"{path} holds other bytes than were written"
-        is_other = folder.name.startswith("step-") and folder.name != f"step-{state['step']:06d}"
-        other = [f"{folder} holds the checkpoint of step {state['step']}"] if is_other else []
+        is_other = digest not in ("", checkpoint_digest(folder))
+        other = [f"{folder} holds another checkpoint than the one that the run committed"] if is_other else []
         if changed := other or changed_files(folder, state.get("files", {}), state.get("digests")):
             return "; ".join(changed)
         _read_consumption_log(folder, state)

@@ -6,14 +6,14 @@ import hashlib
 import socket
 from datetime import timedelta
 from functools import cache, partial
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_core.errors import RunError
+from areal_core.messages import FrameDecoder, encode_frame
 from areal_core.messages.rollouts import Beginning
 from areal_core.training.source import Interrupted
 
@@ -71,15 +71,19 @@ def gather(value: float) -> list[float]:
 
 def gather_texts(text: str) -> list[str]:
     """All ranks' texts in the order of the ranks, on every rank."""
+    found = [text] * dist.get_world_size()
+    if len(found) > 1:
+        dist.all_gather_object(found, text, group=_patient(dist.group.WORLD))
+    return found
+
+
+def gather_objects(own: object) -> list[Any] | None:
+    """All ranks' objects in the order of the ranks, on rank 0; None on the others."""
     if dist.get_world_size() == 1:
-        return [text]
-    own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    sizes = [int(size) for size in gather(len(own))]
-    padded = torch.zeros(max(sizes), dtype=torch.uint8)
-    padded[: len(own)] = own
-    found = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(found, padded, group=_patient(dist.group.WORLD))
-    return [one[:size].numpy().tobytes().decode() for one, size in zip(found, sizes, strict=True)]
+        return [own]
+    found: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(own, found, group=_patient(dist.group.WORLD))
+    return found
 
 
 def host_number() -> float:
@@ -101,10 +105,9 @@ def wait_for_all() -> None:
 
 def share_beginning(beginning: Beginning | None) -> Beginning:
     """What rank 0 was told of where the run begins, on every rank; None on the others."""
-    known = beginning or Beginning(0, None, 0)
-    step, version = int(agree(known.step)), int(agree(known.version))
-    folder = share_text(str(known.checkpoint or ""))
-    return Beginning(step, Path(folder) if folder else None, version)
+    told = share_bytes(bytes(encode_frame(beginning or Beginning(0, None, 0))))
+    known: Beginning = FrameDecoder().feed(told)[0].message
+    return known
 
 
 def share_text(text: str) -> str:

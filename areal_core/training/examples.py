@@ -52,7 +52,7 @@ class ExampleSource:
 
     def where_to_begin(self) -> Beginning:
         """See `BatchSource.where_to_begin`."""
-        return Beginning(self._ledger.committed_step, self._ledger.checkpoint, 0)
+        return Beginning(self._ledger.committed_step, self._ledger.checkpoint, 0, self._ledger.checkpoint_digest)
 
     def next_batch(self, step: int) -> bytes:
         """See `BatchSource.next_batch`: the sequences themselves, as `PackedBatch.to_bytes` writes them."""

@@ -44,21 +44,14 @@ class Exports:
         self._has_candidate = False
 
     def settle(self) -> float:
-        """Put right what a kill has left; the score of the best model that the run has written, on rank 0.
-
-        A score that cannot be read is told and counts as none: minus infinity.
-        """
+        """Put right what a kill has left; on rank 0 the score of the best model so far, minus infinity without one."""
         self._has_candidate = False
         if self._metrics_logger is None:
             return -math.inf
         for name in ("best", "model"):
             settle_folder(self._run_dir / name)
         path = self._best / SCORE_FILE
-        try:
-            return float(json.loads(path.read_text())["evaluation/reward"]) if path.is_file() else -math.inf
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            self._metrics_logger.log(f"the score in {path} cannot be read and counts as none: {error!r}")
-        return -math.inf
+        return float(json.loads(path.read_text())["evaluation/reward"]) if path.is_file() else -math.inf
 
     def write_model(self, step: int) -> None:
         """Write the weights as they are now as the run's model. Raises `DiskError`."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from areal_core.data import combine, shift_to_predictions
 from areal_core.errors import RunError
 from areal_core.interfaces.training import MeasuringEngine
 from areal_core.training.context import BatchContext
+from areal_core.training.token_log import TokenLog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,21 +31,30 @@ class Learner:
         algorithm: what to do with a batch.
         roles: by name.
         engines: of the roles, by name.
+        logged_groups: of each batch, whose tokens are logged.
 
     Attributes:
         has_learned: whether the first role has, since this was set to False.
+        logged: on rank 0, a few groups of the last batch with what the losses made of their tokens; see `TokenLog`.
     """
 
     def __init__(
-        self, config: RunConfig, algorithm: Algorithm, roles: Mapping[str, Role], engines: Mapping[str, TrainEngine]
+        self,
+        config: RunConfig,
+        algorithm: Algorithm,
+        roles: Mapping[str, Role],
+        engines: Mapping[str, TrainEngine],
+        logged_groups: int = 0,
     ) -> None:
         self._config = config
         self._algorithm = algorithm
         self._roles = roles
         self._engines = engines
+        self._logged_groups = logged_groups
         self._skipped: dict[str, int] = {}
         self._first = next(iter(roles))
         self.has_learned = False
+        self.logged: PackedBatch | None = None
 
     @property
     def changing(self) -> dict[str, TrainEngine]:
@@ -72,7 +83,9 @@ class Learner:
         """
         context = BatchContext(self._config.training, self._engines, self._config.seed, step, version, state)
         prepared = self._algorithm.prepare(shift_to_predictions(batch), context)
-        learned = [self._update(works, step) for works in self._algorithm.updates(prepared, context)]
+        log = TokenLog(prepared, self._logged_groups)
+        learned = [self._update(log.watch(works), step) for works in self._algorithm.updates(log.batch, context)]
+        self.logged = log.gather()
         for name, role in self._roles.items():
             if role.ema is not None and (step + 1) % role.ema.every == 0:
                 self._engines[name].update_ema(self._engines[role.ema.role], role.ema.decay)
@@ -97,8 +110,10 @@ class Learner:
             self.has_learned |= role == self._first
             self._skipped[role] = self._skipped.get(role, 0) + 1 if bool(found["skipped"].values) else 0
             if self._skipped[role] >= self._config.training.max_skipped_updates:
+                loss = found["loss"].as_numbers("loss")["loss"]
+                what = "gradient" if math.isfinite(loss) else f"loss ({loss})"
                 raise RunError(
-                    f"the gradient of {role} was not finite in {self._skipped[role]} updates in a row (step {step})",
+                    f"the {what} of {role} was not finite in {self._skipped[role]} updates in a row (step {step})",
                     hints=["lower its learning_rate or look at the rewards; training.max_skipped_updates is the limit"],
                 )
             metrics |= found if role == self._first else {f"{role}/{name}": value for name, value in found.items()}

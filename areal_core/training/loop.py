@@ -47,6 +47,7 @@ class Trainer:
         source: of batches, on rank 0.
         read: makes the batch from what the source tells of it, on every rank.
         metrics_logger: of metrics, on rank 0.
+        phase: says what this process is doing, on ranks that have no metrics logger.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class Trainer:
         source: BatchSource | None,
         read: Callable[[bytes], TrainingBatch],
         metrics_logger: MetricsLogger | None,
+        phase: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self._config = config
         self._learner = learner
         self._weight_sync = weight_sync
         self._source, self._read = source, read
         self._metrics_logger = metrics_logger
+        self._phase = phase if metrics_logger is None else metrics_logger.phase
         self._checkpointer = Checkpointer(
             config.checkpoint, run_dir, checkpoints, learner.changing, source, metrics_logger, self._phase, self._log
         )
@@ -167,7 +170,10 @@ class Trainer:
         self._consumption_log.steps.append(groups)
         if batch is None:
             return {}
-        return self._learner.learn(batch, self._step, self._version, self._consumption_log.state)
+        metrics = self._learner.learn(batch, self._step, self._version, self._consumption_log.state)
+        if self._metrics_logger is not None and self._learner.logged is not None:
+            self._metrics_logger.batch_logged(self._step + 1, self._learner.logged)
+        return metrics
 
     def _sync(self) -> dict[str, float]:
         if self._weight_sync is None:
@@ -269,6 +275,3 @@ class Trainer:
         """A line for the user, on the rank that has a metrics logger."""
         if self._metrics_logger is not None:
             self._metrics_logger.log(line)
-
-    def _phase(self, name: str) -> AbstractContextManager[None]:
-        return self._metrics_logger.phase(name) if self._metrics_logger is not None else nullcontext()

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from areal_core.disk import append_line, patiently, read_steps, replace_durably, writing
+from areal_core.interfaces.tracker import BatchTracker
 from areal_core.training.aside import Aside
 
 if TYPE_CHECKING:
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from areal_core.data import PackedBatch
     from areal_core.interfaces.tracker import Tracker
 
 
-class Observer(Protocol):
-    """Told of what happened, on rank 0."""
+class Hooks(Protocol):
+    """Plugins that are told of what happened; see `areal_core.plugins.events`."""
 
     def step_finished(self, run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
         """A step is over."""
@@ -31,19 +33,22 @@ class Observer(Protocol):
     def weights_synced(self, run_dir: Path, step: int, version: int) -> None:
         """The sync of `version` has begun."""
 
+    def batch_logged(self, run_dir: Path, step: int, batch: PackedBatch) -> None:
+        """A few groups of a batch have been trained on."""
+
     def checkpoint_saved(self, run_dir: Path, step: int, path: Path) -> None:
         """A checkpoint is committed at `path`."""
 
 
 class MetricsLogger:
-    """Writes metrics, tells observers and trackers, and measures phases. On rank 0.
+    """Writes metrics, tells plugins and trackers, and measures phases. On rank 0.
 
     Args:
         metrics: file of the run's metrics, a JSON line a step, in the run folder.
         step: that the run (re)starts from; metrics of later steps belong to a discarded history and are removed.
         trackers: each is switched off after its first exception, which is told once.
-        observers: told of steps, weight syncs and checkpoints, at once.
-        hooks: of plugins, told the same.
+        hooks: of plugins.
+        on_step: told of each line that is written, at once.
         phase: says what this process is doing.
         log: takes a line for whoever watches the run.
     """
@@ -54,8 +59,8 @@ class MetricsLogger:
         step: int,
         *,
         trackers: Sequence[Tracker] = (),
-        observers: Sequence[Observer] = (),
-        hooks: Sequence[Observer] = (),
+        hooks: Sequence[Hooks] = (),
+        on_step: Callable[[dict[str, float]], None] = lambda _: None,
         phase: Callable[[str], AbstractContextManager[None]],
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -64,8 +69,7 @@ class MetricsLogger:
         self.log = log
         self._phase = phase
         self._trackers = list(trackers)
-        self._observers = list(observers)
-        self._hooks = list(hooks)
+        self._hooks, self._on_step = list(hooks), on_step
         self._aside = Aside(log)
         self._seconds: dict[str, float] = {}
         self._step_began = time.monotonic()
@@ -100,15 +104,24 @@ class MetricsLogger:
         written = json.dumps({"step": step, "time": ended["time"], **line})
         patiently(lambda: append_line("the metrics", self._metrics_path, written), self.log)
         self._notify_trackers(lambda tracker: tracker.log(step, line))
-        self._notify_observers(lambda observer: observer.step_finished(self._run_dir, step, line))
+        self._on_step({"step": step, **line})
+        self._notify_hooks(lambda hooks: hooks.step_finished(self._run_dir, step, line))
 
     def weights_synced(self, step: int, version: int) -> None:
         """The sync of `version` has begun."""
-        self._notify_observers(lambda observer: observer.weights_synced(self._run_dir, step, version))
+        self._notify_hooks(lambda hooks: hooks.weights_synced(self._run_dir, step, version))
+
+    def batch_logged(self, step: int, batch: PackedBatch) -> None:
+        """A few groups of the batch of a step, with what the losses made of their tokens; left out where those who are
+        told of it fall behind."""
+        if self._aside.is_behind:
+            return
+        self._notify_hooks(lambda hooks: hooks.batch_logged(self._run_dir, step, batch))
+        self._notify_trackers(lambda one: one.log_batch(step, batch) if isinstance(one, BatchTracker) else None)
 
     def checkpoint_saved(self, step: int, path: Path) -> None:
         """A checkpoint is committed at `path`."""
-        self._notify_observers(lambda observer: observer.checkpoint_saved(self._run_dir, step, path))
+        self._notify_hooks(lambda hooks: hooks.checkpoint_saved(self._run_dir, step, path))
 
     def start_trackers(self, run_dir: Path, config: Mapping[str, object]) -> None:
         """The run begins."""
@@ -119,11 +132,9 @@ class MetricsLogger:
         self._notify_trackers(lambda tracker: tracker.close())
         self._aside.close()
 
-    def _notify_observers(self, log: Callable[[Observer], None]) -> None:
-        for observer in self._observers:
-            log(observer)
-        for hook in self._hooks:
-            self._aside.do("a plugin's hook", partial(log, hook))
+    def _notify_hooks(self, log: Callable[[Hooks], None]) -> None:
+        for hooks in self._hooks:
+            self._aside.do("a plugin's hook", partial(log, hooks))
 
     def _notify_trackers(self, log: Callable[[Tracker], None]) -> None:
         for tracker in list(self._trackers):

@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from areal_core.workflows.settings import PromptSettings
 
 
-MOST_CHARACTERS = 2_000_000
-"""Of a conversation, some half a million tokens; what is longer would hold up everything else while it is tokenized."""
-
-
 def prompt_messages(row: Mapping[str, Any], settings: PromptSettings) -> list[dict[str, str]] | None:
     """The chat messages of a row, or None where its prompt is plain text to be continued.
 
@@ -150,8 +146,6 @@ def guard(tokenizer: Any, content: Any) -> Any:
 
 def encode(tokenizer: Any, text: str) -> tuple[list[int], str]:
     """Token ids of a text with stand-ins, which become the ordinary tokens of what is spelled, and the text itself."""
-    if len(text) > MOST_CHARACTERS:
-        raise ValueError(f"a text of {len(text):,} characters is longer than any context: {MOST_CHARACTERS:,} at most")
     ids: list[int] = []
     written: list[str] = []
     spellings = _special_tokens(tokenizer)

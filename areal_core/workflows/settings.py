@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mimetypes import guess_type
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -29,10 +29,14 @@ class PromptSettings(Settings):
 class SingleTurnSettings(PromptSettings):
     """One prompt, one answer, one score."""
 
+    scores_answers: ClassVar[bool] = True
+
     def check_row(self, row: dict[str, Any]) -> str:
         """Before a run: what keeps it from playing this row; empty where nothing does."""
         if self.prompt_key not in row:
             return f"has no '{self.prompt_key}', only {', '.join(row)}: set workflow.prompt_key, or mend the data"
+        if self.system and self.chat_template != "always" and isinstance(row[self.prompt_key], str):
+            return "has a prompt of text, which takes no workflow.system: set workflow.chat_template=always"
         if key := next((key for key in IMAGE_KEYS if _has_image(row.get(key))), ""):
             return f"has an image ('{key}'), and this workflow shows the model none: {UNSHOWN}"
         return ""

@@ -38,9 +38,11 @@ def page(plugins: Iterable[str]) -> str:
     """The whole page, with the commands of these plugins."""
     (commands,) = [one for one in build_parser()._actions if isinstance(one, argparse._SubParsersAction)]
     parsers = {name: parser for name, parser in commands.choices.items() if isinstance(name, str)}
-    for kind, record in PluginManager.load(plugins).records():
-        if kind == "commands":
-            parsers[f"{record.plugin} {record.name}"] = _parser(record.target)
+    records = [record for kind, record in PluginManager.load(plugins).records() if kind == "commands"]
+    names = [*parsers, *(record.name for record in records)]
+    for record in records:
+        short = names.count(record.name) == 1
+        parsers[record.name if short else f"{record.plugin} {record.name}"] = _parser(record.target)
     parts = [INTRODUCTION, "\n".join(f"- [`areal {name}`](#areal-{name.replace(' ', '-')})" for name in parsers)]
     for name, parser in parsers.items():
         parts += _described(name, parser)

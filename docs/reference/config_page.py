@@ -32,8 +32,8 @@ settings: `train_engine: {type: fsdp, learning_rate: 3e-4}`. `type` is one of
 
 **Layers**: defaults < preset < file < environment (`AREAL_SET="seed=3 steps=5"`) < command line. Values on the command
 line are YAML: `3e-4` is a number, `off` is text, `key=null` clears, `rewards.0.weight=2` reaches into a list. A
-section that names a `type` starts from that component's defaults; one without keeps what its default sets. A list
-replaces a list.
+section that names another `type` starts from that component's defaults; the same one, or none, keeps what is set. A
+list replaces a list.
 
 **Secrets** are written `env:NAME`; only that reference is stored.
 

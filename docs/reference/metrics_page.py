@@ -1,4 +1,4 @@
-"""`metrics.md`: every metric, in the words of `metrics.yaml`, and the diagnostics of the plugin `view`."""
+"""`metrics.md`: every metric, in the words of `metrics.yaml`, and diagnostics and tokens of the plugin `view`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 import yaml
 
 from areal_view.diagnostics import DIAGNOSTICS, STEPS
+from areal_view.rollouts import COLUMNS, RATIOS
 
 WORDS: Final = Path(__file__).with_name("metrics.yaml")
 
@@ -27,6 +28,10 @@ def page() -> str:
         parts.append("\n".join(rows))
     parts += ["## Diagnostics", text["diagnostics"].strip().replace("STEPS", str(STEPS))]
     parts.append("\n".join(f"- {_generic(one.words)}" for one in DIAGNOSTICS))
+    parts += ["## Tokens", text["tokens"].strip()]
+    columns = {**text["token_columns"], **{name: f"{title}: {words}" for name, (title, words) in COLUMNS.items()}}
+    rows = [f"| `{name}` | {words} |" for name, words in columns.items() if name not in RATIOS]
+    parts.append("\n".join(["| column | meaning |", "|---|---|", *rows]))
     return "\n\n".join(parts)
 
 

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import algorithms_page
 import api_page
+import coming_from_page
 import commands_page
 import config_page
 import hooks_page
 import interfaces_page
 import metrics_page
+import versions_page
 
 PLUGINS = sorted(path.name.removeprefix("areal_") for path in Path(__file__).parents[2].glob("plugins/areal_*"))
 MADE_BY = "<!-- Made by `python docs/reference/write_pages.py`. -->\n"
@@ -26,12 +28,14 @@ def pages() -> dict[str, str]:
     return {
         "algorithms.md": algorithms_page.page(),
         "api.md": api_page.page(),
+        "coming_from.md": coming_from_page.page(),
         "commands.md": commands_page.page(PLUGINS),
         "components.md": config_page.components_page(PLUGINS),
         "config.md": config_page.config_page(),
         "hooks.md": hooks_page.page(),
         "interfaces.md": interfaces_page.page(),
         "metrics.md": metrics_page.page(),
+        "versions.md": versions_page.page(),
     }
 
 

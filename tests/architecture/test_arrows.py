@@ -26,11 +26,11 @@ ROOMS: dict[str, set[str]] = {
     "disk": {"errors"},
     "plugins": {"errors"},
     "config": {"errors", "plugins", "interfaces"},
-    "cli": {"errors", "plugins", "config", "launchers", "runs", "driver", "servers"},
+    "cli": {"errors", "plugins", "config", "launchers", "runs", "driver", "servers", "testing"},
     "data": {"errors"},
     "interfaces": {"data", "errors"},
     "messages": {"errors", "background", "interfaces"},
-    "launchers": {"errors", "background", "interfaces", "messages", "config"},
+    "launchers": {"errors", "background", "disk", "interfaces", "messages", "config"},
     "algorithms": {"config", "data", "errors", "interfaces"},
     "workflows": {"config", "data", "interfaces"},
     "rewards": {"errors", "background", "interfaces", "messages", "launchers", "config"},
@@ -41,11 +41,11 @@ ROOMS: dict[str, set[str]] = {
              "ledger", "rewards", "rollout", "training"},
     "driver": {"errors", "background", "disk", "config", "plugins", "data", "interfaces", "messages", "launchers",
                "ledger", "training", "runs"},
-    "servers": {"errors", "background", "config", "plugins", "data", "interfaces", "messages", "launchers", "runs",
-                "driver"},
+    "servers": {"errors", "background", "disk", "config", "plugins", "data", "interfaces", "messages", "launchers",
+                "runs", "driver"},
     "library": {"errors", "config", "runs", "driver"},
-    "testing": {"errors", "background", "config", "plugins", "data", "interfaces", "messages", "launchers", "rewards",
-                "rollout", "runs", "driver", "training"},
+    "testing": {"errors", "algorithms", "background", "config", "plugins", "data", "interfaces", "messages",
+                "launchers", "rewards", "rollout", "runs", "driver", "training"},
 }  # fmt: skip
 """For each room of the core the rooms that it knows."""
 
@@ -58,6 +58,11 @@ PUBLIC = {
     "areal_core.messages", "areal_core.plugins", "areal_core.rewards.pool", "areal_core.rollout.evaluation",
     "areal_core.runs",
     "areal_core.driver.serving", "areal_core.runs.controller", "areal_core.runs.server", "areal_core.testing",
+    "areal_core.config.yaml_text",
+    "areal_core.config.needs", "areal_core.driver.model_initialization", "areal_core.rewards.worker",
+    "areal_core.rollout.episodes", "areal_core.rollout.shaping",
+    "areal_core.runs.folder", "areal_core.runs.models", "areal_core.runs.trainer",
+    "areal_core.training.context", "areal_core.training.examples",
 }  # fmt: skip
 """What plugins may import: these names and, of the rooms in `OPEN` all modules."""
 OPEN = {

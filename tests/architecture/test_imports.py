@@ -32,7 +32,8 @@ LIBRARIES = {"areal_agents", "areal_fsdp", "areal_vision"}
 
 
 SECTIONS = {"rewards", "trackers", "servers", "view", "evaluation", "agents", "environments", "sandboxes", "models"}
-"""Words that are a plugin's name and also a section of every config, or a kind of component."""
+SECTIONS |= {"convert"}
+"""Words that are a plugin's name and also a section of every config, a kind of component, or a method of an image."""
 
 
 def modules(folder: Path, base: Path) -> dict[str, Path]:

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MAXIMUM_FILE, MAXIMUM_FUNCTION, MAXIMUM_LINE = 300, 60, 120
 MAXIMUM_CORE, MAXIMUM_PLUGIN = 10_500, 1_500
-LARGER_PLUGINS = {"areal_fsdp": 4_500, "areal_agents": 2_300}
+PLUGIN_LIMITS = {"areal_fsdp": 4_500, "areal_agents": 2_300, "areal_view": 901}
 """The first has attention, models, parallelism and plans of memory as rooms; the second tools and environments."""
 CORE_TODAY = 16_350
 """The core is over its limit since processes, messages and ownership have seams of their own, and since every wait has
@@ -119,7 +119,7 @@ def test_the_core_does_not_grow():
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
 def test_a_plugin_stays_small(plugin):
-    assert lines_of(plugin, "tests") < LARGER_PLUGINS.get(plugin.name, MAXIMUM_PLUGIN)
+    assert lines_of(plugin, "tests") < PLUGIN_LIMITS.get(plugin.name, MAXIMUM_PLUGIN)
 
 
 def test_nothing_is_squeezed_past_the_formatter():

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
+import areal_core
 from areal_core.cli.commands.run import SAFE_ON_RESUME
 
 pytestmark = pytest.mark.slow
@@ -16,8 +14,8 @@ pytestmark = pytest.mark.slow
 FAKE_RUN = """
 import sys, types
 fake = types.ModuleType("areal_core.driver.execution")
-def execute(resolved, *, run_dir, resume, dry_run, allow_changed_plugins, as_json, show):
-    print("steps", resolved.config.steps, "folder", run_dir, "resume", resume, dry_run, allow_changed_plugins)
+def execute(resolved, *, run_dir, resume, dry_run, allow_changes, as_json, show):
+    print("steps", resolved.config.steps, "folder", run_dir, "resume", resume, dry_run, allow_changes)
     return 7
 fake.execute = execute
 sys.modules["areal_core.driver.execution"] = fake
@@ -50,7 +48,17 @@ def test_help_lists_every_command_and_no_words_are_a_wrong_request(box):
     for command in ("run", "plugins", "config", "audit"):
         assert f"\n    {command} " in outcome.out
     assert box.areal().code == 2
-    assert box.areal("--version").out == "areal 0.1.0\n"
+    assert box.areal("--version").out == f"areal {areal_core.__version__}\n"
+
+
+def test_areal_and_python_search_the_same_folders(kit):
+    """With `-m` Python puts the current folder in front: `mine:f` was found there and by `areal` not."""
+    kit.file("mine.py", "def f(answer): ...\n")
+    installed = "import sys; sys.path.remove(''); from areal_core.cli import main; sys.exit(main({words!r}))"
+    words = ["config", "check", "run.yaml", "rewards=['mine:f']"]
+    for outcome in (kit.areal(*words), kit.python(installed.format(words=words))):
+        assert outcome.code == 1
+        assert "there is no module named 'mine' in this environment" in outcome.err
 
 
 def test_a_run_gets_the_resolved_config_and_a_new_folder(kit):
@@ -74,7 +82,7 @@ def saved(kit):
 
 def test_a_resume_takes_the_saved_config_and_tells_what_changes(kit):
     saved(kit)
-    outcome = run(kit, "--resume", "old", "--allow-changed-plugins")
+    outcome = run(kit, "--resume", "old", "--allow-changes")
     assert outcome.out == "steps 5 folder None resume old False True\n"
     outcome = run(
         kit, "--resume", "old", "steps=50", "checkpoint.every=5", "trackers=[{type: kit/remote, token: env:T}]"
@@ -100,7 +108,7 @@ def test_a_resume_with_another_learning_rate_is_refused(kit):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["run", "a.yaml", "b.yaml"], "2 configs are named, a.yaml and b.yaml, and a run has one"),
+        (["run", "run.yaml", "b.yaml"], "there is no config file b.yaml\n"),
         (
             ["run", "run.yaml", "run_dir=there"],
             "the run folder there exists already, and is not a run\n  choose another: run_dir=PATH",
@@ -115,7 +123,7 @@ def test_a_resume_with_another_learning_rate_is_refused(kit):
         (["run", "run.yaml", "--dry-run", "run_dir=run.yaml/x"], "run.yaml/x cannot be made: Not a directory"),
         (["run", "--resume", "there"], "there is not a run folder: it has no config.yaml"),
         (["run", "run.yaml", "--resume", "there"], "CONFIG (run.yaml) cannot be named as well"),
-        (["run", "run.yaml", "--allow-changed-plugins"], "is only valid with --resume"),
+        (["run", "run.yaml", "--allow-changes"], "is only valid with --resume"),
         (["run"], "nothing to run"),
         (["run", "--plugins", "kti"], "no plugin named 'kti' is installed"),
         (["run", "nix.yaml"], "there is no config file nix.yaml"),
@@ -126,7 +134,7 @@ def test_a_resume_with_another_learning_rate_is_refused(kit):
         (["run", "/dev/zero"], "cannot read the config file /dev/zero: it is a device"),
         (["config", "check", "nix.yaml"], "there is no config file nix.yaml"),
         (["config", "schema", "run.yaml"], "areal config schema describes every config"),
-        (["config", "init", "run.yaml"], "run.yaml exists already"),
+        (["config", "init", "run.yaml", "--plugins", "kit"], "run.yaml exists already"),
         (["config", "init", "x.yaml", "steps=3"], "areal config init takes no overrides"),
         (["audit", "nix"], "there is no run folder nix"),
         (["plugins", "nix"], "no plugin named 'nix' is installed"),
@@ -144,16 +152,6 @@ def test_wrong_requests_end_with_2_and_leave_nothing_behind(kit, words, told):
     assert told in outcome.err
     assert "Traceback" not in outcome.err
     assert sorted(kit.work.rglob("*")) == before
-
-
-def test_no_run_lies_in_another(kit):
-    saved(kit)
-    assert run(kit, "run.yaml", "run_dir=old/x").code == 7, "a folder with a config may hold runs"
-    (kit.work / "old" / "attempts" / "1").mkdir(parents=True)
-    outcome = run(kit, "run.yaml", "--dry-run", "run_dir=old/attempts/x")
-    assert outcome.code == 2
-    assert f"the run folder old/attempts/x would lie in that of another run, {kit.work / 'old'}\n" in outcome.err
-    assert not (kit.work / "old/attempts/x").exists()
 
 
 def test_debug_shows_the_traceback(kit):
@@ -195,8 +193,7 @@ def test_config_init_writes_what_can_be_run(kit):
     outcome = kit.areal("config", "init", "new.yaml", "--plugins", "kit")
     assert outcome.out == "wrote new.yaml; run it with: areal run new.yaml\n"
     assert kit.areal("config", "check", "new.yaml").code == 0
-    starter = kit.areal("config", "init").out
-    assert "\n# sampling:\n#   temperature: 1.0  # " in starter
+    assert "which preset is it to begin with?" in kit.areal("config", "init").err
 
 
 def test_config_init_writes_a_preset_that_is_named(kit):
@@ -213,7 +210,7 @@ def test_plugins_lists_all_of_them_broken_ones_with_their_cause(kit):
     kit.plugin("hearer", "@hookimpl\ndef areal_step_finished(step): ...")
     outcome = kit.areal("plugins")
     assert outcome.code == 0
-    assert "core  areal-core 0.1.0\n" in outcome.out
+    assert f"core  areal-core {areal_core.__version__}\n" in outcome.out
     assert "kit  areal-kit 1.2.3\n" in outcome.out
     assert "  advantages: grouped, plain\n" in outcome.out
     assert "  BROKEN: plugin 'broken' (areal-broken 1.2.3) is installed but cannot be imported" in outcome.out
@@ -282,8 +279,6 @@ def test_a_command_of_two_plugins_is_written_in_full(box):
         "(areal-two 1.2.3)\n  write areal one look or areal two look\n"
     )
     assert box.areal("two", "look", "here").out == "two looks here\n"
-    listing = box.areal("plugins").out
-    assert "commands: look has several suppliers; write one/look or two/look\n" in listing
 
 
 def test_commands_of_the_core_and_names_of_plugins_come_before_commands_of_plugins(box):
@@ -295,23 +290,8 @@ def test_commands_of_the_core_and_names_of_plugins_come_before_commands_of_plugi
     assert box.areal("three", "--help").out == "commands of the plugin three:\n  two                  of three\n"
 
 
-def test_a_deleted_current_folder_is_told(box):
-    folder = box.work / "gone"
-    code = f"""
-        import os, sys
-        os.mkdir({str(folder)!r}); os.chdir({str(folder)!r}); os.rmdir({str(folder)!r})
-        from areal_core.cli import main
-        sys.exit(main(["config", "init"]))
-        """
-    outcome = box.python(code)
-    assert (outcome.code, outcome.err) == (
-        2,
-        "areal: error: the current folder has been deleted\n  go to one that exists: cd PATH\n",
-    )
-
-
 def test_a_result_that_cannot_be_written_is_told(box):
-    for words in ("plugins --json", "config init"):
+    for words in ("plugins --json", "config schema"):
         shell = f"' -S -m areal_core {words} > /dev/full', shell=True"
         outcome = box.python(f"import subprocess, sys; sys.exit(subprocess.call(sys.executable + {shell}))")
         assert (outcome.code, outcome.out) == (1, "")
@@ -338,28 +318,8 @@ def test_what_is_terminated_leaves_nothing_temporary_and_says_so(box):
     assert list(box.work.iterdir()) == []
 
 
-OTHER_PIPE = """
-import sys
-from areal_core import cli
-
-def dispatch(words):
-    raise BrokenPipeError("of a program that has ended")
-
-cli._dispatch = dispatch
-sys.exit(cli.main(["run"]))
-"""
-
-
-@pytest.mark.parametrize("is_read", [True, False])
-def test_a_broken_pipe_is_silence_only_where_nobody_reads_our_own_output(is_read):
-    reading, writing = os.pipe()
-    if not is_read:
-        os.close(reading)
-    words = [sys.executable, "-c", OTHER_PIPE]
-    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(writing)
-    if is_read:
-        os.close(reading)
-    assert done.returncode == 1
-    assert ("BrokenPipeError: of a program that has ended" in done.stderr) == is_read
-    assert bool(done.stderr) == is_read
+def test_a_result_that_nobody_reads_ends_the_program_quietly(box):
+    code = "import os; reading, writing = os.pipe(); os.close(reading); os.dup2(writing, 1)\n"
+    code += "import sys; from areal_core.cli import main; sys.exit(main(['plugins']))"
+    outcome = box.python(code)
+    assert (outcome.code, outcome.err) == (1, "")

@@ -155,6 +155,7 @@ def test_servers_that_the_words_forget_and_lists_beside_words_are_refused(config
     ):
         resolve(config, [], ["placement.training=[0]"])
     assert resolve(config, [], ["placement=null", "placement.training=[0]"]).config.placement.training == [0]
+    assert resolve(config, [], ["placement=null"]).config.placement.layout is None
 
 
 @pytest.mark.parametrize(

@@ -27,3 +27,9 @@ def test_a_config_that_is_nested_without_end_is_told_so(tmp_path, text):
     (tmp_path / "deep.json").write_text(text)
     with pytest.raises(ConfigError, match=r"deep\.json: not valid YAML: more than 40 levels are nested"):
         read_file(tmp_path / "deep.json")
+
+
+def test_letters_that_the_terminal_does_not_have_are_written_as_codes(kit):
+    kit.file("gé.yaml", "plugins: [kit]\npreset: kit/small\n")
+    outcome = kit.areal("config", "check", "gé.yaml", PYTHONIOENCODING="ascii")
+    assert (outcome.code, outcome.out) == (0, "g\\xe9 is valid; plugins: kit\n"), outcome.err

@@ -23,7 +23,7 @@ def test_components_by_file_are_relative_to_the_config_that_names_them_and_hashe
         f"{kit.work}/here.py:reward"
     )
     names = kit.shown("[record.name for record in resolved.provenance()]", config="configs/run.yaml")
-    assert names == "['core', 'kit', 'parts/mine.py']"
+    assert names == f"['core', 'kit', '{kit.work}/configs/parts/mine.py']"
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,7 @@ def test_components_by_file_are_relative_to_the_config_that_names_them_and_hashe
         ("mine.py:", "'mine.py:' is no reference\n  write package.module:attribute or path/to/file.py:attribute"),
         ("no.such:f", "there is no module named 'no.such' in this environment"),
         ("bad.py:f", "importing {work}/bad.py raises ZeroDivisionError: division by zero"),
+        ("{{type: mine.py:reward, weigth: 1}}", "rewards.0.weigth: unknown key\n  did you mean 'weight'?\n"),
         ("{{type: mine.py:reward, scael: 1}}", "rewards.0.scael: unknown key\n  did you mean 'scale'?"),
         ("{{type: mine.py:reward, scale: wide}}", "rewards.0.scale: must be a number, not 'wide'"),
         ("{{type: mine.py:Loose, x: 1}}", "the Config of '{work}/mine.py:Loose' is no Settings model"),
@@ -60,6 +61,24 @@ def test_wrong_references_by_import(kit, reference, told):
     kit.file("bad.py", "1 / 0\n")
     written = reference.format() if "{" in reference else f"'{reference}'" if ":" in reference else reference
     assert told.format(work=kit.work) in kit.resolve(f"rewards=[{written}]")
+
+
+def test_a_file_imports_those_beside_it_when_it_is_loaded_and_when_it_is_called(kit):
+    kit.file("parts/scale.py", "FACTOR = 3\n")
+    kit.file("parts/late.py", "ADDED = 1\n")
+    text = "import scale\ndef reward(answer):\n    import late\n    return scale.FACTOR + late.ADDED\n"
+    kit.file("parts/mine.py", text)
+    assert kit.resolve("rewards=['parts/mine.py:reward']", then="print(config.rewards[0].build()('x'))") == "4\n"
+    hides = kit.file("parts/pluggy.py", "raise RuntimeError('this is not the installed one')\n")
+    assert kit.resolve("rewards=['parts/mine.py:reward']", then="import pluggy; print(pluggy.__file__)") != f"{hides}\n"
+
+
+def test_the_line_of_ones_own_that_raises_when_a_file_is_loaded_is_told(kit):
+    kit.file("deep.py", "import json\n\nSETTINGS = json.loads('{')\n")
+    kit.file("mine.py", "import deep\ndef reward(answer): ...\n")
+    out = kit.resolve("rewards=['mine.py:reward']")
+    assert f"importing {kit.work}/mine.py raises JSONDecodeError: " in out
+    assert " (deep.py:3, called from mine.py:1)\n" in out
 
 
 def test_building_components(kit):
@@ -130,10 +149,28 @@ def test_processes_of_a_run_execute_files_as_they_were_when_it_started(tmp_path,
     path.write_text("def reward(completion):\n    return 2.0\n")
     assert import_reference(f"{path}:reward", tmp_path).value(completion="") == 2.0
     monkeypatch.setattr(KeptSources, "folder", kept)
+    monkeypatch.setattr(KeptSources, "renews", False)
     assert import_reference(f"{path}:reward", tmp_path).value(completion="") == 1.0
     assert "has changed since the run started" in capsys.readouterr().err
     path.unlink()
     assert import_reference(f"{path}:reward", tmp_path).value(completion="") == 1.0
+
+
+def test_a_resume_sees_the_modules_that_are_there_and_the_runs_copies_of_those_that_are_gone(kit, tmp_path):
+    """From whatever folder it is started."""
+    copies = tmp_path / "run" / "sources" / "modules"
+    copies.mkdir(parents=True)
+    for name in ("there", "gone"):
+        (copies / f"{name}.py").write_text("WHERE = 'copy'\n")
+    (tmp_path / "there.py").write_text("WHERE = 'original'\n")
+    (tmp_path / "reward.py").write_text("import gone, there\nWHERES = there.WHERE, gone.WHERE\n")
+    outcome = kit.python(f"""
+        from pathlib import Path
+        from areal_core.config.imports import KeptSources, import_reference
+        KeptSources.use(Path({str(tmp_path)!r}) / "run" / "sources", renews=True)
+        print(import_reference("{tmp_path}/reward.py:WHERES", Path("/")).value)
+    """)
+    assert outcome.out == "('original', 'copy')\n", outcome.err
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_changing_the_type_starts_the_section_afresh_whatever_the_order_of_words
         ("rewards.7.weight=1", "command line: rewards.7.weight: rewards is a list with 1 item, none with number 7"),
         ("rewards.x.weight=1", "rewards is a list with 1 item: name one by its number, from 0"),
         ("steps.x=1", "steps is a single value, it has no part 'x'"),
-        ("steps=", "the value of steps has no value; write null to clear it, '' for an empty text"),
+        ("steps=", "the value of steps is empty; write null to clear it, '' for an empty text"),
         ("steps=[", "the value of steps is not a YAML scalar or flow list"),
         ("dataset.name=a: b", "the value of dataset.name is neither a scalar nor a flow list"),
         ("1x=3", "'1x' is not a key; write section.key=value"),
@@ -88,7 +88,7 @@ def test_changing_the_type_starts_the_section_afresh_whatever_the_order_of_words
         ("stepz=1", "command line: stepz: unknown key\n  did you mean 'steps'?"),
         ("steps=off", "command line: steps: must be a"),
         ("workflow.depth=3", "workflow.depth: unknown key\n  'kit/single' takes no settings"),
-        ("rewards.0.wieght=3", "rewards.0.wieght: unknown key"),
+        ("rewards.0.wieght=3", "rewards.0.wieght: unknown key\n  did you mean 'weight'?"),
         ("model.source=kit/rows", "supplies no model named 'rows'\n  'kit/rows' is a data set, not a model"),
         ("model.path=null", "model: give exactly one of path (a folder or hub name) and source"),
     ],
@@ -170,7 +170,7 @@ def test_a_secret_is_named_never_written_and_never_told(kit):
     assert "hunter2" not in out
     override = "trackers=[{type: kit/remote, token: env:TOKEN}]"
     then = "token = config.trackers[0].settings.token; print(token, token.get(), 'hunter2' in resolved.to_yaml())"
-    assert kit.resolve(override, then=then, TOKEN="hunter2") == "Secret('env:TOKEN') hunter2 False\n"
+    assert kit.resolve(override, then=then, TOKEN="hunter2") == "Secret(reference='env:TOKEN') hunter2 False\n"
     assert "the environment variable TOKEN, which the config names as a secret, is not set" in kit.resolve(
         override, then=then
     )
@@ -331,8 +331,8 @@ def test_true_is_no_number(kit):
     assert kit.shown("config.shuffle", "shuffle=false") == "False"
 
 
-def test_a_key_that_was_renamed_is_named_though_another_one_is_spelled_like_it():
+def test_a_key_of_another_framework_is_named_though_another_one_is_spelled_like_it():
     from areal_core.config.problems import unknown_key
 
-    assert unknown_key(("requests_at_once",), ["requests_at_one"]).hints[0] == "areal calls it max_concurrency"
+    assert unknown_key(("clip_ratio_low",), ["clip_ratio"]).hints[0] == "areal calls it policy_loss.clip_low"
     assert unknown_key(("group_filter",), ["group_filters"]).hints[0] == "did you mean 'group_filters'?"

@@ -61,7 +61,7 @@ CONFIGS = st.fixed_dictionaries(
     },
     optional={
         "seed": st.integers(0, 2**40),
-        "sampling": section(temperature=st.floats(0.01, 1e9), stop=st.lists(TEXT, max_size=3)),
+        "sampling": section(temperature=st.floats(0.01, 1e9), stop=st.lists(TEXT.filter(bool), max_size=3)),
         "trackers": st.lists(PART, max_size=2),
         "evaluation": st.fixed_dictionaries({"dataset": PART}, optional={"limit": st.none() | st.integers(1, 99)}),
         "roles": st.dictionaries(st.sampled_from(["actor", "reference"]), PART, max_size=2),

@@ -73,13 +73,6 @@ def test_the_shift_moves_all_token_keys_together(originals: list[Trajectory]) ->
         assert after.tokens["versions"][-1] == -1
 
 
-def test_a_jagged_view_has_the_rows() -> None:
-    originals = [trajectory(3, 1, 1), trajectory(5, 2, 1)]
-    jagged = PackedBatch.from_trajectories(originals).jagged("logprobs")
-    for row, original in zip(jagged.unbind(), originals, strict=True):
-        assert np.array_equal(row, original.tokens["logprobs"])
-
-
 def test_keys_that_differ_are_named() -> None:
     odd = trajectory(3, 1, 1)
     odd.tokens["values"] = torch.zeros(3)

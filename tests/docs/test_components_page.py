@@ -125,3 +125,10 @@ def test_the_records_of_the_plugin(folder: Path) -> None:
     assert [record.faults() for record in records] == [[], [], []]
     assert plugin.count(["a"]) == 0
     assert plugin.check_compiler().text
+
+
+def test_the_settings_of_an_advantage_in_a_plugin_say_what_it_needs() -> None:
+    names: dict[str, Any] = {}
+    exec(re.findall(r"```python\n# the settings of a plugin\n(.*?)```", PAGE, re.DOTALL)[0], names)
+    (need,) = names["TeacherSettings"]().needs(1)
+    assert (need.role.needs_path, need.output, need.column) == (True, "logprobs", "teacher_logprobs")

@@ -45,7 +45,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in FILES:
         (tmp_path / name).write_text(text)
     (tmp_path / "my_rows.jsonl").write_text(json.dumps({"prompt": "1 + 1?", "answer": "2"}) + "\n")
-    (tmp_path / "command_launcher.py").write_text((ROOT / "examples" / "command_launcher.py").read_text())
+    for name in ("command_launcher.py", "from_areal.py"):
+        (tmp_path / name).write_text((ROOT / "examples" / name).read_text())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     return tmp_path

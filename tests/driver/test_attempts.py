@@ -54,6 +54,15 @@ def driver(tmp_path: Path):
     process.wait()
 
 
+def test_a_runs_folder_is_its_users_alone(tmp_path: Path) -> None:
+    run, former = RunFolder(tmp_path / "run"), os.umask(0)
+    try:
+        claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1))
+    finally:
+        os.umask(former)
+    assert run.path.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_driver_that_answers_is_named(tmp_path: Path, driver: subprocess.Popen[str]) -> None:
     with pytest.raises(UsageError, match=f"another process is running in .*: process {driver.pid} on"):
         next_attempt(RunFolder(tmp_path), print)
@@ -96,31 +105,6 @@ def test_one_that_ended_in_order_is_not_asked(tmp_path: Path) -> None:
     claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1))
     release(run.attempt(1))
     assert next_attempt(run, pytest.fail).number == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("driver.json", '{"addr'),
-        ("driver.json", "7"),
-        ("driver.json", None),
-        ("driver.json", '{"address": "tcp:x", "host": "h", "process": "e4 1"}'),
-        ("token", None),
-    ],
-)
-def test_a_driver_whose_files_are_damaged_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str | None
-) -> None:
-    run = RunFolder(tmp_path)
-    claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1))
-    damaged = run.attempt(1).path / name
-    damaged.unlink()
-    if text is not None:
-        damaged.write_text(text)
-    monkeypatch.setattr(attempts, "TAKEOVER_S", 0.1)
-    said: list[str] = []
-    assert next_attempt(run, said.append).number == 2
-    assert "a host that its damaged files do not name" in said[0]
 
 
 def test_a_folder_that_cannot_be_written_is_a_wrong_request(tmp_path: Path) -> None:

@@ -9,11 +9,14 @@ import pytest
 from areal_core.config import resolve
 from areal_core.driver import checking
 from areal_core.driver.checking import CodeCheck
+from areal_core.driver.plan import make_plan
+from areal_core.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
 PARTS = """\
 def rows(): return []
+def reward(completion): return 1.0
 class Rows:
     def __len__(self): return 1
     def __getitem__(self, index): return {"prompt": "a", "completion": "b"}
@@ -29,6 +32,7 @@ dataset: parts.py:Rows
 train_engine: parts.py:Rows
 algorithm: {type: policy_gradient, advantage: "parts.py:plain", policy_loss: "parts.py:loss"}
 workflow: single_turn
+rewards: ["parts.py:reward"]
 inference_engine: parts.py:Engine
 """
 
@@ -45,7 +49,7 @@ def problems(tmp_path, monkeypatch):
         if not parts.is_file() or parts.read_text() != text:
             parts.write_text(text)
         with closing(CodeCheck(resolve(tmp_path / "run.yaml"))) as check:
-            return check.problems(), check._process is not None
+            return check.problems({}), check._process is not None
 
     return find
 
@@ -68,11 +72,12 @@ def test_a_workflow_that_shows_images_needs_an_engine_that_takes_them(tmp_path, 
     pytest.importorskip("areal_vision", reason="the first-party plugins are not installed")
     monkeypatch.setenv("AREAL_CACHE", str(tmp_path / "cache"))
     parts = PARTS.replace("FakeEngine.capabilities", f"replace(FakeEngine.capabilities, images={sees})")
-    code = "from dataclasses import replace\ndef plain(batch): return batch['reward']\ndef loss(terms): return terms\n"
+    code = "from dataclasses import replace\ndef plain(batch): return batch['reward']\n"
+    code += "def loss(terms): return -terms.logprobs, {}\n"
     (tmp_path / "parts.py").write_text(code + parts)
     (tmp_path / "run.yaml").write_text("plugins: [vision]\n" + CONFIG.replace("single_turn", "vision/single_turn"))
     with closing(CodeCheck(resolve(tmp_path / "run.yaml"))) as check:
-        found = check.problems()
+        found = check.problems({})
     assert len(found) == (not sees)
     for told in found:
         assert told.startswith("inference_engine: the workflow shows images, and ")
@@ -93,19 +98,19 @@ def test_an_agent_that_cannot_be_called_for_the_first_rows_is_told(tmp_path, mon
     pytest.importorskip("areal_agents", reason="the first-party plugins are not installed")
     monkeypatch.setenv("AREAL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "parts.py").write_text(
-        f"{PARTS}\ndef plain(batch): return batch['reward']\ndef loss(terms): return terms\n"
+        f"{PARTS}\ndef plain(batch): return batch['reward']\ndef loss(terms): return -terms.logprobs, {{}}\n"
     )
     (tmp_path / "agent.py").write_text(agent)
     text = CONFIG.replace("single_turn", "{type: agents/agent, agent: agent.py:value}")
     (tmp_path / "run.yaml").write_text(f"plugins: [agents]\n{text}")
     with closing(CodeCheck(resolve(tmp_path / "run.yaml"))) as check:
-        found = check.problems()
+        found = check.problems({})
     assert bool(found) == bool(told)
     assert told in "".join(found)
 
 
 def test_a_check_that_dies_says_where(problems):
-    ends = "import os, sys\nif sys.argv[0].endswith('checking.py'): os._exit(7)\n"
+    ends = "import os, sys\nif sys.argv[0].endswith('trial.py'): os._exit(7)\n"
     (found,), _ = problems(f"{ends}def plain(batch): return batch['reward']")
     assert "ended with exit code 7" in found
 
@@ -116,4 +121,58 @@ def test_that_it_takes_long_is_told_beside_the_result(problems, monkeypatch, cap
     problems("def plain(batch): return batch['reward']")
     said = capsys.readouterr()
     assert not said.out
-    assert "still importing the components of the config, for 0 s" in said.err
+    assert "still checking the components of the config, for 0 s" in said.err
+
+
+def test_what_could_not_be_tried_is_said_each_time(problems, capsys):
+    for _ in range(2):
+        assert problems("def plain(batch): return batch['of_the_engine']") == ([], True)
+        told = capsys.readouterr().err
+        assert told.startswith("algorithm.advantage (")
+        assert "was not tried to its end on a made-up batch: KeyError: \"the batch has no key 'of_the_engine'" in told
+
+
+@pytest.fixture
+def found(tmp_path, monkeypatch):
+    """What a check finds with this code in place of what is right, for rows with these keys."""
+    monkeypatch.setenv("AREAL_CACHE", str(tmp_path / "cache"))
+    right = f"{PARTS}\ndef plain(batch): return batch['reward']\ndef loss(terms): return -terms.logprobs, {{}}\n"
+
+    def find(code: str, *overrides: str) -> list[str]:
+        (tmp_path / "parts.py").write_text(f"{right}{code}\n")
+        (tmp_path / "run.yaml").write_text(CONFIG)
+        with closing(CodeCheck(resolve(tmp_path / "run.yaml", overrides=overrides))) as check:
+            return check.problems({"dataset": ["prompt", "completion"], "evaluation.dataset": ["prompt", "answer"]})
+
+    return find
+
+
+def test_what_rewards_ask_of_rows_must_be_there_also_where_nothing_is_imported_again(found):
+    told = "rewards are given prompt, completion, completion_ids, finish_reason, row, and of a row of"
+    for _ in range(2):
+        assert found("async def reward(completion, answer): ...") == [
+            f"rewards.0 asks for answer: {told} dataset its prompt, completion"
+        ]
+
+
+def test_rewards_and_algorithm_of_ones_own_are_tried(found):
+    text = "def reward(completion): return int(completion)\ndef loss(terms): return terms.logprobs.log(), {}"
+    reward, loss = found(text)
+    assert "raised ValueError: invalid literal for int() with base 10: 'The answer is 42.' (parts.py:" in reward
+    assert loss.startswith("on a made-up batch: the loss of actor is nan; look at algorithm.advantage (")
+
+
+def test_a_reward_that_hangs_is_named(found):
+    (told,) = found("def reward(completion):\n    while True: pass", "rollout.reward_timeout_s=1")
+    assert "checking the components was killed by SIGALRM" in told
+    assert "parts.py:reward on row 0" in told
+
+
+def test_answers_that_are_scored_need_rewards(tmp_path):
+    (tmp_path / "parts.py").write_text(PARTS + "def plain(batch): ...\ndef loss(terms): ...\n")
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    make_plan(resolve(tmp_path / "run.yaml"), loads_model=False, trains=False)
+    with pytest.raises(ConfigError) as refusal:
+        make_plan(resolve(tmp_path / "run.yaml", overrides=["rewards=[]"]), loads_model=False, trains=False)
+    told = "rewards: the workflow scores every answer, and there are none: set rewards"
+    assert list(refusal.value.problems) == [told]

@@ -16,6 +16,7 @@ from areal_core.launchers.local import LocalLauncher
 from areal_core.launchers.settings import LocalSettings
 from areal_core.messages import Credentials
 from areal_core.messages.hub import Driving
+from areal_core.plugins import Provenance
 from areal_core.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 
 def begin(run: RunFolder, files: Sequence[Path] = (), config: str = "steps: 1\n") -> None:
     number = len(run.attempts()) + 1
-    resolved: Any = SimpleNamespace(to_yaml=lambda: config, files={str(path): "" for path in files}, provenance=list)
+    model = SimpleNamespace(path=None)
+    resolved: Any = SimpleNamespace(to_yaml=lambda models: config, config=SimpleNamespace(model=model, roles={}))
     driver: Any = SimpleNamespace(credentials=Credentials.create(number))
-    execution._begin(resolved, run, run.attempt(number), "tcp:127.0.0.1:9", driver)
+    records = [Provenance(str(path), "", "", str(path), "") for path in files]
+    execution._begin(resolved, run, run.attempt(number), "tcp:127.0.0.1:9", driver, records)
 
 
 @pytest.mark.parametrize("source", ["# coding: latin-1\nNAME = 'é'\n".encode("latin-1"), b"A = 1\r\nB = 2\r\n"])
@@ -51,7 +54,7 @@ def test_a_resume_with_fewer_steps_than_are_done_is_refused(tmp_path: Path) -> N
         (run.attempt(1).checkpoints / f"step-{step:06}").mkdir(parents=True)
     asked: Any = SimpleNamespace(config=SimpleNamespace(steps=3))
     with pytest.raises(UsageError, match="the run has done 4 steps already, and steps is 3") as raised:
-        execution.execute(asked, run_dir=None, resume=run.path, dry_run=True, allow_changed_plugins=False)
+        execution.execute(asked, run_dir=None, resume=run.path, dry_run=True, allow_changes=False)
     assert raised.value.hints == (f"for more: areal run --resume {run.path} steps=8",)
 
 
@@ -83,7 +86,7 @@ def resume(run: RunFolder, monkeypatch: pytest.MonkeyPatch, *, steps: int = 3, e
     config = SimpleNamespace(steps=steps, checkpoint=SimpleNamespace(export=export), launcher=launcher)
     resolved: Any = SimpleNamespace(config=config, provenance=list)
     monkeypatch.setattr(execution, "CodeCheck", lambda _: (_ for _ in ()).throw(ImportError("imports")))
-    return execution.execute(resolved, run_dir=None, resume=run.path, dry_run=False, allow_changed_plugins=False)
+    return execution.execute(resolved, run_dir=None, resume=run.path, dry_run=False, allow_changes=False)
 
 
 def test_a_run_that_is_done_says_so_at_once(

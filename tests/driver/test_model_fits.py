@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +39,6 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
     ),
     "images": ({"model_type": "qwen3_vl", "text_config": SIZES, "vision_config": {"depth": 1}}, ATTENTION),
 }
-MODELS["greedy"] = ({**MODELS["moe"][0], "num_experts_per_tok": 9}, MODELS["moe"][1])
 """By kind: config.json, and the shapes of a layer's matrices."""
 
 
@@ -82,12 +80,6 @@ REFUSED = [
     ("text", ["inference_engine.routed_experts=true"], "model type qwen3 has no routers whose choices are known"),
     ("text", ["inference_engine={type: sglang, routed_experts: true}"], "has no routers whose choices are known"),
     ("text", ["inference_engine={type: vllm, routed_experts: true}"], "has no routers whose choices are known"),
-    ("greedy", [], "num_experts_per_tok: 9, and 4 experts: a token goes through 1 of them at least and all at most"),
-    (
-        "greedy",
-        ["train_engine={type: deepspeed, config: {zero_optimization: {stage: 2}}}"],
-        "num_experts_per_tok: 9, and 4 experts",
-    ),
     ("text", IMAGES, "sees no images: choose one of Qwen's families"),
     (
         "images",
@@ -178,14 +170,6 @@ def test_config_check_looks_at_a_model_that_is_there(tmp_path: Path, capsys: pyt
     (tmp_path / "model").rename(tmp_path / "elsewhere")  # as on the machine where a config is written
     assert main(words) == 0
     assert "is valid" in capsys.readouterr().out
-
-
-def test_a_config_json_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    model = written(tmp_path / "model", "text")
-    (model / "config.json").unlink()
-    os.mkfifo(model / "config.json")
-    with pytest.raises(ConfigError, match=r"config\.json cannot be read \(there is no such file\)"):
-        check_model(resolve(None, ["grpo"], words_of(model, ())))
 
 
 def test_the_plan_names_the_adapter_and_what_it_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

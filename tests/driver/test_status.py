@@ -1,19 +1,14 @@
-"""The processes of a run in words: in the live panel, in plain lines, and in what `areal status` prints."""
+"""The processes of a run in words: in plain lines, and in what `areal status` prints."""
 
 from __future__ import annotations
 
-import io
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
-
-from rich.console import Console
 
 from areal_core.cli.commands.status import _lines
 from areal_core.driver import status as watching
 from areal_core.driver.attempts import claim, release
 from areal_core.driver.describing import describe_phases
-from areal_core.driver.terminal import Terminal
-from areal_core.driver.view import LiveView, PlainView, RunState
+from areal_core.driver.view import View
 from areal_core.messages import Credentials, Done
 from areal_core.messages.hub import Driving, Process, StopRun
 from areal_core.runs.folder import RunFolder
@@ -45,36 +40,11 @@ def test_processes_that_do_the_same_are_told_together() -> None:
     assert describe_phases({}) == ""
 
 
-def test_the_panel_shows_what_the_trainer_does(tmp_path: Path) -> None:
-    state = RunState(RunFolder(tmp_path))
-    assert state.is_old
-    state.see(DRIVING)
-    assert not state.is_old
-    for step in (1, 2):
-        state.add({"step": step, "reward/mean": step / 4})
-    resolved = SimpleNamespace(name="sums", config=SimpleNamespace(steps=4))
-    terminal = Terminal()
-    view = LiveView(state, resolved, terminal)  # type: ignore[arg-type]
-    shown = io.StringIO()
-    Console(file=shown, width=100, legacy_windows=False).print(view._panel())
-    terminal.close()
-    lines = [line.strip("│╭╮╰╯─ ") for line in shown.getvalue().splitlines()]
-    assert lines == [
-        "areal · sums · step 2/4",
-        "━" * 30,
-        "trained reward     0.500  ▁█",
-        "trainer         train",
-        "",
-    ]
-
-
 def test_plain_lines_tell_of_processes_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    state = RunState(RunFolder(tmp_path))
-    state.see(DRIVING)
-    view = PlainView(state, 2, said.append)
+    view = View(RunFolder(tmp_path), 2, said.append)
     monkeypatch.setattr(view, "_began", -1e9)
-    view.update()
+    view.update(lambda: DRIVING)
     assert said == [WORDS]
 
 

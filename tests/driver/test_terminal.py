@@ -113,3 +113,10 @@ def test_a_terminal_that_is_gone_ends_nothing(tmp_path) -> None:
     process.communicate(b"\n", timeout=HANG_S)
     assert process.returncode == 0
     assert (tmp_path / "mark").read_text() == "went on"
+
+
+def test_letters_that_the_terminal_does_not_have_are_written_as_codes() -> None:
+    code = "from areal_core.driver.terminal import log; log('run folder: /tmp/g\\u00e9')"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "run folder: /tmp/g\\xe9\n"), done.stderr

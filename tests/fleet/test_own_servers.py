@@ -142,7 +142,7 @@ def test_the_run_ends_at_once_where_the_driver_gives_up_the_only_server(running,
             driver.end("server-0")
             await running.until(lambda: fleet.pool.failure, "the end", 10)
             assert "ended 4 times in 300 s" in str(fleet.pool.failure)
-            assert "areal logs RUN_DIR server-0" in fleet.pool.failure.hints[0]
+            assert "RUN_DIR/logs/server-0.log" in fleet.pool.failure.hints[0]
 
     run_virtually(check())
 

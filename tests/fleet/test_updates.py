@@ -267,6 +267,26 @@ def test_a_server_that_loads_longer_than_the_trainer_trains_joins_broadcasts(run
     run_virtually(check())
 
 
+def test_the_group_of_a_lost_server_is_not_used_again(running):
+    """A broadcast over NCCL would wait for it until weight_sync.timeout_s."""
+
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            whole = await fleet.form_group("127.0.0.1", 1, "gloo", "")
+            await fleet.update_weights(WeightUpdate(1, None, TENSORS))
+            same = await fleet.form_group("127.0.0.1", 1, "gloo", whole.name)
+            await fleet.update_weights(WeightUpdate(2, None, TENSORS))
+            assert (same.name, same.is_new) == (whole.name, False)
+            fleet.pool.lose(fleet.pool.members["b"], "for this test")
+            rest = await fleet.form_group("127.0.0.1", 1, "gloo", whole.name)
+            await fleet.update_weights(WeightUpdate(3, None, TENSORS))
+            assert (rest.is_new, rest.world_size) == (True, 2)
+            assert servers["a"].version == "3"
+
+    run_virtually(check())
+
+
 def test_a_server_that_comes_back_is_given_weights_when_no_slot_of_it_is_out(running):
     """It labels no tokens: whoever holds one would call them by the version of its grant."""
 

@@ -67,6 +67,8 @@ class Workplace:
         self.environment = {
             **os.environ, "OMP_NUM_THREADS": "1", "AREAL_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1",
         }  # fmt: skip
+        # Ray puts its own debugger here, for the process in which a test called ray.init().
+        self.environment.pop("PYTHONBREAKPOINT", None)
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start `areal` and return at once."""
@@ -149,7 +151,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model") / "model", hidden=32, layers=1, heads=2)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def lay_out(tiny_model: Path) -> Callable[[Path], None]:
     """Puts the tiny model, `run.yaml` and what it names into a folder."""
 
@@ -161,11 +163,21 @@ def lay_out(tiny_model: Path) -> Callable[[Path], None]:
     return lay_out
 
 
+@pytest.fixture(scope="session")
+def workplace_in(lay_out: Callable[[Path], None]) -> Callable[[Path], Workplace]:
+    """Makes a folder a place to run `areal` in."""
+
+    def workplace_in(folder: Path) -> Workplace:
+        lay_out(folder)
+        return Workplace(folder)
+
+    return workplace_in
+
+
 @pytest.fixture
-def workplace(tmp_path: Path, lay_out: Callable[[Path], None]) -> Workplace:
+def workplace(tmp_path: Path, workplace_in: Callable[[Path], Workplace]) -> Workplace:
     """A place to run `areal` in."""
-    lay_out(tmp_path)
-    return Workplace(tmp_path)
+    return workplace_in(tmp_path)
 
 
 HANG_S = 300

@@ -20,10 +20,12 @@ LONG = partial(pytest.param, marks=pytest.mark.long)
 BAD_PARTS = """\
 import os, time
 
-def nan(completion): return float("nan")
-def text(completion): return "yes"
-def hangs(completion): time.sleep(100)
-def dies(completion): os._exit(3)
+TRIED = "The answer is 42."
+def nan(completion): return float("nan") if completion != TRIED else 0.0
+def text(completion): return "yes" if completion != TRIED else 0.0
+def hangs(completion): return time.sleep(100) if completion != TRIED else 0.0
+def dies(completion): return os._exit(3) if completion != TRIED else 0.0
+def whole(completion): return int(completion)
 def misnamed(completion, golden_answer): return 1.0
 
 class Empty:
@@ -75,7 +77,7 @@ def install_broken_plugin(workplace: Workplace) -> None:
     metadata = site / "areal_broken-1.dist-info"
     for folder in (metadata, site / "broken_parts"):
         folder.mkdir(parents=True)
-    requires = "Requires-Dist: areal-core>=0.1,<0.2\n"
+    requires = "Requires-Dist: areal-core>=0.1\n"
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: areal-broken\nVersion: 1\n{requires}")
     (metadata / "entry_points.txt").write_text("[areal.plugins]\nbroken = broken_parts.plugin\n")
     for name, text in BROKEN_PARTS.items():
@@ -96,6 +98,8 @@ def install_broken_plugin(workplace: Workplace) -> None:
         (["sampling.top_k=5"], "cannot reproduce", "allow_mismatched_sampling"),
         (["rollout.batch_size=6", "training.num_minibatches=4"], "does not divide", "choose one of"),
         LONG(["rewards.0.type=bad_parts.py:missing"], "has no 'missing'", "it has:"),
+        (["rewards.0.type=bad_parts.py:misnamed"], "rewards.0 asks for golden_answer", "of a row of dataset its"),
+        LONG(["rewards.0.type=bad_parts.py:whole"], "raised ValueError: invalid literal", "tried on row 0"),
         (["rollout.batchsize=3"], "unknown key", "batch_size"),
         (["--plugins", "gpro"], "gpro", "grpo"),
         (["workflow=bad_parts.py:NeedsMore"], "needs judge", "give the parameter a default"),
@@ -130,7 +134,6 @@ def test_refused_before_anything_starts(workplace: Workplace, words: list[str], 
         LONG(["rewards.0.type=bad_parts.py:text"], "reward 'text' returned 'yes' (str)"),
         (["rewards.0.type=bad_parts.py:hangs", "rollout.reward_timeout_s=0.5"], "longer than rollout.reward_timeout_s"),
         LONG(["rewards.0.type=bad_parts.py:dies"], "the reward process ended with exit code 3"),
-        LONG(["rewards.0.type=bad_parts.py:misnamed"], "asks for 'golden_answer'"),
         LONG(["workflow=bad_parts.py:Mismatched"], "keys of a trajectory differ in length"),
         (["workflow=bad_parts.py:Nothing"], "must return an Episode"),
     ],
@@ -191,8 +194,9 @@ def test_what_only_takes_memory_may_be_changed_on_resume(workplace: Workplace) -
     (workplace.folder / "run").mkdir()
     text = workplace.areal("config", "show", "run.yaml").out
     (workplace.folder / "run" / "config.yaml").write_text(f"base_dir: {workplace.folder}\n{text}")
+    (workplace.folder / "run" / "plugins.json").write_text("[]")
     words = ["train_engine.max_tokens_per_microbatch=512", "train_engine.activation_checkpointing=true"]
-    done = workplace.areal("run", "--resume", "run", "--dry-run", *words)
+    done = workplace.areal("run", "--resume", "run", "--dry-run", "--allow-changes", *words)
     assert done.code == 0, done.err
     assert "changed on resume: train_engine.max_tokens_per_microbatch: 16384 -> 512" in done.out
     refused = workplace.areal("run", "--resume", "run", "--dry-run", "train_engine.epsilon=1e-7")

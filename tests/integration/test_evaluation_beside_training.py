@@ -95,7 +95,7 @@ def test_killed_in_the_middle_it_is_made_once_with_the_right_weights(workplace: 
     kill(workplace, process)
     assert workplace.areal("audit", "run").code == 0
     (workplace.folder / "gate").touch()
-    done = workplace.areal("run", "--resume", "run", "--allow-changed-plugins")
+    done = workplace.areal("run", "--resume", "run", "--allow-changes")
     assert done.code == 0, done.err
     assert evaluated(workplace) == [(step, step % 2 == 0) for step in range(1, 7)]
     assert workplace.areal("audit", "run").code == 0
@@ -117,7 +117,7 @@ def test_asked_to_stop_while_it_runs_the_run_loses_no_step(workplace: Workplace)
     assert committed(workplace) == 3
     assert evaluated(workplace) == [(1, False), (2, False), (3, False)]
     (workplace.folder / "gate").touch()
-    done = workplace.areal("run", "--resume", "run", "--allow-changed-plugins")
+    done = workplace.areal("run", "--resume", "run", "--allow-changes")
     assert done.code == 0, done.err
     assert evaluated(workplace) == [(1, False), (2, False), (3, False), (4, True), (5, False), (6, True)]
     assert workplace.areal("audit", "run").code == 0

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "examples" / "plugin"
 NEEDED = ("hf", "vision", "fsdp", "grpo")
 DISTRIBUTIONS = (ROOT, *(ROOT / "plugins" / f"areal_{name}" for name in NEEDED), PLUGIN)
+MODEL = ("model.source=null", "model.path=model")
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "__pycache__", "*.egg-info", "tests", ".mypy_cache")
 
 
@@ -66,7 +67,8 @@ def test_areal_shows_what_the_plugin_supplies(environment: Environment, tmp_path
     done = environment.run("-m", "areal_core", "plugins", "example", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "areal-example 0.1.0" in done.stdout
-    for name in ("brevity", "self_check", "better_or_worse", "capped_reinforce", "better", "areal_run_finished"):
+    components = ("brevity", "doublings", "self_check", "better_or_worse", "capped_reinforce", "better")
+    for name in (*components, "areal_run_finished"):
         assert name in done.stdout, f"{name} is missing in:\n{done.stdout}"
 
 
@@ -82,7 +84,7 @@ def test_a_run_trains_with_the_plugin(environment: Environment, tmp_path: Path) 
     make = "from pathlib import Path; from areal_grpo.demonstration.model import make_model; "
     made = environment.run("-c", f"{make} make_model(Path('model'), hidden=32, layers=1, heads=2)", folder=tmp_path)
     assert made.returncode == 0, made.stderr
-    done = environment.run("-m", "areal_core", "run", "run.yaml", "run_dir=run", folder=tmp_path)
+    done = environment.run("-m", "areal_core", "run", "run.yaml", *MODEL, "run_dir=run", folder=tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
     run = tmp_path / "run"
     assert len((run / "metrics.jsonl").read_text().splitlines()) >= 3

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -163,6 +163,51 @@ def test_parts_of_ones_own_run_from_a_file(workplace: Workplace) -> None:
     assert done.code == 0, done.err
     last = workplace.metrics()[-1]
     assert {"reward/right", "reward/brevity", "train/ratio"} <= last.keys()
+
+
+def test_countdown_runs(workplace: Workplace) -> None:
+    for name in ("countdown.py", "countdown.yaml"):
+        shutil.copy(EXAMPLES / name, workplace.folder)
+    done = workplace.areal("run", "countdown.yaml", *SMALL, "evaluation.limit=2")
+    assert done.code == 0, done.err
+    assert "reward/solved" in workplace.metrics()[-1]
+
+
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [
+        ("<answer>8 / (3 - 8 / 3)</answer>", 1.0),
+        ("<answer>1</answer> no: <answer> (3 + 3 - 8 + 8) * 4 </answer>", 0.1),  # 24, with a number that is not given
+        ("<answer>3 + 3 + 8 + 8</answer>", 0.1),
+        ("8 / (3 - 8 / 3)", 0.0),
+        ("<answer>8 / (3 - 3)</answer>", 0.0),
+        ("<answer>24.0</answer>", 0.0),
+        ("<answer>8 ** 8 ** 8 ** 8</answer>", 0.0),
+        ("<answer>__import__('os').abort()</answer>", 0.0),
+        (f"<answer>{'(' * 99}8{')' * 99}</answer>", 0.1),
+        (f"<answer>{'-' * 10000}8</answer>", 0.0),
+        ("<answer></answer>", 0.0),
+    ],
+)
+def test_countdown_takes_an_expression_of_the_numbers_and_runs_nothing(completion: str, reward: float) -> None:
+    assert countdown().solved(completion, [3, 3, 8, 8], 24) == reward
+
+
+def test_problems_of_countdown_can_be_solved_and_those_of_another_seed_are_others() -> None:
+    ours, others = countdown().Countdown(size=50, numbers=3), countdown().Countdown(size=50, numbers=3, seed=1)
+    assert all(len(row["numbers"]) == 3 and 0 < row["target"] <= 990 for row in ours)
+    assert ours[7] == countdown().Countdown(size=50, numbers=3)[7]
+    assert {row["prompt"] for row in ours}.isdisjoint(row["prompt"] for row in others)
+
+
+def countdown() -> Any:
+    """The file as a config imports it."""
+    specification = importlib.util.spec_from_file_location("countdown", EXAMPLES / "countdown.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
 GAME = """\

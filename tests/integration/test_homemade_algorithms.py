@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from conftest import Workplace
 
 pytestmark = pytest.mark.slow
-METADATA = "Metadata-Version: 2.1\nName: areal-homemade\nVersion: 0.1.0\nRequires-Dist: areal-core>=0.1,<0.2\n"
+METADATA = "Metadata-Version: 2.1\nName: areal-homemade\nVersion: 0.1.0\nRequires-Dist: areal-core>=0.1\n"
 SOURCE = Path(__file__).parents[2] / "examples" / "algorithms"
 ROWS = [{"prompt": f"{n}+{n}=", "chosen": str(2 * n), "rejected": str(n)} for n in range(10, 40)]
 
@@ -60,7 +60,7 @@ def test_a_critic_warms_up_and_learns_beside_the_policy(homemade: Workplace) -> 
     assert lines[3]["train/critic/learning_rate"] == pytest.approx(1e-3 / 4)
     (checkpoint, *_) = sorted((homemade.folder / "run").glob("attempts/*/checkpoints/step-*"))
     assert {"actor", "critic"} <= {path.name for path in checkpoint.iterdir()}
-    more = homemade.areal("run", "--resume", "run", "steps=5", "--allow-changed-plugins")
+    more = homemade.areal("run", "--resume", "run", "steps=5", "--allow-changes")
     assert more.code == 0, more.err
     assert homemade.areal("audit", "run").code == 0
 

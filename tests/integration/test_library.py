@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from areal_core.errors import ConfigError
+from areal_core.library import Rows, _named, train
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from conftest import Workplace
 
 pytestmark = pytest.mark.slow
@@ -46,6 +51,7 @@ def test_a_script_with_a_reward_of_its_own_and_one_by_a_relative_path(workplace:
         f"{REWARD}\nif __name__ == '__main__':\n"
         + "".join(f"    {line}\n" for line in TRAIN.splitlines())
         + "    config['rewards'] = [digits, {'type': 'parts.py:digits', 'name': 'again'}]\n"
+        + "    config['dataset'] = [{'prompt': f'{n}+1=', 'answer': str(n + 1)} for n in range(9)]\n"
         + "    train(config, plugins=plugins, run_dir='run')\n"
     )
     done = python(workplace, "", "script.py")
@@ -55,6 +61,44 @@ def test_a_script_with_a_reward_of_its_own_and_one_by_a_relative_path(workplace:
         f"{workplace.folder}/script.py:digits",
         f"{workplace.folder}/parts.py:digits",
     ]
+
+
+def test_rows_may_be_those_of_a_data_set_of_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AREAL_CACHE", str(tmp_path))
+    rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"}]
+    for given in (rows, pytest.importorskip("datasets").Dataset.from_list(rows)):
+        chosen = _named({"dataset": given, "evaluation": {"dataset": "grpo/additions"}})
+        assert [*Rows(chosen["dataset"]["path"])] == rows
+        assert (chosen["dataset"]["type"], chosen["evaluation"]["dataset"]) == (
+            "areal_core.library:Rows",
+            "grpo/additions",
+        )
+    with pytest.raises(ConfigError, match="dataset: rows are dictionaries of what JSON can hold: "):
+        _named({"dataset": [{"prompt": object()}]})
+    splits = pytest.importorskip("datasets").DatasetDict({"train": given, "test": given})
+    with pytest.raises(ConfigError, match=r"dataset: has the splits train, test: take one, as dataset\['train'\]"):
+        _named({"dataset": splits})
+
+
+def test_what_a_config_cannot_hold_is_told() -> None:
+    def reward(completion: str) -> float:
+        return 1.0
+
+    with pytest.raises(ConfigError, match=r"^reward in test_what_a_config_cannot_hold_is_told cannot be used"):
+        _named({"rewards": [reward]})
+    with pytest.raises(ConfigError, match=r"a config holds texts, .* and functions, not \{1, 2\}"):
+        _named({"steps": {1, 2}})
+
+
+def test_mistakes_are_told_as_those_of_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has seen the file that it writes, and its lines say nothing."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        train({"rollout": {"batchsize": 3}})
+    told = str(caught.value)
+    assert "problems in train(config)\n" in told
+    assert "\n  train(config): rollout.batchsize: unknown key\n" in told
+    assert ".yaml" not in told
 
 
 def test_a_script_without_a_main_guard_is_told_so(workplace: Workplace) -> None:
@@ -70,9 +114,12 @@ def test_a_script_without_a_main_guard_is_told_so(workplace: Workplace) -> None:
 
 @pytest.mark.slow
 def test_standard_input(workplace: Workplace) -> None:
-    done = python(workplace, f"{TRAIN}train(config, plugins=plugins, run_dir='run')", "-")
+    again = "try:\n    train(config, plugins=plugins, run_dir='run')\nexcept Exception as error:\n    print(error)"
+    done = python(workplace, f"{TRAIN}train(config, plugins=plugins, run_dir='run')\nconfig['steps'] = 2\n{again}", "-")
     assert done.returncode == 0, done.stderr
     assert (workplace.folder / "run" / "model").is_dir()
+    assert "the run folder run exists already" in done.stdout, "a script that is run again mixes no two experiments"
+    assert len(workplace.metrics()) == 1
 
 
 def test_a_function_from_standard_input_has_no_code_that_others_can_read(workplace: Workplace) -> None:

@@ -1,4 +1,4 @@
-"""`areal status`, `areal logs` and `areal stop`: a run as somebody sees it who knows its folder alone."""
+"""`areal status` and `areal stop`: a run as somebody sees it who knows its folder alone."""
 
 from __future__ import annotations
 
@@ -34,22 +34,11 @@ def test_a_run_is_watched_stopped_and_gone_on_with(workplace: Workplace) -> None
     assert re.search(r"  controller +generating  process \d+ on this machine", message), message
     assert "running  step " in message
     assert " of 2000, " in message
-    assert "trainer-0" in workplace.areal("logs", "run").out
-    unknown = workplace.areal("logs", "run", "trainer-9")
-    assert unknown.code == 2
-    assert "there are: controller, " in unknown.err
-    following = workplace.start("logs", "run", "controller", "-f", "-n", "1")
     asked = workplace.areal("stop", "run", "--wait", "0")
     assert asked.code == 0, asked.err
     assert "areal status" in asked.out
     _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 143, err
-    _, err = following.communicate(timeout=HANG_S)
-    assert (following.returncode, err) == (0, "areal: the run in run has ended: nothing more is written\n")
-    for words in (("-f",), ("-n", "3")):
-        nameless = workplace.areal("logs", "run", *words)
-        assert (nameless.code, nameless.out) == (2, "")
-        assert "for the log of one process: NAME it" in nameless.err
     seen = status(workplace, code=1)
     assert seen["state"] == "interrupted"
     assert seen["checkpoint"] == seen["step"] >= 2
@@ -75,11 +64,11 @@ def test_a_run_whose_driver_was_killed_is_lost(workplace: Workplace) -> None:
     assert "areal run --resume" in workplace.areal("status", "run").out
 
 
-@pytest.mark.parametrize("command", ["status", "stop", "logs"])
+@pytest.mark.parametrize("command", ["status", "stop"])
 def test_a_folder_that_is_no_run_is_refused(workplace: Workplace, command: str) -> None:
     for folder in ("missing", ".", "run.yaml"):
         found = workplace.areal(command, folder)
-        assert (command == "logs") or (folder != "run.yaml") or "run.yaml is a file" in found.err
+        assert folder != "run.yaml" or "run.yaml is a file" in found.err
         assert found.code == 2, found.out
         assert "Traceback" not in found.err
     assert subprocess.run(["ls", "runs"], cwd=workplace.folder, capture_output=True, check=False).returncode != 0

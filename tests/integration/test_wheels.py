@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import areal_core
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -79,11 +81,19 @@ def install(tmp_path_factory: pytest.TempPathFactory, wheels: dict[str, Path]) -
 
 def test_the_core_alone_says_what_is_missing(install: Install) -> None:
     core = install("areal_core")
-    assert core.areal("--version").stdout.split()[-1] == "0.1.0"
+    assert core.areal("--version").stdout.split()[-1] == areal_core.__version__
     assert core.areal("plugins").returncode == 0
     refused = core.areal("run", "--plugins", "grpo")
     assert refused.returncode == 2
     assert "pip install ./plugins/areal_grpo" in refused.stderr
+
+
+def test_the_core_alone_has_the_plugin_to_begin_with(install: Install) -> None:
+    core = install("areal_core")
+    begun = core.areal("new-plugin", "shortest", "--kind", "dataset")
+    assert begun.returncode == 0, begun.stderr
+    assert (core.folder / "work/areal-shortest/src/areal_shortest/datasets.py").is_file()
+    assert (core.folder / "work/areal-shortest/.github/workflows/ci.yml").is_file()
 
 
 @pytest.mark.parametrize(

@@ -47,28 +47,7 @@ def test_the_rank_is_what_the_innermost_scheduler_says(
 
 
 def test_a_rank_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "first")
-    with pytest.raises(UsageError, match="RANK is 'first'"):
-        take_rank()
-
-
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK=5 and WORLD_SIZE=2 contradict"),
-        ({"RANK": "1", "LOCAL_RANK": "7", "LOCAL_WORLD_SIZE": "1"}, "LOCAL_RANK=7 and LOCAL_WORLD_SIZE=1 contradict"),
-        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_RANK=0 and LOCAL_WORLD_SIZE=0 contradict"),
-        (
-            {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "2"},
-            "OMPI_COMM_WORLD_RANK=2 and OMPI_COMM_WORLD_SIZE=2",
-        ),
-        ({"RANK": "-1"}, "RANK is '-1': it takes a number, 0 or more"),
-    ],
-)
-def test_variables_that_cannot_be_are_refused_with_both(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], message: str
-) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match=message):
-        take_rank()
+    for rank in ("first", "-1"):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(UsageError, match=f"RANK is '{rank}': it takes a number, 0 or more"):
+            take_rank()

@@ -41,7 +41,7 @@ def run_dir(tmp_path: Path, written: Any) -> Path:
         "steps": consumption_log.steps,
         "best": None,
     }
-    state["files"] = {"actor/parameters": 100}
+    state["files"], state["digests"] = {"actor/parameters": 100}, {"actor/parameters": zlib.crc32(bytes(100))}
     (checkpoint / "trainer.json").write_text(json.dumps(state))
     ledger.commit(4, checkpoint, 4)
     ledger.close()
@@ -95,7 +95,7 @@ def test_a_group_that_was_trained_on_twice(run_dir: Path) -> None:
 def test_a_damaged_consumption_log_is_a_finding(run_dir: Path, damaged: str) -> None:
     path = run_dir / "attempts/1/checkpoints/step-000004/trainer.json"
     path.write_text(damaged)
-    (problem,) = audit_folder(run_dir / "attempts/1/ledger", run_dir).problems
+    *_, problem = audit_folder(run_dir / "attempts/1/ledger", run_dir).problems
     assert problem.startswith(f"{path} is damaged or of another version: ")
 
 
@@ -109,19 +109,38 @@ def test_a_checkpoint_that_was_cut_off_is_a_finding(run_dir: Path) -> None:
 
 def test_a_checkpoint_with_a_flipped_bit_is_a_finding(run_dir: Path) -> None:
     ledger, checkpoint = run_dir / "attempts/1/ledger", run_dir / "attempts/1/checkpoints/step-000004"
-    state = json.loads((checkpoint / "trainer.json").read_text())
-    state["digests"] = {"actor/parameters": zlib.crc32(bytes(100))}
-    (checkpoint / "trainer.json").write_text(json.dumps(state))
-    assert audit_folder(ledger, run_dir).problems == []
     path = checkpoint / "actor" / "parameters"
     path.write_bytes(bytes(99) + b"\1")
     assert audit_folder(ledger, run_dir).problems == [f"{path} holds other bytes than were written"]
 
 
+def test_another_checkpoint_in_its_place_is_a_finding(run_dir: Path) -> None:
+    path = run_dir / "attempts/1/checkpoints/step-000004/trainer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "best": 0.5}))
+    told = f"{path.parent} holds another checkpoint than the one that the run committed"
+    assert audit_folder(run_dir / "attempts/1/ledger", run_dir).problems == [told]
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("UPDATE groups SET step = 'late' WHERE number = 1", "groups.step holds 'late', which is no whole number"),
+        (
+            "UPDATE facts SET value = 'all' WHERE name = 'committed_step'",
+            "committed_step is 'all', which is no whole number",
+        ),
+        ("UPDATE groups SET oldest = 7 WHERE number = 2", "groups were sampled by version 7, which was never synced"),
+    ],
+)
+def test_numbers_that_cannot_be_are_findings(run_dir: Path, statement: str, told: str) -> None:
+    (problem,) = changed(run_dir, statement)
+    assert told in problem
+
+
 def test_one_of_an_older_version_too(run_dir: Path) -> None:
     path = run_dir / "attempts/1/checkpoints/step-000004/trainer.json"
     path.write_text(json.dumps({"step": 4, "consumption_log": []}))
-    (problem,) = audit_folder(run_dir / "attempts/1/ledger", run_dir).problems
+    *_, problem = audit_folder(run_dir / "attempts/1/ledger", run_dir).problems
     assert problem == f"{path} is damaged or of another version: KeyError: 'first'"
 
 
@@ -132,7 +151,8 @@ def test_the_ledger_of_fine_tuning_holds_commits_alone_and_the_rows_come_in_thei
     state = json.loads(logged.read_text())
     state["steps"][1] = state["steps"][0]
     logged.write_text(json.dumps(state))
-    (problem,) = audit_folder(ledger, run_dir, generates=False).problems
+    other, problem = audit_folder(ledger, run_dir, generates=False).problems
+    assert "holds another checkpoint" in other
     assert problem == "rows were left out or trained on twice, as the trainer saw it"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from areal_core import __version__ as VERSION
+
 pytestmark = pytest.mark.slow
 
 REWARDS = """
@@ -35,18 +37,18 @@ def settings(field: str) -> dict:
 BROKEN = {
     "made for a later core": (
         {"records": WHOLE, "requires": ("areal-core>=9",)},
-        "needs areal-core>=9 but 0.1.0 is installed",
+        f"needs areal-core>=9 but {VERSION} is installed",
         "upgrade the core with: pip install --upgrade 'areal-core>=9'",
     ),
     "made for a former core": (
         {"records": WHOLE, "requires": ("areal-core<0.1",)},
-        "needs areal-core<0.1 but 0.1.0 is installed",
+        f"needs areal-core<0.1 but {VERSION} is installed",
         "upgrade it with: pip install --upgrade areal-broken",
     ),
     "without a range": (
         {"records": WHOLE, "requires": ("pydantic",)},
         "does not declare which versions of areal-core it works with",
-        'add to the dependencies of areal-broken: "areal-core>=0.1,<0.2"',
+        'add to the dependencies of areal-broken: "areal-core>=',
     ),
     "without its library": (
         {"records": "import a_library"},
@@ -56,7 +58,7 @@ BROKEN = {
     "without its extra": (
         {
             "records": "import a_library",
-            "requires": ("areal-core>=0.1,<0.2", "a-library; extra == 'more'"),
+            "requires": ("areal-core>=0.1", "a-library; extra == 'more'"),
             "metadata": "Provides-Extra: more",
         },
         "module 'a_library' is missing",
@@ -96,13 +98,13 @@ BROKEN = {
     ),
     "a default out of bounds": (
         settings("scale: float = 'much'"),
-        "run.yaml:6: rewards.0: the default of 'scale' in plugin broken (areal-broken 1.2.3) is wrong: must be a",
-        "set scale yourself, and report it to the authors of areal-broken",
+        "run.yaml:6: rewards.0.scale: must be a number",
+        "not 'much'",
     ),
     "a default that nobody supplies": (
         settings('parts: list[Selection] = component("advantages", default=["none", "such"])'),
-        "rewards.0: the default of 'parts.1.type' in plugin broken (areal-broken 1.2.3) is wrong: the loaded plugins",
-        "set parts yourself, and report it to the authors of areal-broken",
+        "rewards.0.parts.1.type: the loaded plugins supply no",
+        "named 'such'",
     ),
     "a default that is not there": (settings("scale: float"), "rewards.0.scale: is required", "run.yaml:6"),
 }

@@ -38,7 +38,7 @@ def test_a_plugin_is_recorded_by_version_and_by_its_source(box, is_editable):
     assert compare(before, provenance(box, "grpo")) == []
     (box.site / "grpo_package" / "more.py").write_text("x = 1\n")
     assert compare(before, provenance(box, "grpo")) == [
-        "grpo: the source of areal-grpo 1.2.3 has changed since the run was saved"
+        "grpo: the content of areal-grpo 1.2.3 has changed since the run was saved"
     ]
 
 
@@ -55,7 +55,7 @@ def record(name="grpo", version="1", **changes):
         ([record(distribution="someones")], ["grpo: was areal-grpo 1, is now someones 1"]),
         ([], ["grpo: areal-grpo 1 was part of the saved run and is not loaded now"]),
         ([record(), record("hf")], ["hf: was not part of the saved run"]),
-        ([record(source_hash="x")], ["grpo: the source of areal-grpo 1 has changed since the run was saved"]),
+        ([record(source_hash="x")], ["grpo: the content of areal-grpo 1 has changed since the run was saved"]),
     ],
 )
 def test_differences_are_told_one_line_each(now, told):

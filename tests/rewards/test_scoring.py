@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -40,8 +41,34 @@ def test_an_argument_with_a_default_is_passed_where_it_is_offered() -> None:
     assert RewardSum([RewardTerm("exact", exact)])({"completion": "8", "row": {}}).value == 0.0
 
 
+def test_a_reward_that_takes_any_argument_still_gets_what_it_names() -> None:
+    """As rewards of TRL and AReaL are written; the rest is what areal offers, and the row as a whole."""
+
+    def exact(completion: str, answer: str, *, bonus: float = 1.0, **others: Any) -> float:
+        assert set(others) == {"prompt", "row"}
+        return bonus * (completion == answer)
+
+    arguments = {"prompt": "4 + 4 =", "completion": "8", "row": {"answer": "8", "bonus": 5.0, "difficulty": 2}}
+    assert RewardSum([RewardTerm("exact", exact)])(arguments).value == 1.0
+
+
 def test_a_reward_that_raises_is_told_with_its_line() -> None:
     with pytest.raises(
         RewardError, match=r"reward 'never' raised ZeroDivisionError: division by zero \(test_scoring.py:\d+\)"
     ):
         RewardSum([RewardTerm("never", lambda completion: 1 / 0)])({"completion": "8", "row": {}})
+
+
+def test_what_a_helper_raises_is_told_with_the_rewards_own_line_too() -> None:
+    def half(text: str) -> float:
+        return 1 / int(text)
+
+    def never(completion: str) -> float:
+        return half(completion)
+
+    told = r"division by zero \(test_scoring.py:(\d+), called from test_scoring.py:(\d+)\)$"
+    with pytest.raises(RewardError, match=told) as caught:
+        RewardSum([RewardTerm("never", never)])({"completion": "0", "row": {}})
+    found = re.search(told, str(caught.value))
+    assert found is not None
+    assert int(found[2]) - int(found[1]) == 3

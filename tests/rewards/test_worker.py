@@ -31,6 +31,9 @@ def odd(completion):
         sys.exit(0)
     return float(len(completion))
 
+def seen(completion):
+    return sum(name in os.environ for name in completion.split())
+
 class Judge:
     max_concurrency = 4
     def __init__(self):
@@ -52,6 +55,7 @@ class Judge:
         return taken
 
 TERMS = {"odd": [RewardTerm("odd", odd)], "judge": [RewardTerm("judge", Judge()), RewardTerm("odd", odd, 0.5)]}
+TERMS["seen"] = [RewardTerm("seen", seen)]
 rollout = SimpleNamespace(reward_timeout_s=2.0)
 worker.load_run = lambda folder: SimpleNamespace(config=SimpleNamespace(rewards=[], rollout=rollout))
 worker.build_rewards = lambda selections: RewardSum(TERMS[os.environ["TERMS"]])
@@ -74,8 +78,9 @@ START = RewardProcess.start
 
 
 @pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
+def workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Workers:
     monkeypatch.setenv("TERMS", "odd")
+    (tmp_path / "config.yaml").write_text("rewards:\n- {type: mine.py:judge, key: 'env:JUDGE_KEY'}\n")
     made = Workers()
     monkeypatch.setattr(RewardProcess, "start", made.start)
     return made
@@ -122,6 +127,17 @@ def judged(
             await pool.close()
 
     return asyncio.run(asyncio.wait_for(work(), HANG_S))
+
+
+def test_rewards_see_no_secret_that_the_config_does_not_name(
+    tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = ["HF_TOKEN", "WANDB_API_KEY", "AWS_PROFILE", "AZURE_CLIENT_SECRET", "AREAL_TOKEN", "db_password"]
+    for name in (*hidden, "JUDGE_KEY", "MAX_TOKENS"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("TERMS", "seen")
+    found, _, _ = judged(tmp_path, workers, [" ".join(hidden), "JUDGE_KEY MAX_TOKENS PATH"])
+    assert [score.value for score in found] == [0, 3]
 
 
 def test_coroutines_score_several_at_a_time_and_each_its_own(

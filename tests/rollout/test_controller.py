@@ -146,6 +146,7 @@ def test_data_over_the_bound(tmp_path: Path, stale: str, dropped: bool, build: B
             batch, metrics = await ready
             assert batch is not None
             assert metrics["groups/stale"] == 4
+            assert metrics["groups/stale_length_ratio"] == pytest.approx(1.0, rel=0.1)
             assert batch["loss_mask"].any()
         else:
             batch, metrics = await ready
@@ -241,8 +242,8 @@ def test_a_resumed_run_trains_on_the_same_groups_in_the_same_order(
     async def second() -> list[torch.Tensor]:
         controller, ledger = build(tmp_path, max_staleness=3, depth=3)
         controller.restore(discard=False)
-        assert controller.highest_version == 3
-        await controller.sync(WeightUpdate(controller.highest_version + 1, tmp_path), 1)
+        assert controller.beginning.version == 4
+        await controller.sync(WeightUpdate(controller.beginning.version, tmp_path), 1)
         controller.start()
         batches = []
         for step in (1, 2, 3):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from areal_core.data import Episode, Trajectory
+from areal_core.data.sampler import PromptSampler
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters, WeightUpdate
 from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
@@ -304,17 +305,17 @@ def test_of_errors_in_a_group_the_last_line_tells_the_groups_words_and_the_first
     assert failed[0][1].splitlines()[-1] == "two tools failed (2 sub-exceptions): ValueError: the first"
 
 
-def test_each_cause_is_told_once_and_those_beyond_some_stand_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_cause_is_told_once_with_its_row_and_those_beyond_some_stand_in_the_ledger() -> None:
     told: list[str] = []
-    failed = _logging_each_cause(lambda *_: None, told.append)
+    failed = _logging_each_cause(lambda *_: None, told.append, PromptSampler(8, 0, shuffle=False))
     causes = [f"Traceback\nValueError: of kind {letter}" for letter in "abcdefghij"]
     for cause in [*causes, *causes]:
-        failed(0, 0, 0, cause)
+        failed(5, 0, 0, cause)
     failed(-1, 0, 0, "ValueError: of an evaluation")
     assert len(told) == CAUSES_TOLD
-    assert "logs/controller.log" in told[-1]
-    assert not any("logs/controller.log" in words for words in told[:-1])
-    assert capsys.readouterr().err.splitlines() == [f"an episode failed: ValueError: of kind {x}" for x in "ij"]
+    assert told[0].startswith("an episode of data row 5 failed: ValueError: of kind a; ")
+    assert told[-1].endswith("; further causes stand in the ledger")
+    assert not any("the ledger" in words for words in told[:-1])
 
 
 @pytest.mark.parametrize(

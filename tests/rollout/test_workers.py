@@ -161,7 +161,7 @@ def test_workers_that_are_lost_one_after_another_end_the_run_and_say_with_what()
         assert causes
         assert "8 rollout workers were lost one after another, and no group ended in between" in str(causes[0])
         assert "the last, worker-0, had data row" in str(causes[0])
-        assert "areal logs" in causes[0].hints[0]
+        assert "RUN_DIR/logs/" in causes[0].hints[0]
         assert "data rows 0, 1, 2, 3, 4 and 2 more" in said[0]
 
     run(check())

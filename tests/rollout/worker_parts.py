@@ -171,6 +171,7 @@ async def running(
             count=count,
             start_timeout_s=HANG_S,
             welcome=Welcome(trains=True, evaluates=True),
+            timeline=folder / "groups.jsonl",
             log=said.append,
         )
         processes = Workers(await made.listen(), workflow, engine or FakeEngine())

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from areal_core.errors import RunError
 from areal_core.interfaces import ACTOR, REFERENCE, ModelReference
-from areal_core.runs.trainer import _engines
+from areal_core.runs.trainer import build_engines
 from areal_core.testing.conformance.models import make_model
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
@@ -23,8 +24,8 @@ def chosen(**settings: Any) -> Any:
 def engines_of(model: Path, **more: Any) -> dict[str, Any]:
     config: Any = {"steps": 1, "roles": {}, "train_engine": chosen(adapter={"rank": 2})} | more
     config |= {"training": SimpleNamespace(updates=1), "algorithm": SimpleNamespace(settings=None)}
-    resolved: Any = SimpleNamespace(config=SimpleNamespace(**config))
-    return dict(_engines(resolved, ModelReference(str(model)), ROLES, 1.0))
+    resolved: Any = SimpleNamespace(config=SimpleNamespace(**config), base_dir=model)
+    return dict(build_engines(resolved, ModelReference(str(model)), ROLES, 1.0))
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +44,11 @@ def test_it_has_a_model_of_its_own_where_all_parameters_learn_or_a_section_asks_
     for more in ({"train_engine": chosen()}, {"roles": {"reference": chosen(adapter={"rank": 2})}}):
         engines = engines_of(model, **more)
         assert engines["reference"]._module is not engines["actor"]._module
+
+
+def test_a_role_whose_model_is_nowhere_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    lost = chosen()
+    lost.common.path = "models/lost"
+    with pytest.raises(RunError, match=f"roles.reference.path: there is no folder {model}/models/lost"):
+        engines_of(model, roles={"reference": lost})

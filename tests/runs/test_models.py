@@ -1,11 +1,15 @@
+import re
+from types import SimpleNamespace
+
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
+from areal_core.config import load_run, resolve
 from areal_core.errors import RunError
 from areal_core.interfaces import ModelReference
-from areal_core.runs.models import check_same_tokens, end_tokens, load_tokenizer
+from areal_core.runs.models import check_same_tokens, end_tokens, load_tokenizer, model_path
 from areal_core.testing.conformance import make_model
 
 WORDS = {"<end of text>": 0, "<end of turn>": 1, "word": 2}
@@ -45,3 +49,25 @@ def test_a_role_with_other_tokens_is_refused(tmp_path):
     check_same_tokens(folders["own"], "teacher", ModelReference(str(make_model(tmp_path / "without"))))
     with pytest.raises(RunError, match=r"role 'teacher': the model '.*other' has other tokens than '.*own': 1 of 3"):
         check_same_tokens(folders["own"], "teacher", folders["other"])
+
+
+def test_a_model_that_is_nowhere_is_told_by_its_key_and_its_folder(tmp_path, monkeypatch):
+    """What reads like a name on the hub may be a folder that is missing: only the process that loads it can know."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    resolved = SimpleNamespace(base_dir=tmp_path)
+    told = rf"roles.teacher.path: there is no folder {re.escape(str(tmp_path))}/models/teacher, and 'models/teacher' is"
+    with pytest.raises(RunError, match=told):
+        model_path(resolved, "models/teacher", "roles.teacher.path")
+    (tmp_path / "models" / "teacher").mkdir(parents=True)
+    assert model_path(resolved, "models/teacher") == str(tmp_path / "models" / "teacher")
+
+
+def test_models_are_written_as_the_folders_that_a_run_took_them_from(tmp_path):
+    words = ["model.source=null", "model.path=org/name", "algorithm.regularizers=[reference_kl]"]
+    resolved = resolve(None, ["grpo"], [*words, "roles.reference.path=org/other"], environment={})
+    folders = {"model.path": "/cache/name/snapshots/1", "roles.reference.path": "/cache/other/snapshots/2"}
+    (tmp_path / "config.yaml").write_text(resolved.to_yaml(folders))
+    config = load_run(tmp_path).config
+    assert config.model.path == folders["model.path"]
+    assert config.roles["reference"].common.path == folders["roles.reference.path"]
+    assert resolved.config.model.path == "org/name"

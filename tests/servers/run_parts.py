@@ -33,9 +33,11 @@ def wait_for(condition, process, what):
 
 
 def transitions(run_dir, server):
+    """The states of a server and their versions, without those of every weight sync: held, and put back."""
     path = run_dir / "logs" / "servers.jsonl"
     entries = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    return [(entry["state"], entry["version"]) for entry in entries if entry["server"] == server]
+    own = [(entry["state"], entry["version"]) for entry in entries if entry["server"] == server]
+    return [one for former, one in zip([("", 0), *own], own, strict=False) if "updating" not in (former[0], one[0])]
 
 
 def end(*processes):

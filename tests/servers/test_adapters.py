@@ -69,7 +69,7 @@ def getfixture(request):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["sglang", pytest.param("vllm", marks=pytest.mark.long)])
 def test_every_token_has_the_label_of_the_adapter_that_sampled_it(
     kind, getfixture, server_environment, starter, tmp_path
 ):

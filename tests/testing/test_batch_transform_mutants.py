@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from areal_core.data import Metric, group_mean
-from areal_core.interfaces import LossResult, LossSpec
+from areal_core.interfaces import ACTOR, REFERENCE, ForwardPass, LossResult, LossSpec
 from areal_core.testing.conformance import AuxiliaryLossSuite, BatchTransformSuite
 
 # Correct ones, written here in the plainest way.
@@ -41,7 +41,15 @@ def squares(batch, outputs):
     return LossResult((error * batch["loss_weights"]).sum(), {"error": Metric.mean(error, mask)})
 
 
+POLICIES = (
+    ForwardPass(ACTOR, "logprobs", "proximal_logprobs"),
+    ForwardPass(REFERENCE, "logprobs", "reference_logprobs"),
+)
+
+
 class TestPenalty(BatchTransformSuite):
+    needed = POLICIES
+
     def make(self):
         return penalty
 
@@ -69,11 +77,11 @@ def mean_of_the_batch(batch, context):
 
 
 def with_gradient(batch, context):
-    return {"token_rewards": batch["values"] * torch.ones((), requires_grad=True)}
+    return {"token_rewards": batch["returns"] * torch.ones((), requires_grad=True)}
 
 
 def in_double(batch, context):
-    return {"token_rewards": batch["values"].double()}
+    return {"token_rewards": batch["returns"].double()}
 
 
 def without_a_bound(batch, context):
@@ -87,7 +95,7 @@ def neighbors(batch, context):
 
 
 def number_of_episode(batch, context):
-    return {"token_rewards": batch["values"] * (batch["episode_id"] % 7)[batch.tokens.row_index]}
+    return {"token_rewards": batch["returns"] * (batch["episode_id"] % 7)[batch.tokens.row_index]}
 
 
 def whitened_with_the_prompt(batch, context):
@@ -113,7 +121,7 @@ class OwnMemory:
 
     def __call__(self, batch, context):
         self._coefficient *= 1.1
-        return {"token_rewards": self._coefficient * batch["values"]}
+        return {"token_rewards": self._coefficient * batch["returns"]}
 
 
 def number_in_the_state(batch, context):
@@ -127,7 +135,7 @@ def name_without_an_owner(batch, context):
 
 
 def other_every_time(batch, context):
-    return {"token_rewards": batch["values"] * random.random()}
+    return {"token_rewards": batch["returns"] * random.random()}
 
 
 def logs_a_number(batch, context):
@@ -249,6 +257,8 @@ AUXILIARY_LOSSES = [
 @pytest.mark.parametrize(("mutant", "test", "words"), STAGES)
 def test_a_broken_stage_fails_the_test_that_is_meant_to_catch_it(mutant, test, words):
     class Suite(BatchTransformSuite):
+        needed = POLICIES
+
         def make(self):
             return mutant() if isinstance(mutant, type) else mutant
 

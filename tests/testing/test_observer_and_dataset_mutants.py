@@ -162,7 +162,7 @@ def hearer(tmp_path, monkeypatch):
         metadata = site / f"areal_{name}-1.dist-info"
         metadata.mkdir(parents=True)
         (site / f"areal_{name}_hooks.py").write_text(heading + hooks)
-        requires = "Requires-Dist: areal-core>=0.1,<0.2\n"
+        requires = "Requires-Dist: areal-core>=0.1\n"
         (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: areal-{name}\nVersion: 1\n{requires}")
         (metadata / "entry_points.txt").write_text(f"[areal.plugins]\n{name} = areal_{name}_hooks\n")
         monkeypatch.syspath_prepend(str(site))

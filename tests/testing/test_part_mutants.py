@@ -11,7 +11,7 @@ import torch
 
 from areal_core.algorithms.loss_aggregation import token_mean
 from areal_core.data import FinishReason, Generation, Trajectory
-from areal_core.interfaces import EMA, ForwardPass, Role
+from areal_core.interfaces import EMA, REFERENCE, ForwardPass, Role
 from areal_core.testing.conformance import ExampleTokenizerSuite, LossAggregationSuite, RegularizerSuite
 
 
@@ -40,7 +40,12 @@ def bonus(terms):
     return torch.where(terms.mask, -0.1 * terms.entropy, 0.0), {}
 
 
+OF_THE_REFERENCE = (ForwardPass(REFERENCE, "logprobs", "reference_logprobs"),)
+
+
 class TestPull(RegularizerSuite):
+    needed = OF_THE_REFERENCE
+
     def make(self):
         return pull
 
@@ -205,6 +210,7 @@ MUTANTS = [
 def test_a_broken_part_fails_the_test_that_is_meant_to_catch_it(suite, mutant, test, words):
     class Suite(suite):
         rows = ROWS
+        needed = OF_THE_REFERENCE
 
         def make(self):
             return mutant

@@ -208,6 +208,18 @@ def test_a_broken_workflow_fails_the_test_that_is_meant_to_catch_it(mutant, test
         getattr(suite, test)()
 
 
+class RowUnread(Plain):
+    async def run_episode(self, row, context):
+        raise KeyError("there is no such column")
+
+
+def test_what_a_workflow_raises_before_it_asks_for_anything_is_said_at_once():
+    suite = TestPlain()
+    suite.make = RowUnread
+    with pytest.raises(KeyError, match="no such column"):
+        suite.test_a_cancelled_episode_ends()
+
+
 def test_a_hidden_failure_of_a_reward_is_caught():
     suite = TestPlain()
     suite.make = FailureHidden

@@ -89,16 +89,6 @@ def test_what_a_kill_has_left_is_put_right(tmp_path: Path, state: str) -> None:
     assert files(tmp_path) == best("kept", 0.9)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"evaluation/reward": null}'])
-def test_a_score_that_cannot_be_read_is_told_and_counts_as_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "best").mkdir()
-    (tmp_path / "best/evaluation.json").write_text(text)
-    told: list[str] = []
-    assert exports(tmp_path, told=told)[0].settle() == -math.inf
-    assert len(told) == 1
-    assert "best/evaluation.json cannot be read and counts as none" in told[0]
-
-
 def test_no_model_has_no_score(tmp_path: Path) -> None:
     told: list[str] = []
     assert exports(tmp_path, told=told)[0].settle() == -math.inf

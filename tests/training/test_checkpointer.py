@@ -13,6 +13,7 @@ import pytest
 from areal_core.config.sections import CheckpointSection, EvaluationSection
 from areal_core.disk import DiskError
 from areal_core.errors import RunError
+from areal_core.ledger.store import checkpoint_digest
 from areal_core.messages import PeerClosed
 from areal_core.training.checkpoint import restore_checkpoint
 from tests.training.loop_parts import Parts, config, metrics, train
@@ -90,6 +91,16 @@ def test_training_goes_on_and_what_is_written_is_of_the_step(tmp_path: Path) -> 
     assert engine.asked == ["load 4", "load 5"]
     assert [int(state.state["batches"]) for state in states] == [4, 5]
     assert [(state.first, len(state.steps)) for state in states] == [(2, 2), (4, 1)]
+
+
+def test_another_checkpoint_than_was_committed_is_refused(tmp_path: Path) -> None:
+    """Whole, and of the right step: another run's."""
+    assert train(tmp_path, Parts(), config(1, checkpoint=CheckpointSection(every=1)))
+    own = tmp_path / "attempts/1/checkpoints/step-000001"
+    engines: Any = {"actor": Parts()}
+    restore_checkpoint(own, engines, checkpoint_digest(own))
+    with pytest.raises(RunError, match=f"{own} holds another checkpoint than the one that the run committed"):
+        restore_checkpoint(own, engines, "the other's")
 
 
 def test_what_is_whole_is_committed_with_the_next_step(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections import Counter
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from areal_core.config.sections import (
     PlacementSection,
     TrainingSection,
 )
+from areal_core.data import Metric
 from areal_core.data.digest import chain_digests
 from areal_core.disk import DiskError, tree_size
 from areal_core.errors import RunError
@@ -112,17 +114,6 @@ def test_a_flipped_bit_is_refused_with_the_way_to_an_older_checkpoint(tmp_path: 
     with pytest.raises(RunError) as raised:
         restore_checkpoint(last, {"actor": again})
     assert "no older one is kept" in raised.value.hints[0]
-
-
-def test_a_checkpoint_of_another_step_is_refused(tmp_path: Path) -> None:
-    """Whole, and not what its name says: the steps between would be lost."""
-    train(tmp_path, Parts(), config(2, checkpoint=CheckpointSection(every=1)))
-    first, last = (tmp_path / f"attempts/1/checkpoints/step-00000{step}" for step in (1, 2))
-    shutil.rmtree(last)
-    shutil.copytree(first, last)
-    engines: Any = {"actor": Parts()}
-    with pytest.raises(RunError, match=f"damaged: {last} holds the checkpoint of step 1"):
-        restore_checkpoint(last, engines)
 
 
 def test_a_checkpoint_without_its_state_is_refused_in_a_sentence(tmp_path: Path) -> None:
@@ -293,6 +284,15 @@ def test_gradients_that_stay_without_end_end_the_run(tmp_path: Path) -> None:
     parts = Parts(skip=True)
     with pytest.raises(RunError, match=r"not finite in 3 updates in a row \(step 2\)"):
         train(tmp_path, parts, config(5))
+
+
+def test_a_loss_that_is_nan_is_called_that(tmp_path: Path) -> None:
+    class Wrong(Parts):
+        def train(self, works: Any) -> dict[str, Metric]:
+            return {**super().train(works), "loss": Metric.mean(math.nan)}
+
+    with pytest.raises(RunError, match=r"the loss \(nan\) of actor was not finite in 3 updates in a row"):
+        train(tmp_path, Wrong(skip=True), config(5))
 
 
 def test_a_checkpoint_waits_for_as_much_room_as_the_last_one_took(

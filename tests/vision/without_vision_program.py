@@ -21,7 +21,7 @@ def learn(folder):
 
 
 def generate(folder):
-    model = load_model(folder, "float32", "cpu", trust_remote_code=False)
+    model = load_model(ModelReference(folder), "cpu")
     limits = Limits(requests=1, sequence_length=64, cache_bytes=1 << 20, prefill_tokens=64)
     Scheduler(model, limits, recompute=False)
 

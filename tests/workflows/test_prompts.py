@@ -1,5 +1,3 @@
-import pytest
-
 from areal_core.workflows.prompts import encode_prompt
 from areal_core.workflows.settings import SingleTurnSettings
 
@@ -30,6 +28,8 @@ def test_another_tokenizer_has_other_tokens():
     assert encode_prompt(Counting(1), {"prompt": "ab"}, SingleTurnSettings())[0] == [98, 99]
 
 
-def test_a_text_that_would_hold_up_everything_else_is_refused():
-    with pytest.raises(ValueError, match="a text of 10,000,000 characters is longer than any context"):
-        encode_prompt(Counting(), {"prompt": "1" * 10_000_000}, SingleTurnSettings())
+def test_a_system_message_that_no_prompt_can_have_is_told_before_a_run():
+    settings = SingleTurnSettings(system="Be brief.")
+    assert "has a prompt of text, which takes no workflow.system" in settings.check_row({"prompt": "1+1="})
+    assert settings.check_row({"prompt": [{"role": "user", "content": "1+1="}]}) == ""
+    assert SingleTurnSettings(system="Be brief.", chat_template="always").check_row({"prompt": "1+1="}) == ""

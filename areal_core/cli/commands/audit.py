@@ -37,10 +37,8 @@ def execute(arguments: argparse.Namespace) -> int:
         print_out(f"committed step: {report['committed_step']}")
         for state, count in sorted(report["groups"].items()):
             print_out(f"  {state:20s} {count:8,d} groups")
-        if report["provisional"]:
-            print_out(
-                f"  of those consumed, {report['provisional']:,d} are behind that step: a resume trains on them again"
-            )
+        if behind := report["provisional"]:
+            print_out(f"  of those consumed, {behind:,d} are behind that step: a resume trains on them again")
         for problem in report["problems"]:
             print_out(f"problem: {problem}")
         if not report["problems"]:

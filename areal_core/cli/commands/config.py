@@ -3,7 +3,7 @@
 show    print every value, defaults included, and where it came from
 check   say whether it is valid (exit code 1 if not)
 schema  print the JSON schema, with the components of --plugins
-init    print a config to begin with, or write it to CONFIG; with --plugins, the plugin's default preset;
+init    print the default preset of the plugin in --plugins, or write it to CONFIG;
         where CONFIG is a preset (NAME or PLUGIN/NAME), write that to NAME.yaml in this folder
 """
 
@@ -35,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Do what the first word says."""
-    request = read_request(arguments)
-    return _ACTIONS[arguments.action](request)
+    return _ACTIONS[arguments.action](read_request(arguments))
 
 
 def _show(request: Request) -> int:
@@ -100,13 +99,14 @@ def _init(request: Request) -> int:
 
 
 def _starting_text(request: Request, chosen: str) -> str:
-    """The preset that is named, the default one of the first plugin, or a file made from the models."""
+    """The preset that is named, or the default one of the first plugin."""
     from areal_core.config.presets import default_preset, find_preset
-    from areal_core.config.schema import starter
     from areal_core.plugins import PluginManager
 
     if not request.plugins and not chosen:
-        return starter()
+        raise UsageError(
+            "which preset is it to begin with?", hints=("name its plugin: --plugins grpo", "or PLUGIN/NAME")
+        )
     manager = PluginManager.load(request.plugins)
     preset = find_preset(manager, chosen, is_config=False) if chosen else default_preset(manager, manager.names, ())
     needed = ", ".join(dict.fromkeys([*manager.names, *preset.plugins]))

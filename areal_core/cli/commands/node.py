@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from areal_core.cli.request import read_request
+from areal_core.cli.request import Request, read_request
 from areal_core.errors import UsageError
 
 SUMMARY = "join this machine to a run"
@@ -34,8 +34,6 @@ def execute(arguments: argparse.Namespace) -> int:
     from areal_core.launchers.ranks import take_rank
 
     request = read_request(arguments)
-    if not arguments.wait >= 0:
-        raise UsageError(f"--wait takes seconds, 0 or more, not {arguments.wait}")
     rank, run_dir = take_rank(), arguments.run_dir.resolve()
     _require_possible(run_dir)
     if any(request):
@@ -49,7 +47,7 @@ def execute(arguments: argparse.Namespace) -> int:
                 ],
             )
         if rank.rank == 0:
-            return _run(run_dir, rank.nodes, arguments)
+            return _run(run_dir, rank.nodes, request)
     from areal_core.driver.joining import join_run
     from areal_core.driver.terminal import log
     from areal_core.runs.folder import RunFolder
@@ -68,13 +66,12 @@ def _require_possible(run_dir: Path) -> None:
         raise UsageError(f"{run_dir} is not a run folder, and contains other files", hints=["name another one"])
 
 
-def _run(run_dir: Path, nodes: int | None, arguments: argparse.Namespace) -> int:
+def _run(run_dir: Path, nodes: int | None, request: Request) -> int:
     """Run the driver, or go on with the run; this machine's own agent is a process beside it."""
     from areal_core.cli.commands import run
     from areal_core.driver.terminal import log
     from areal_core.runs.folder import RunFolder
 
-    request = read_request(arguments)
     words = ["launcher.type=core/external"]
     words += [] if nodes is None else [f"launcher.nodes={nodes}"]
     if nodes is None and not any(word.startswith("launcher.nodes=") for word in request.overrides):
@@ -93,7 +90,7 @@ def _run(run_dir: Path, nodes: int | None, arguments: argparse.Namespace) -> int
                 resume=run_dir if goes_on else None,
                 dry_run=False,
                 json=False,
-                allow_changed_plugins=False,
+                allow_changes=False,
             )
         )
     finally:

@@ -9,7 +9,6 @@ from areal_core.cli.output import print_out
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
     from areal_core.plugins.catalog import Catalog
     from areal_core.plugins.registration import Plugin
@@ -40,8 +39,6 @@ def execute(arguments: argparse.Namespace) -> int:
     elif name is None:
         for plugin in plugins:
             _list(plugin)
-        for line in _shared_names(plugins):
-            print_out(line)
     else:
         for plugin in plugins:
             _describe(plugin, catalog)
@@ -61,19 +58,6 @@ def _list(plugin: Plugin) -> None:
     events = _events(plugin)
     if events:
         print_out(f"  event hooks:  {', '.join(events)}")
-
-
-def _shared_names(plugins: Sequence[Plugin]) -> list[str]:
-    """The names that several plugins supply, one line each: they must be written in full where both are loaded."""
-    suppliers: dict[tuple[str, str], list[str]] = {}
-    for plugin in plugins:
-        for kind, record in plugin.records:
-            suppliers.setdefault((kind, record.name), []).append(record.reference)
-    return [
-        f"{kind}: {name} has several suppliers; write {' or '.join(references)}"
-        for (kind, name), references in suppliers.items()
-        if len(references) > 1
-    ]
 
 
 def _describe(plugin: Plugin, catalog: Catalog) -> None:

@@ -63,9 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="with --dry-run: print the plan as JSON")
     parser.add_argument("--resume", metavar="RUN_DIR", type=Path, help="go on with this run; its config applies")
     parser.add_argument(
-        "--allow-changed-plugins",
+        "--allow-changes",
         action="store_true",
-        help="resume although plugins or their versions have changed since",
+        help="resume although plugins, data, models, your files or the config have changed since",
     )
 
 
@@ -76,8 +76,8 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UsageError("--json is only valid with --dry-run")
     if arguments.resume is not None:
         resolved, run_dir = _resumed(arguments.resume, request, print_error if arguments.json else print_out), None
-    elif arguments.allow_changed_plugins:
-        raise UsageError("--allow-changed-plugins is only valid with --resume RUN_DIR")
+    elif arguments.allow_changes:
+        raise UsageError("--allow-changes is only valid with --resume RUN_DIR")
     else:
         from areal_core.config import resolve
 
@@ -92,7 +92,7 @@ def execute(arguments: argparse.Namespace) -> int:
         dry_run=arguments.dry_run,
         as_json=arguments.json,
         show=print_out,
-        allow_changed_plugins=arguments.allow_changed_plugins,
+        allow_changes=arguments.allow_changes,
     )
 
 
@@ -103,9 +103,6 @@ def _new_folder(resolved: Resolved) -> Path:
     folder = resolved.run_dir or Path("runs") / f"{resolved.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     other = "choose another: run_dir=PATH"
     require_place("the run folder", folder, other)
-    for above in folder.resolve().parents:
-        if (above / CONFIG_FILE).is_file() and (above / "attempts").is_dir():
-            raise UsageError(f"the run folder {folder} would lie in that of another run, {above}", hints=(other,))
     if folder.exists():
         is_run = (folder / CONFIG_FILE).is_file()
         hints = (f"go on with it: areal run --resume {folder}",) if is_run else ()
@@ -119,6 +116,7 @@ def _new_folder(resolved: Resolved) -> Path:
 def _resumed(folder: Path, request: Request, log: Callable[[str], None]) -> Resolved:
     """The saved config with the overrides that may change in the middle of a run."""
     from areal_core.config import load_run
+    from areal_core.config.imports import KeptSources
     from areal_core.config.tree import leaves
 
     if request.config is not None:
@@ -126,6 +124,7 @@ def _resumed(folder: Path, request: Request, log: Callable[[str], None]) -> Reso
             f"--resume takes the config from {folder}, so CONFIG ({request.config}) cannot be named as well",
             hints=("leave it out; section.key=value changes what may be changed",),
         )
+    KeptSources.use(folder.resolve() / "sources", renews=True)
     saved = load_run(folder)
     if not request.overrides and not request.plugins:
         return saved

@@ -18,7 +18,7 @@ SUMMARY = "show the status of a run"
 NEXT = {
     "interrupted": "stopped after a checkpoint",
     "recovering": "goes back to its last checkpoint in a new attempt, by itself; where it does not",
-    "failed": "ended with an error; its logs: areal logs {run}",
+    "failed": "ended with an error; its logs: {run}/logs",
     "lost": "its driver exited without a message",
     "unreachable": "its driver does not answer, and cannot be seen from here",
 }

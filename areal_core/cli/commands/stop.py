@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from areal_core.cli.output import print_error, print_out
 from areal_core.cli.request import require_folder
-from areal_core.errors import UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -28,8 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Ask, wait and print."""
     require_folder(arguments.run_dir)
-    if not arguments.wait >= 0:
-        raise UsageError(f"--wait takes seconds, 0 or more, not {arguments.wait}")
     from areal_core.driver.recoveries import resume_hint
     from areal_core.driver.status import stop_run
     from areal_core.runs.folder import RunFolder

@@ -14,7 +14,7 @@ import torch
 
 from areal_core.data import Episode, FinishReason, Trajectory
 from areal_core.data.trajectory import Generation
-from areal_core.testing.conformance.batches import make_batch
+from areal_core.testing.conformance.batches import make_batch, with_passes
 from areal_core.testing.conformance.comparisons import same
 from areal_core.testing.conformance.components import ComponentSuite
 
@@ -45,8 +45,8 @@ class AdvantageSuite(ComponentSuite):
     tolerance = 1e-5
 
     def make_batch(self) -> PackedBatch:
-        """The batch of most tests; override this to add keys that the advantage reads."""
-        return make_batch()
+        """The batch of most tests, with the columns that the advantage needs; override this to add other keys."""
+        return with_passes(make_batch(), self.needs())
 
     def of_tokens(self, batch: PackedBatch) -> torch.Tensor:
         """The advantage of each token, [T], in the two forms in which it may be given."""

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from areal_core.config.sections import TrainingSection
 from areal_core.data import Metric, combine
-from areal_core.testing.conformance.batches import make_batch
+from areal_core.testing.conformance.batches import (
+    ACTOR_SAYS,
+    REFERENCE_SAYS,
+    Answers,
+    made_up,
+    make_batch,
+)
 from areal_core.testing.conformance.comparisons import same, same_gradients, same_sums
 from areal_core.testing.conformance.components import ComponentSuite
 from areal_core.testing.conformance.training_session import numbers_of
@@ -23,29 +29,6 @@ if TYPE_CHECKING:
 
 OUTPUTS = re.compile(r"logprobs|entropy|values|hidden|divergence:[\w-]+:\d[\d.e-]*")
 """What engines compute, and this suite makes up."""
-
-
-class Answers(dict[str, Any]):
-    """Engines of a test: any role says of each token what the batch itself holds of it."""
-
-    def __missing__(self, role: str) -> Any:
-        return _Answer("actor_logprobs" if role == "actor" else "reference_logprobs_made")
-
-
-class _Answer:
-    def __init__(self, key: str) -> None:
-        self._key = key
-
-    def forward(self, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
-        logprobs = batch[self._key]
-        return {name: _made_up(name, logprobs, batch) for name in outputs}
-
-
-def _made_up(output: str, logprobs: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
-    if output.startswith("divergence:"):
-        return logprobs.square()
-    known = {"logprobs": logprobs, "values": batch["values"], "entropy": logprobs.abs()}
-    return torch.stack([logprobs, batch["values"]], 1) if output == "hidden" else known[output]
 
 
 class AlgorithmSuite(ComponentSuite):
@@ -129,7 +112,7 @@ class AlgorithmSuite(ComponentSuite):
         for name, value in wanted.items():
             assert float(value[batch["place"]][outside].abs().max()) == 0, f"{name}: tokens out of the mask are learned"
         noise = 20 * torch.randn(batch.token_count, generator=torch.Generator().manual_seed(3))
-        keys = ("logprobs", "actor_logprobs", "reference_logprobs_made")
+        keys = ("logprobs", ACTOR_SAYS, REFERENCE_SAYS)
         spoiled = batch.with_tokens(**{key: torch.where(outside, noise, batch[key]) for key in keys})
         found, _ = gradients_of(self.works(algorithm, spoiled))
         same_gradients(found, wanted, self.tolerance, "tokens out of the mask influence others")
@@ -148,7 +131,7 @@ class AlgorithmSuite(ComponentSuite):
         algorithm, batch = self.make(), self.make_batch()
         if not self.is_policy_gradient or algorithm.encode is not None:
             return
-        batch = batch.with_tokens(actor_logprobs=batch["logprobs"], reference_logprobs_made=batch["logprobs"])
+        batch = batch.with_tokens(**dict.fromkeys((ACTOR_SAYS, REFERENCE_SAYS), batch["logprobs"]))
         for updates in (1, 2):
             (work, *_) = self.works(algorithm, batch, updates)
             gradients, _ = gradients_of([work])
@@ -175,7 +158,7 @@ def gradients_of(
         place, units = work.batch["place"], work.batch.unit_rows
         made = {}
         for name in work.outputs:
-            values = _made_up(name, work.batch["actor_logprobs"], work.batch)
+            values = made_up(name, work.batch[ACTOR_SAYS], work.batch)
             value = made[name] = values.new_zeros(int(place.max()) + 1, *values.shape[1:])
             value[place] = values
             value.requires_grad_()

@@ -12,11 +12,10 @@ from areal_core.data import Metric
 from areal_core.interfaces import ACTOR, CRITIC, LossSpec
 from areal_core.testing.conformance.algorithms import (
     OUTPUTS,
-    Answers,
     check_splits,
     gradients_of,
 )
-from areal_core.testing.conformance.batches import make_batch
+from areal_core.testing.conformance.batches import VALUES_SAY, Answers, make_batch, with_passes
 from areal_core.testing.conformance.comparisons import same, same_gradients, same_sums
 from areal_core.testing.conformance.components import ComponentSuite
 from areal_core.testing.conformance.training_session import numbers_of
@@ -32,23 +31,21 @@ SEED = 5
 
 
 class _ContextSuite(ComponentSuite):
-    """What both have: a batch with the columns that passes would have computed, and a context."""
+    """What both have: a batch with the columns that an algorithm would have computed, and a context."""
 
     tolerance = 1e-5
 
     def make_batch(self) -> PackedBatch:
-        """The batch of every test; override this to add keys that the component reads."""
+        """The batch of every test, with the columns that the component needs; override this to add other keys."""
         batch = make_batch()
         draw = torch.Generator().manual_seed(7)
         mask = batch["loss_mask"].float()
         columns = {
-            "proximal_logprobs": batch["actor_logprobs"],
-            "reference_logprobs": batch["reference_logprobs_made"],
             "advantages": torch.randn(batch.token_count, generator=draw),
-            "returns": batch["values"] + torch.randn(batch.token_count, generator=draw),
+            "returns": batch[VALUES_SAY] + torch.randn(batch.token_count, generator=draw),
             "loss_weights": mask / mask.sum(),
         }
-        return batch.with_tokens(**columns)
+        return with_passes(batch.with_tokens(**columns), self.needs())
 
     def context(self, state: dict[str, torch.Tensor] | None = None) -> BatchContext:
         """What the trainer would offer."""

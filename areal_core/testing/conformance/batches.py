@@ -1,4 +1,4 @@
-"""Batches and policy terms in which every wrong assumption shows.
+"""Batches and policy terms in which every wrong assumption shows, and models that answer out of them.
 
 Siblings never stand together, group ids are far apart and not ascending, sequences are ragged, one has no token in the
 loss, and no two rewards of a group are equal.
@@ -7,17 +7,25 @@ loss, and no two rewards of a group are equal.
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from areal_core.algorithms.passes import run_passes
+from areal_core.config.sections import TrainingSection
 from areal_core.data import FinishReason, PackedBatch, Trajectory, shift_to_predictions
 from areal_core.data.trajectory import Generation
-from areal_core.interfaces import PolicyTerms
+from areal_core.interfaces import ACTOR, ForwardPass, PolicyTerms
+from areal_core.training.context import BatchContext
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from areal_core.interfaces import Role
+
+ACTOR_SAYS, REFERENCE_SAYS, VALUES_SAY = "made_up/actor", "made_up/reference", "made_up/values"
+"""Columns out of which the models of a test answer, by names that no component reads: a component finds what a model
+says under the names that it declares, or not at all."""
 GROUP_IDS = (1007, 13, 500_000, 42)
 SIBLINGS = 3
 _PER_TOKEN = {"logprobs", "proximal_logprobs", "behavior_logprobs", "advantages", "mask", "entropy"}
@@ -27,7 +35,8 @@ def make_batch(*, seed: int = 0, vocabulary: int = 61) -> PackedBatch:
     """A shifted batch of 4 groups of 3 episodes, as the trainer hands it to an algorithm.
 
     Besides what the rollout runtime writes it has, for each token, `place` (its number in this batch, which travels
-    with it) and `actor_logprobs`, `reference_logprobs_made`, `values`: what the models of a test say of it.
+    with it), and under `made_up/` what the models of a test say of it; `with_passes` gives that the names that a
+    component declares.
     """
     generator = torch.Generator().manual_seed(seed)
     trajectories = [_trajectory(generator, vocabulary) for _ in range(len(GROUP_IDS) * SIBLINGS)]
@@ -36,10 +45,12 @@ def make_batch(*, seed: int = 0, vocabulary: int = 61) -> PackedBatch:
     loss_mask = batch["loss_mask"].clone()
     loss_mask[: int(batch.lengths[0])] = False
     batch = batch.with_tokens(
-        loss_mask=loss_mask,
-        actor_logprobs=batch["logprobs"] + 0.6 * torch.randn(total, generator=generator),
-        reference_logprobs_made=batch["logprobs"] + 0.6 * torch.randn(total, generator=generator),
-        values=torch.randn(total, generator=generator),
+        **{
+            "loss_mask": loss_mask,
+            ACTOR_SAYS: batch["logprobs"] + 0.6 * torch.randn(total, generator=generator),
+            REFERENCE_SAYS: batch["logprobs"] + 0.6 * torch.randn(total, generator=generator),
+            VALUES_SAY: torch.randn(total, generator=generator),
+        }
     )
     number = torch.arange(rows)
     batch = batch.with_sequences(
@@ -49,6 +60,7 @@ def make_batch(*, seed: int = 0, vocabulary: int = 61) -> PackedBatch:
         prompt_id=torch.stack([number % len(GROUP_IDS), torch.zeros_like(number)], 1),
         sample_index=number // len(GROUP_IDS),
         part_index=torch.zeros_like(number),
+        agent_id=torch.zeros_like(number),
     )
     return shift_to_predictions(batch).with_tokens(place=torch.arange(total))
 
@@ -60,12 +72,41 @@ def _trajectory(generator: torch.Generator, vocabulary: int) -> Trajectory:
     return Trajectory.from_generation(ids[:prompt], Generation(ids[prompt:], logprobs, [3] * output, FinishReason.STOP))
 
 
-def make_terms(*, seed: int = 0, distance: float = 0.3) -> PolicyTerms:
+def with_passes(batch: PackedBatch, needs: Iterable[Role | ForwardPass]) -> PackedBatch:
+    """The batch with the columns that components say they need of models; see `Settings.needs`."""
+    return run_passes(batch, needs, BatchContext(TrainingSection(), Answers()))
+
+
+class Answers(dict[str, Any]):
+    """Engines of a test: any role says of each token what the batch itself holds of it."""
+
+    def __missing__(self, role: str) -> Any:
+        return _Answer(ACTOR_SAYS if role == "actor" else REFERENCE_SAYS)
+
+
+class _Answer:
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def forward(self, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
+        return {name: made_up(name, batch[self._key], batch) for name in outputs}
+
+
+def made_up(output: str, logprobs: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+    """What an engine computes beside these log-probabilities [T]."""
+    if output.startswith("divergence:"):
+        return logprobs.square()
+    known = {"logprobs": logprobs, "values": batch[VALUES_SAY], "entropy": logprobs.abs()}
+    return torch.stack([logprobs, batch[VALUES_SAY]], 1) if output == "hidden" else known[output]
+
+
+def make_terms(needs: Iterable[Role | ForwardPass] = (), *, seed: int = 0, distance: float = 0.3) -> PolicyTerms:
     """What a policy loss is given, over the sequences of `make_batch`.
 
     Args:
+        needs: of the component; its columns are there, and no others.
         seed: of all values.
-        distance: standard deviation between the three policies; 0 is on policy.
+        distance: standard deviation between the policies; 0 is on policy.
     """
     batch = make_batch(seed=seed)
     generator = torch.Generator().manual_seed(seed + 1)
@@ -74,18 +115,23 @@ def make_terms(*, seed: int = 0, distance: float = 0.3) -> PolicyTerms:
         return torch.randn(batch.token_count, generator=generator)
 
     current = -0.05 - 2 * torch.rand(batch.token_count, generator=generator)
-    row_index = batch.tokens.row_index
-    return PolicyTerms(
+    row_index, proximal = batch.tokens.row_index, current + distance * noise()
+    terms = PolicyTerms(
         logprobs=current.clone().requires_grad_(),
-        proximal_logprobs=current + distance * noise(),
+        proximal_logprobs=proximal,
         behavior_logprobs=current + distance * noise(),
         advantages=torch.randn(len(batch), generator=generator)[row_index],
         mask=batch["loss_mask"],
         row_index=row_index,
         rows=len(batch),
         entropy=(noise().abs()).requires_grad_(),
-        columns={"reference_logprobs": current + distance * noise()},
     )
+    columns = {}
+    for need in needs:
+        if isinstance(need, ForwardPass):
+            policy = proximal if need.role == ACTOR else current + distance * noise()
+            columns[need.column] = policy if need.output == "logprobs" else policy.abs()
+    return replace(terms, columns=columns)
 
 
 def select_terms(terms: PolicyTerms, rows: Sequence[int]) -> tuple[PolicyTerms, torch.Tensor]:

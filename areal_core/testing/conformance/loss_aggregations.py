@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from areal_core.testing.conformance.batches import make_batch
+from areal_core.testing.conformance.batches import make_batch, with_passes
 from areal_core.testing.conformance.comparisons import same
 from areal_core.testing.conformance.components import ComponentSuite
 
@@ -21,8 +21,8 @@ class LossAggregationSuite(ComponentSuite):
     tolerance = 1e-6
 
     def make_batch(self) -> PackedBatch:
-        """The minibatch of every test; override this to add keys that the loss aggregation reads."""
-        return make_batch()
+        """The minibatch of every test, with the columns that it needs; override this to add other keys."""
+        return with_passes(make_batch(), self.needs())
 
     def test_one_weight_for_each_token_of_the_loss(self) -> None:
         """[T] float32, finite, without gradients, above 0 in the mask and 0 outside of it."""

@@ -7,39 +7,22 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from areal_core.config.needs import needs_of
-from areal_core.interfaces import ACTOR, ForwardPass
 from areal_core.testing.conformance.batches import make_terms, select_terms, with_garbage
 from areal_core.testing.conformance.comparisons import same
 from areal_core.testing.conformance.components import ComponentSuite
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from areal_core.interfaces import PolicyTerms, Role
+    from areal_core.interfaces import PolicyTerms
 
 SPLITS = ([[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]], [[11, 3], [0, 7, 5, 1], [2, 4, 6, 8, 9, 10]])
 
 
 class _TermsSuite(ComponentSuite):
-    """What everything has that is given terms.
-
-    Attributes:
-        needed: as `Settings.needs` gives it, of a component that `make` makes in another way than a config does.
-    """
-
-    needed: ClassVar[Sequence[Role | ForwardPass]] = ()
+    """What everything has that is given terms."""
 
     def terms(self, *, seed: int = 0, distance: float = 0.3) -> PolicyTerms:
-        """See `make_terms`; with the columns that the component's settings need."""
-        terms = make_terms(seed=seed, distance=distance)
-        needs = needs_of(self.select(), 2) if self.component else self.needed
-        columns = dict(terms.columns)
-        for need in needs:
-            if isinstance(need, ForwardPass) and need.column not in columns:
-                policy = terms.proximal_logprobs if need.role == ACTOR else terms.columns["reference_logprobs"].flip(0)
-                columns[need.column] = policy if need.output == "logprobs" else policy.abs()
-        return replace(terms, columns=columns)
+        """See `make_terms`; with the columns that the component needs."""
+        return make_terms(self.needs(), seed=seed, distance=distance)
 
 
 class _LossSuite(_TermsSuite):

@@ -18,7 +18,7 @@ from areal_core.interfaces import (
     OptimizerSettings,
     Role,
 )
-from areal_core.testing.conformance.batches import make_batch
+from areal_core.testing.conformance.batches import VALUES_SAY, make_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -84,7 +84,7 @@ def make_training_batch() -> PackedBatch:
     """Twelve ragged sequences with advantages, and weights of a mean over all tokens of the loss."""
     batch = make_batch(seed=2)
     mask = batch["loss_mask"].float()
-    return batch.with_tokens(advantages=batch["values"], loss_weights=mask / mask.sum())
+    return batch.with_tokens(advantages=batch[VALUES_SAY], loss_weights=mask / mask.sum())
 
 
 def train(engine: TrainEngine, batch: PackedBatch, loss: Loss, outputs: Sequence[str]) -> dict[str, float]:

@@ -186,7 +186,12 @@ class WorkflowSuite(ComponentSuite):
 
             recorder.generate = never  # type: ignore[method-assign]
             task = asyncio.ensure_future(self.play(self.make(), self.rows[0], recorder))
-            await asyncio.wait_for(reached.wait(), self.patience_s)
+            asked = asyncio.ensure_future(reached.wait())
+            await asyncio.wait({task, asked}, timeout=self.patience_s, return_when=asyncio.FIRST_COMPLETED)
+            asked.cancel()
+            if task.done():
+                task.result()  # what it raised before it asked for anything
+            assert reached.is_set(), "the episode asked for no generation"
             task.cancel()
             done, _ = await asyncio.wait({task}, timeout=self.patience_s)
             assert done, "a cancelled episode went on"

@@ -5,6 +5,7 @@ from typing import ClassVar
 from areal_core.testing.conformance import (
     AdvantageSuite,
     AlgorithmSuite,
+    DatasetSuite,
     PluginSuite,
     PolicyLossSuite,
     RewardSuite,
@@ -23,6 +24,12 @@ class TestBrevity(RewardSuite):
 
     def test_an_answer_that_was_cut_off_is_worth_nothing(self):
         assert self.score("abc", finish_reason="length") == 0
+
+
+class TestDoublings(DatasetSuite):
+    component = "example/doublings"
+    settings: ClassVar = {"count": 20}
+    keys = ("prompt", "answer")
 
 
 class TestSelfCheck(WorkflowSuite):

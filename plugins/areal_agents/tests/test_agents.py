@@ -22,7 +22,7 @@ from areal_agents import agents
 from areal_agents.agents import AgentFailedError, CommandAgent, FunctionAgent, ServiceAgent
 from areal_agents.config import CommandSettings, ServiceSettings
 from areal_agents.outcomes import read_outcome
-from areal_core.errors import RunError
+from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces.agent import Endpoint
 
 NOWHERE = Endpoint("http://127.0.0.1:1/v1", "sk-areal-x")
@@ -126,6 +126,20 @@ def test_a_command_that_fails_says_how(play, program, told):
     agent = CommandAgent(CommandSettings(command=[sys.executable, "-c", program]))
     with pytest.raises(Exception, match=told):
         play(policy(), agent)
+
+
+def test_a_command_sees_no_secret_that_its_settings_do_not_name(monkeypatch):
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_PROFILE", "MAX_TOKENS"):
+        monkeypatch.setenv(name, f"value of {name}")
+    command = [sys.executable, "-c", "import json, os; print(json.dumps({'answer': json.dumps(dict(os.environ))}))"]
+    agent = CommandAgent(CommandSettings(command=command, environment={"KEY": "env:WANDB_API_KEY", "NOTE": "plain"}))
+    seen = json.loads(asyncio.run(agent(row={}, endpoint=NOWHERE))["answer"])
+    assert seen["KEY"] == "value of WANDB_API_KEY"
+    assert (seen["NOTE"], seen["MAX_TOKENS"]) == ("plain", "value of MAX_TOKENS")
+    assert not {"HF_TOKEN", "WANDB_API_KEY", "AWS_PROFILE"} & seen.keys()
+    lost = CommandAgent(CommandSettings(command=command, environment={"KEY": "env:NOT_SET_ANYWHERE"}))
+    with pytest.raises(ConfigError, match="the environment variable NOT_SET_ANYWHERE, which the config names"):
+        asyncio.run(lost(row={}, endpoint=NOWHERE))
 
 
 @pytest.mark.parametrize("said", ["{1, 2, 3}", "{7+8=15;4+3+1=8}85", "{", "{x}"])

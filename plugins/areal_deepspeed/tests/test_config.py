@@ -117,7 +117,7 @@ def test_auto_is_filled():
     assert found["scheduler"] == {"type": "WarmupDecayLR", "params": params}
     assert "scheduler" not in filled(written, "bfloat16", trains=False)
     settings = DeepSpeedConfig(config=written, epsilon=1e-6).document().settings
-    assert (settings.learning_rate, settings.betas, settings.epsilon) == (1e-5, (0.8, 0.9), 1e-6)
+    assert (settings.learning_rate, settings.betas, settings.epsilon) == (None, (0.8, 0.9), 1e-6)
 
 
 def test_a_schedule_knows_our_rate_and_the_run():

@@ -1,7 +1,5 @@
 """The suites that every plugin author inherits, on everything that this plugin supplies."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -89,21 +87,9 @@ class TestDistill(AlgorithmSuite):
 class TestTeacherKL(AdvantageSuite):
     component = "finetuning/teacher_kl"
 
-    def make_batch(self):
-        batch = make_batch()
-        return batch.with_tokens(
-            proximal_logprobs=batch["actor_logprobs"], teacher_logprobs=batch["reference_logprobs_made"]
-        )
-
 
 class TestDistillation(PolicyLossSuite):
     component = "finetuning/distillation"
-
-    def make(self):
-        loss = super().make()
-        return lambda terms: loss(
-            replace(terms, columns={**terms.columns, "teacher_logprobs": terms.columns["reference_logprobs"]})
-        )
 
 
 class TestNoReward(RewardSuite):

@@ -7,6 +7,8 @@ import pytest
 from areal_core.config import resolve
 from areal_core.config.needs import roles_of
 from areal_core.errors import ArealError, ConfigError
+from areal_core.interfaces import ACTOR, CRITIC, ModelReference
+from areal_core.runs.trainer import build_engines
 from areal_core.testing.conformance import PluginSuite
 
 PARTS = """
@@ -14,6 +16,7 @@ class Rows:
     def __init__(self): ...
 class Engine:
     def __init__(self): ...
+    def setup(self, model, role, settings): self.rate = settings.learning_rate
 """
 RUN = """
 plugins: [finetuning]
@@ -98,3 +101,18 @@ def test_distillation_says_which_plugin_it_lacks(read):
         read(*wanted, "plugins=[finetuning, 'no:grpo']", "algorithm.corrections=[]").algorithm.settings.corrections
         == []
     )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rate"),
+    [("sft", 2e-5), ("dpo", 5e-7), ("ipo", 5e-7), ("reward_model", 1e-5), ("distill", 1e-5), ("gkd", 1e-5)],
+)
+def test_an_engine_without_a_learning_rate_gets_the_algorithms(algorithm, rate, read, tmp_path):
+    generates = GENERATES if algorithm in ("distill", "gkd") else ()
+    words = [f"algorithm=finetuning/{algorithm}", *generates]
+    if algorithm in ("distill", "gkd"):
+        words.append("roles.teacher.path=teacher")
+    assert read(*words).steps == 1
+    resolved = resolve("run.yaml", overrides=words, environment={})
+    engines = build_engines(resolved, ModelReference("tiny"), {"actor": ACTOR, "critic": CRITIC}, 1.0)
+    assert (engines["actor"].rate, engines["critic"].rate) == (rate, 10 * rate)

@@ -70,3 +70,10 @@ def test_step_clips_as_torch_does_and_skips_what_is_not_finite(max_norm, scale):
     for copy, parameter, old in zip(copies, parameters, before, strict=True):
         torch.testing.assert_close(parameter, copy if scale == 1 else old)
     assert {float(state["step"]) for state in optimizer.state.values()} == {2.0 if scale == 1 else 0.0}
+
+
+def test_the_learning_rate_is_the_algorithms_where_the_engine_has_none(make_engine, program, batch):
+    engine = make_engine(learning_rate=None)  # `OptimizerSettings` of the fixture has what RL learns with
+    assert program.train(engine, batch)["learning_rate"] == 1e-6
+    adapted = make_engine(learning_rate=None, adapter={"rank": 4})
+    assert program.train(adapted, batch)["learning_rate"] == pytest.approx(1e-5)

@@ -41,7 +41,7 @@ LAYOUTS = {
 adapter is that of `adapter_folder`."""
 
 
-LONG = {"adapter-context2-compiled", "tensor2-context2", "replicas2-expert2"}
+LONG = {"adapter-context2-compiled", "tensor2-context2", "replicas2-expert2", "context2-expert2", "tensor2-compiled"}
 """Say little more than others do together."""
 
 

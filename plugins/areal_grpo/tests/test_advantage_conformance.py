@@ -63,7 +63,7 @@ class TestGroupNormalizedWithRewardsOfTokens(AdvantageSuite):
 
     def make_batch(self):
         batch = super().make_batch()
-        return batch.with_tokens(token_rewards=0.1 * batch["values"])
+        return batch.with_tokens(token_rewards=0.1 * batch["logprobs"])
 
 
 class TestPPO(AlgorithmSuite):

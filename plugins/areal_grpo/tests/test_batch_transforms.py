@@ -12,6 +12,7 @@ from areal_core.config.context import ResolutionContext
 from areal_core.config.sections import TrainingSection
 from areal_core.plugins import PluginManager
 from areal_core.testing.conformance import make_batch, numbers_of
+from areal_core.testing.conformance.batches import ACTOR_SAYS, REFERENCE_SAYS
 from areal_core.training.checkpoint import ConsumptionLog
 from areal_core.training.context import BatchContext
 from areal_grpo.batch_transforms import kl_in_reward, reward_scaling
@@ -148,11 +149,11 @@ def test_the_pass_that_it_asks_for_leaves_the_choice_of_the_proximal_policy(prox
         def forward(self, batch, outputs):
             return {"logprobs": batch[self._key]}
 
-    engines = {"actor": Engine("actor_logprobs"), "reference": Engine("reference_logprobs_made")}
+    engines = {"actor": Engine(ACTOR_SAYS), "reference": Engine(REFERENCE_SAYS)}
     offered = BatchContext(TrainingSection(num_epochs=2), engines)
     ((work, *_), *_) = algorithm.updates(algorithm.prepare(batch, offered), offered)
     assert "token_rewards" in work.batch
-    logprobs = batch["logprobs"] if proximal == "behavior" else batch["actor_logprobs"]
+    logprobs = batch["logprobs"] if proximal == "behavior" else batch[ACTOR_SAYS]
     found = numbers_of(work.loss(work.batch, {"logprobs": logprobs}).metrics)
     assert found["ratio"] == pytest.approx(1.0)
 

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from composed import GROUP, LONGEST, REWARDS, Engine, build, make_rollouts, prep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from areal_core.algorithms.composition import _checking
 from areal_core.config.sections import TrainingSection
 from areal_core.data import combine
 from areal_core.errors import RunError
@@ -319,8 +321,8 @@ def test_row_means_leave_out_whatever_stands_where_the_mask_is_off():
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        (lambda losses: losses.mean(), r"gave a tensor of shape \(\), and one value for each of \(\d+,\) tokens"),
-        (lambda losses: losses[:-1], r"gave a tensor of shape \(\d+,\), and one value"),
+        (lambda losses: losses.mean(), r"gave a tensor of shape \(\), and must give \(\d+,\), one value for each tok"),
+        (lambda losses: losses[:-1], r"gave a tensor of shape \(\d+,\), and must give"),
         (lambda losses: losses.detach(), "nothing in the loss depends on the model"),
     ],
     ids=["a mean", "one too few", "no gradient"],
@@ -330,12 +332,13 @@ def test_a_policy_loss_that_is_no_loss_of_tokens_is_refused(make_batch, broken, 
     batch, passes = make_rollouts(make_batch)
     algorithm = build(GRPOSettings)
     batch = prepared(algorithm, batch, passes)
-    whole = algorithm._policy_loss
+    chosen = algorithm._settings.policy_loss
+    whole = chosen.build()
 
     def policy_loss(terms):
         losses, logged = whole(terms)
         return broken(losses), logged
 
-    algorithm._policy_loss = policy_loss
+    algorithm._policy_loss = _checking(SimpleNamespace(build=lambda: policy_loss, title=chosen.title))
     with pytest.raises(RunError, match=words):
         algorithm.loss(batch, {"logprobs": passes["actor"].clone().requires_grad_()})

@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from areal_core.interfaces import SamplingParameters
+from areal_core.interfaces import ModelReference, SamplingParameters
 from areal_hf.rows import LiveRequest
 from areal_hf.scheduler import Limits, Scheduler
 from areal_hf.server import load_model
@@ -106,7 +106,7 @@ class Bench:
 
     def __init__(self, folder, *, recompute=False, routed_experts=False, **limits):
         chosen = {"requests": 8, "sequence_length": 96, "cache_bytes": 1 << 26, "prefill_tokens": 64} | limits
-        self.model = load_model(str(folder), "float32", "cpu", trust_remote_code=False)
+        self.model = load_model(ModelReference(str(folder)), "cpu")
         self.scheduler = Scheduler(self.model, Limits(**chosen), recompute=recompute, routed_experts=routed_experts)
         self.requests = {}
         self.outputs = {}

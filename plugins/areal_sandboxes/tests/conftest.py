@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from areal_core.config.context import ResolutionContext
+from areal_core.config.place import Place
+from areal_core.plugins import PluginManager
+
 SECRET = secrets.token_hex(16)
 BEGINS = "import os, signal, socket, sys, time, glob\nTARGETS = dict(word.split('=', 1) for word in sys.argv[2:])\n"
 """In front of each program: `sys.argv[1]` marks its processes, and `TARGETS` is what it goes for."""
@@ -182,3 +186,16 @@ def bubblewrap():
     from areal_sandboxes.config import BubblewrapSettings
 
     return lambda **settings: Bubblewrap(BubblewrapSettings(**settings))
+
+
+@pytest.fixture
+def reward(bubblewrap):
+    """Makes the reward as a run does, in the true sandbox, with the plugin alone."""
+    bubblewrap()
+
+    def make(**settings):
+        context = ResolutionContext(PluginManager.load(["sandboxes"]))
+        chosen = Place("reward_functions").select({"type": "sandboxes/unit_tests", **settings}, context)
+        return chosen.build()
+
+    return make

@@ -179,10 +179,10 @@ def test_too_many_files_and_too_large_ones_are_refused(bubblewrap):
 
 
 def test_where_it_is_not_installed(monkeypatch, tmp_path):
-    from areal_sandboxes import walls
     from areal_sandboxes.bubblewrap import Bubblewrap
+    from areal_sandboxes.programs import program
 
-    walls.program.cache_clear()
+    program.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="needs the program bwrap, which is not installed") as caught:
         Bubblewrap(BubblewrapSettings())

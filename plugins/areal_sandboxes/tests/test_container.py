@@ -115,6 +115,18 @@ def test_the_words_of_a_command():
         assert wanted in text, text
 
 
+def test_the_runtime_itself_is_given_no_secret(monkeypatch, tmp_path):
+    """It may be set up to hand its own environment on."""
+    runtime = tmp_path / "docker"
+    runtime.write_text("#!/bin/sh\nenv")
+    runtime.chmod(0o700)
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///somewhere")
+    output = asyncio.run(Container(ContainerSettings(program=[str(runtime)])).run(["true"])).output
+    assert "DOCKER_HOST=unix:///somewhere" in output
+    assert "HF_TOKEN" not in output
+
+
 def test_where_neither_is_installed(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="needs docker or podman, and neither is installed") as caught:

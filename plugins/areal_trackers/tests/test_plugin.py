@@ -11,7 +11,7 @@ from areal_core.interfaces import Tracker
 from areal_core.plugins import PluginManager
 from areal_core.testing.conformance import PluginSuite
 
-NAMES = ["prometheus", "tensorboard", "trackio", "wandb"]
+NAMES = ["mlflow", "prometheus", "tensorboard", "trackio", "wandb"]
 LIBRARY = {"prometheus": "prometheus_client"}
 PARTS = """
 class Part:
@@ -39,7 +39,7 @@ def read(tmp_path, monkeypatch):
 
 class TestPlugin(PluginSuite):
     plugin = "trackers"
-    heavy = ("torch", "transformers", "tensorboard", "wandb", "trackio", "prometheus_client")
+    heavy = ("torch", "transformers", "tensorboard", "wandb", "trackio", "prometheus_client", "mlflow")
 
 
 def test_the_records_lead_to_trackers():

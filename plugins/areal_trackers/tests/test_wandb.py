@@ -1,4 +1,4 @@
-"""The calls to wandb, against a stand-in: the library itself is not among this repository's test dependencies."""
+"""The calls to wandb, against a stand-in; tests/integration/test_view.py has the library itself, offline."""
 
 import importlib
 import importlib.util

@@ -12,6 +12,7 @@ from areal_core.config import resolve
 from areal_core.plugins import PluginManager
 from areal_view import plugin
 from areal_view.diagnostics import STEPS, Diagnostics
+from areal_view.page import write_report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,6 +74,18 @@ def test_what_goes_wrong_is_said_once_with_what_to_try(ill: dict[str, float], wo
     assert words in line
 
 
+def test_a_policy_that_has_learned_may_be_sure_of_itself() -> None:
+    sure = {**WELL, "train/entropy": 0.01, "reward/groups_all_equal": 0.98}
+    assert len(said(*[WELL] * STEPS, *[sure] * 3 * STEPS)) == 2
+    assert said(*[WELL] * STEPS, *[{**sure, "reward/all_episodes": 0.95}] * 3 * STEPS) == []
+
+
+def test_a_reward_that_is_the_same_for_everything_is_told() -> None:
+    dead = {**WELL, "reward/groups_all_equal": 1.0, "reward/all_episodes": 0.0, "reward/std": 0.0}
+    (line,) = said(*[dead] * 3 * STEPS)
+    assert "in 100% of the groups" in line
+
+
 def test_what_is_well_is_not_talked_about() -> None:
     assert said(*[WELL] * 50) == []
     assert said(*[{}] * 50) == []
@@ -119,7 +132,7 @@ def test_a_run_is_told_once_also_when_it_goes_on(tmp_path: Path, monkeypatch: py
     """Through the hooks, as the trainer calls them; the run is resumed in another process."""
     resolved = resolve(None, ["grpo", "view"], [f"run_dir={tmp_path}"])
     (tmp_path / "config.yaml").write_text(resolved.to_yaml())
-    lines = [{"step": step, **WELL, "train/clip_fraction": 0.4} for step in range(1, 3 * STEPS)]
+    lines = [{"step": step, **WELL, "train/gradient_norm": 20_000.0} for step in range(1, 3 * STEPS)]
     told: list[str] = []
     for begins in (0, STEPS):
         monkeypatch.setattr(plugin, "_of_runs", {})
@@ -131,4 +144,7 @@ def test_a_run_is_told_once_also_when_it_goes_on(tmp_path: Path, monkeypatch: py
             events.step_finished(tmp_path, line["step"], {k: v for k, v in line.items() if k != "step"})
         assert not events.silenced
     (words,) = told
-    assert "from 40% of the tokens" in words
+    assert "the gradient's norm is 20,000" in words
+    page = write_report(tmp_path)
+    assert page is not None
+    assert f'{{"step":{STEPS},"text":"{words}"}}' in page.read_text()

@@ -1,1 +1,1 @@
-"""A plugin for areal to copy."""
+"""A plugin for areal."""

@@ -1,4 +1,4 @@
-"""What this plugin supplies, as strings, and what it does when something happens in a run. Imports nothing heavy."""
+"""What this plugin supplies, as strings. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -24,6 +24,19 @@ def areal_reward_functions() -> list[Component]:
 
 
 @hookimpl
+def areal_datasets() -> list[Component]:
+    """Chosen by `dataset: example/doublings`."""
+    return [
+        Component(
+            "doublings",
+            "sums of a number and itself",
+            target="areal_example.datasets:Doublings",
+            config="areal_example.config:DoublingsSettings",
+        )
+    ]
+
+
+@hookimpl
 def areal_workflows() -> list[Component]:
     """Chosen by `workflow: example/self_check`."""
     return [
@@ -43,7 +56,7 @@ def areal_advantages() -> list[Component]:
         Component(
             "better_or_worse",
             "1 above the mean of the prompt's answers, -1 below it",
-            target="areal_example.algorithms:better_or_worse",
+            target="areal_example.advantages:better_or_worse",
             config="areal_example.config:BetterOrWorseSettings",
         )
     ]
@@ -56,7 +69,7 @@ def areal_policy_losses() -> list[Component]:
         Component(
             "capped_reinforce",
             "REINFORCE, weighted by the ratio to the proximal policy up to a cap",
-            target="areal_example.algorithms:capped_reinforce",
+            target="areal_example.policy_losses:capped_reinforce",
             config="areal_example.config:CappedReinforceSettings",
         )
     ]

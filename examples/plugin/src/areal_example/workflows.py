@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from areal_core.interfaces import WorkflowContext
+
     from areal_example.config import SelfCheckSettings
 
 

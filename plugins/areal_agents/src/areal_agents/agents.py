@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
+from areal_agents.config import filled
 from areal_agents.requests import read_json
 from areal_agents.threads import run_in_thread
+from areal_core.config import public_environment
 from areal_core.interfaces.launcher import describe_exit
 
 if TYPE_CHECKING:
@@ -92,8 +94,8 @@ class CommandAgent:
     async def __call__(self, *, row: Mapping[str, Any], endpoint: Endpoint) -> Any:
         """Play one episode; with it everything in the program's group ends."""
         settings = self._settings
-        own = {name: value for name, value in os.environ.items() if not name.startswith(HIDDEN)}
-        variables = {**own, **settings.environment, **endpoint.as_environment()}
+        own = {name: value for name, value in public_environment().items() if not name.startswith(HIDDEN)}
+        variables = {**own, **filled(settings.environment), **endpoint.as_environment()}
         loop = asyncio.get_running_loop()
         try:
             transport, program = await loop.subprocess_exec(
@@ -116,8 +118,7 @@ class CommandAgent:
         code = transport.get_returncode()
         out, error = (said.decode("utf-8", "replace") for said in program.said)
         if code:
-            told = (error or out)[-SHOWN:].strip()
-            raise AgentFailedError(f"the agent's command {describe_exit(code)}: {told}")
+            raise AgentFailedError(f"the agent's command {describe_exit(code)}: {(error or out)[-SHOWN:].strip()}")
         # Not `splitlines`: JSON may have other ends of lines in its texts.
         last = re.split("[\r\n]", out.strip())[-1].strip("\ufeff \t")
         # A number or a text may be what the policy said, and no judgement of it; `{1, 2}` is a text.

@@ -11,7 +11,7 @@ from pydantic import Field
 from areal_core.config import LocalPath, Seconds, Secret, Selection, Settings, component
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
 
     from areal_core.config import RunConfig
 
@@ -58,18 +58,29 @@ class CommandSettings(Settings):
 
     command: list[str] = Field(min_length=1, description="program and arguments; the row is its standard input")
     folder: LocalPath | None = Field(default=None, description="that it starts in; null for the run's own")
-    environment: dict[str, str] = Field(default_factory=dict, description="variables added to the worker's")
+    environment: dict[str, str] = Field(default_factory=dict, description="added to the worker's; secrets as env:NAME")
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The program must be there, and the folder; what lies on nodes elsewhere is not known here."""
-        program, folder = self.command[0], self.folder or Path()
-        if config.launcher.target != "core/local" and "/" in program:
-            return
-        if not folder.is_dir():
-            yield f"folder: there is no folder {folder}"
-        place = str((folder / program).absolute()) if "/" in program else program
-        if shutil.which(place, path=self.environment.get("PATH")) is None:
-            yield f"command: {program} is not a program that can be started here; install it or write its path"
+        yield from missing_program(self.command[0], self.folder or Path(), self.environment, config, "command")
+
+
+def filled(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables of a setting, with those of this process that they name as `env:NAME`."""
+    return {name: Secret(text).get() if text.startswith("env:") else text for name, text in environment.items()}
+
+
+def missing_program(
+    program: str, folder: Path, environment: Mapping[str, str], config: RunConfig, key: str
+) -> Iterator[str]:
+    """Why a program of a setting cannot be started in a folder; what lies on nodes elsewhere is not known here."""
+    if config.launcher.target != "core/local" and "/" in program:
+        return
+    if not folder.is_dir():
+        yield f"folder: there is no folder {folder}"
+    place = str((folder / program).absolute()) if "/" in program else program
+    if shutil.which(place, path=environment.get("PATH")) is None:
+        yield f"{key}: {program} is not a program that can be started here; install it or write its path"
 
 
 class ServiceSettings(Settings):

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from areal_agents.requests import AgentRequest
     from areal_agents.session import Session
 
-LARGEST_BODY: Final = 64 * 2**20
+LARGEST_BODY: Final = 8 * 2**20
+"""Bytes: two million tokens as text, a million as numbers. While JSON is parsed, in any thread, nothing else runs."""
+LONG_BODY: Final = 2**16
+"""From which on what was parsed is looked through beside the event loop."""
 PING_S: Final = 10.0
 """Between signs of life while an answer in pieces is waited for; clients give up after minutes of silence."""
 ENDED_KEYS: Final = 10_000
@@ -121,8 +124,7 @@ class AgentEndpoint:
         return session
 
     async def _answer(self, protocol: AgentProtocol, request: web.Request) -> web.StreamResponse:
-        session, body = self._session_of(request), await _body(request)
-        asked = protocol.read(body)
+        session, (body, asked) = self._session_of(request), await _read(request, protocol)
         session.counts[REQUESTS[request.path]] += 1
         session.counts["streamed_requests"] += bool(body.get("stream"))
         self._see_sampling(asked)
@@ -183,7 +185,7 @@ class AgentEndpoint:
             self._on_other_sampling(message)
 
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
-        session, asked = self._session_of(request), anthropic_messages.read(await _body(request))
+        session, (_, asked) = self._session_of(request), await _read(request, anthropic_messages)
         return web.json_response({"input_tokens": len((await session.find_place(asked)).ids)})
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
@@ -216,14 +218,22 @@ def _problem(request: web.Request, refused: RefusedError) -> dict[str, Any]:
     return (anthropic_messages if is_anthropic else openai_chat).problem(refused)
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
+async def _read(request: web.Request, protocol: AgentProtocol) -> tuple[dict[str, Any], AgentRequest]:
     try:
-        body = read_json(await request.text())
-    except (ValueError, LookupError, web.RequestPayloadError) as error:  # or it is not written as its head says
+        text = await request.text()
+    except (ValueError, LookupError, web.RequestPayloadError) as error:  # it is not written as its head says
+        raise RefusedError(f"the body cannot be read as JSON: {error}") from error
+    return _parse(text, protocol) if len(text) < LONG_BODY else await asyncio.to_thread(_parse, text, protocol)
+
+
+def _parse(text: str, protocol: AgentProtocol) -> tuple[dict[str, Any], AgentRequest]:
+    try:
+        body = read_json(text)
+    except ValueError as error:
         raise RefusedError(f"the body cannot be read as JSON: {error}") from error
     if not isinstance(body, dict):
         raise RefusedError("the body must be an object")
-    return body
+    return body, protocol.read(body)
 
 
 def as_refused(error: RefusedError | RunError) -> RefusedError:

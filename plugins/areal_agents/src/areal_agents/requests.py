@@ -143,11 +143,11 @@ def read_json(written: str) -> Any:
             json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    level = [found]
+    level = [found] if isinstance(found, dict | list) else []
     for _ in range(DEEPEST):
-        nested = [value for value in level if isinstance(value, dict | list)]
-        level = [part for value in nested for part in (value.values() if isinstance(value, dict) else value)]
-        if not nested:
+        nested = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [part for parts in nested for part in parts if isinstance(part, dict | list)]
+        if not level:
             return found
     raise ValueError("it is nested too deeply")
 

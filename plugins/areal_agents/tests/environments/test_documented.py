@@ -70,7 +70,7 @@ def test_servers_of_the_page_are_started(read):
             await workflow.close()
             return found
 
-        assert asyncio.run(names()) == {"note", "crash", "fail", "sleep"}
+        assert asyncio.run(names()) == {"note", "crash", "fail", "sleep", "variable"}
 
 
 def test_the_server_of_the_page_needs_its_library_and_nothing_else(read, monkeypatch):

@@ -102,6 +102,20 @@ def test_tools_of_a_server_are_told_and_called_beside_functions(tmp_path):
     assert none_left(tmp_path)
 
 
+def test_a_server_sees_the_secrets_that_its_settings_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    played = Played(tmp_path, {"command": SERVER, "environment": {"KEY": "env:HF_TOKEN", "NOTE": "plain"}})
+
+    async def run() -> None:
+        asked = "".join(call("variable", wanted=name) for name in ("KEY", "NOTE", "HF_TOKEN"))
+        _, heard, _ = await played.episode(asked, "done")
+        for value in ("secret", "plain", "unknown"):
+            assert f"<result>{value}</result>" in heard[0]
+        await played.workflow.close()
+
+    asyncio.run(run())
+
+
 def test_each_episode_has_its_own_where_it_asks_for_it(tmp_path):
     played = Played(tmp_path, {"command": SERVER, "per": "episode"})
 
@@ -120,7 +134,7 @@ def test_each_episode_has_its_own_where_it_asks_for_it(tmp_path):
     [
         (call("note", text=1, times="much"), "Input should be a valid integer"),
         (call("note"), "Field required"),
-        (call("sum"), "there is no tool 'sum'; there are note, crash, fail, sleep"),
+        (call("sum"), "there is no tool 'sum'; there are note, variable, crash, fail, sleep"),
         (call("fail"), "error: Error executing tool fail"),
         (call("sleep", seconds=1000), "error: the tool took longer than 2 s"),
     ],
@@ -218,7 +232,8 @@ def test_a_server_behind_an_address_is_asked(tmp_path):
     [
         ([{}], "write either command or url"),
         ([{"command": ["a"], "url": "http://b"}], "write either command or url"),
-        ([{"command": ["no-such-program"]}], "mcp: the program no-such-program is not found here"),
+        ([{"command": ["no-such-program"]}], "mcp: no-such-program is not a program that can be started here"),
+        ([{"command": ["./server"]}], "mcp: ./server is not a program that can be started here"),
     ],
 )
 def test_what_cannot_be_started_is_told_before_a_run(mcp, told):

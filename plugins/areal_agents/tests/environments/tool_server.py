@@ -26,6 +26,12 @@ def note(text: str, times: int = 1) -> str:
 
 
 @server.tool()
+def variable(wanted: str) -> str:
+    """Of its environment."""
+    return os.environ.get(wanted, "unknown")
+
+
+@server.tool()
 def crash() -> str:
     """Ends the server."""
     os._exit(3)

@@ -1,3 +1,1 @@
 """Training engine for areal: DeepSpeed's ZeRO 2 and 3 over Hugging Face models."""
-
-__version__ = "0.1.0"

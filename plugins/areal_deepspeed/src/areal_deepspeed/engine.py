@@ -61,11 +61,12 @@ class DeepSpeedEngine(RoleEngine):
     def setup(self, model: ModelReference, role: Role, settings: OptimizerSettings) -> None:
         """Load and check the model, and give it to ZeRO where it learns, or where stage 3 divides it."""
         os.environ.setdefault("LOCAL_RANK", "0")
-        self._begin(model, role, settings)
         if problems := self._config.problems(model.dtype):
             raise RunError(problems[0], hints=problems[1:])
         self._document = self._config.document()
         self._config = self._document.settings
+        self._begin(model, role, settings)
+        self._document.settings = self._config
         deepspeed()
         join_group_of_one(self._device)
         self._ranks = Ranks(*rank_and_ranks())

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from areal_core.cli.output import print_error
 from areal_core.config import EvaluationSection
-from areal_core.driver import Driver, RunState, claim, make_plan, model_group, rollout_groups
+from areal_core.driver import Driver, claim, make_plan, model_group, preparation, rollout_groups
 from areal_core.errors import RunError, UsageError
 from areal_core.interfaces import ProcessGroup
 from areal_core.messages import private_folder
@@ -237,7 +237,7 @@ async def _supervise(
             print_error(text)
 
     def prepare() -> None:
-        episodes.show(f"preparing the model  {RunState(folder).preparation()}")
+        episodes.show(f"preparing the model  {preparation(folder)}")
 
     driver = Driver(
         resolved.config.launcher.build(), folder, lambda _, message: episodes.on_message(message), log, signals

@@ -6,7 +6,7 @@ update, σ(z) = 1 / (1 + exp(-z)).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -64,6 +64,8 @@ class SupervisedSettings(RowsSettings):
     arXiv 1606.07947).
     """
 
+    default_learning_rate: ClassVar[float] = 2e-5
+
     example_tokenizer: Selection = component(
         "example_tokenizers",
         default="finetuning/conversations",
@@ -84,6 +86,8 @@ class DPOSettings(RowsSettings):
     L = -1/U Σ log σ(β h), with h = log π(y_c) / π_ref(y_c) - log π(y_r) / π_ref(y_r), each a sum over the tokens of an
     answer. The reference is the run's own model as it began, or that of `roles.reference.path`.
     """
+
+    default_learning_rate: ClassVar[float] = 5e-7
 
     example_tokenizer: Selection = component(
         "example_tokenizers",
@@ -139,6 +143,8 @@ class RewardModelSettings(RowsSettings):
     first term leaves open (arXiv 2312.09244).
     """
 
+    default_learning_rate: ClassVar[float] = 1e-5
+
     example_tokenizer: Selection = component(
         "example_tokenizers",
         default="finetuning/preferences",
@@ -187,6 +193,8 @@ class DistillSettings(PolicyGradientSettings):
     the KL over the whole vocabulary; one sampled token has the same expectation and more variance.
     """
 
+    default_learning_rate: ClassVar[float] = 1e-5
+
     advantage: Selection = component(
         "advantages", default="finetuning/teacher_kl", description="turns rewards into advantages"
     )
@@ -209,6 +217,8 @@ class GKDSettings(Settings):
     the data set's rows (λ = 0). No gradient flows through the sampling, so that stale text costs nothing but its being
     stale. β = 0.5 is TRL's default; the paper finds the best β to depend on the task.
     """
+
+    default_learning_rate: ClassVar[float] = 1e-5
 
     beta: float = Field(0.5, ge=0, le=1, description="β: 0 covers all that the teacher says, 1 seeks what it says most")
     example_tokenizer: Selection | None = component(

@@ -56,6 +56,9 @@ class RoleEngine:
         """Take what `setup` is given."""
         self._device = own_device()
         self._reference, self._role, self._run = model, role, settings
+        if self._config.learning_rate is None:  # of an adapter the usual one is ten times that of a whole model
+            rate = settings.learning_rate * (10 if getattr(self._config, "adapter", None) else 1)
+            self._config = self._config.model_copy(update={"learning_rate": rate})
         self._dtype = getattr(torch, model.dtype)
 
     def measurements(self) -> dict[str, float]:

@@ -46,12 +46,8 @@ class HFAdapter:
 
     def capabilities(self) -> InferenceCapabilities:
         """What the trainer could not reproduce is left out."""
-        return InferenceCapabilities(
-            frozenset({"keep_cache", "recompute"}),
-            frozenset({"stop"}),
-            deterministic=self._settings.deterministic,
-            images=True,
-        )
+        modes: frozenset[UpdateMode] = frozenset({"keep_cache", "recompute"})
+        return InferenceCapabilities(modes, frozenset({"stop"}), self._settings.deterministic, images=True)
 
     def connect(self, address: str, settings: HFConfig) -> HFConnection:
         """With the fleet's key."""

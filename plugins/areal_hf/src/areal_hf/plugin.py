@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_core.plugins import Component, hookimpl
+from areal_core.plugins import Command, Component, hookimpl
 
 
 @hookimpl
@@ -16,3 +16,9 @@ def areal_inference_engines() -> list[Component]:
             config="areal_hf.config:HFConfig",
         )
     ]
+
+
+@hookimpl
+def areal_commands() -> list[Command]:
+    """`areal debug`, `areal hf debug`."""
+    return [Command("debug", "take one row from prompt to loss in this process", target="areal_hf.debug:main")]

@@ -197,8 +197,7 @@ class Scheduler:
     def _forget_cancelled(self) -> None:
         self._cancelled = 0
         self._waiting = deque(request for request in self._waiting if not request.cancelled)
-        ended = [row for row, request in enumerate(self._rows.requests) if request.cancelled]
-        if ended:
+        if ended := [row for row, request in enumerate(self._rows.requests) if request.cancelled]:
             self._remove(ended)
 
     def _remove(self, ended: list[int]) -> None:
@@ -218,8 +217,6 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let waiting requests join, in order, as many as there are rows and memory for."""
-        if not self._waiting:
-            return
         rows, limits = self._rows, self._limits
         free = limits.requests - len(rows)
         party = min(free, len(self._waiting))
@@ -239,21 +236,16 @@ class Scheduler:
             joiners.append(self._waiting.popleft())
         if not joiners:
             return
-        start = len(rows)
-        live_columns = rows.longest
+        start, columns = len(rows), rows.longest
         rows.join(joiners)
-        self._fit(len(rows), rows.longest + 1, start, live_columns)
+        self._fit(len(rows), rows.longest + 1, (start, columns))
         self._fill(start, len(rows))
 
-    def _fit(self, count: int, columns: int, live_rows: int | None = None, live_columns: int | None = None) -> None:
+    def _fit(self, count: int, columns: int, live: tuple[int, int] | None = None) -> None:
+        """Make room; `live` are the rows and columns that hold something, where that is not all of them."""
         most = self._limits.cache_bytes // max(1, rounded(columns) * self._bytes_per_token)
-        self._cache.fit(
-            count,
-            columns,
-            count if live_rows is None else live_rows,
-            self._rows.longest if live_columns is None else live_columns,
-            min(self._limits.requests, most),
-        )
+        live_rows, live_columns = live or (count, self._rows.longest)
+        self._cache.fit(count, columns, live_rows, live_columns, min(self._limits.requests, most))
 
     def _fill(self, start: int, stop: int, *, is_again: bool = False) -> None:
         """Put everything but the newest token of rows `start` to `stop` into the cache, in forwards of limited size;

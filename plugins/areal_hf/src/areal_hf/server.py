@@ -42,7 +42,7 @@ _IMAGES_KEPT = 64
 """Of requests of late, as patches."""
 
 
-def load_model(path: str, dtype: str, device: str, *, trust_remote_code: bool) -> PreTrainedModel:
+def load_model(reference: ModelReference, device: str) -> PreTrainedModel:
     """The model in evaluation mode, on its device, with frozen parameters.
 
     Raises:
@@ -50,11 +50,10 @@ def load_model(path: str, dtype: str, device: str, *, trust_remote_code: bool) -
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    path, dtype, trusted = reference.path, getattr(torch, reference.dtype), reference.trust_remote_code
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
     factory: Any = AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM
-    model: PreTrainedModel = factory.from_pretrained(
-        path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
-    )
+    model: PreTrainedModel = factory.from_pretrained(path, dtype=dtype, trust_remote_code=trusted)
     set_attention(model, attention_for(model.config) if model._supports_sdpa else "eager")
     return model.to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
 
@@ -87,9 +86,7 @@ class Server:
 
     def __init__(self, settings: HFConfig, reference: ModelReference) -> None:
         torch.set_num_threads(settings.threads)
-        model = load_model(
-            reference.path, reference.dtype, settings.device, trust_remote_code=reference.trust_remote_code
-        )
+        model = load_model(reference, settings.device)
         limits = limits_for(settings, model)
         ways = {"recompute": settings.update_mode == "recompute", "routed_experts": settings.routed_experts}
         self._scheduler = Scheduler(model, limits, **ways)

@@ -1,3 +1,1 @@
 """Verifiers and data sets for areal."""
-
-__version__ = "0.1.0"

@@ -33,7 +33,7 @@ def _readable_pattern(pattern: str) -> str:
 
 Template = Annotated[str, AfterValidator(_readable_template)]
 Pattern = Annotated[str, AfterValidator(_readable_pattern)]
-HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 class ExactMatchSettings(Settings):

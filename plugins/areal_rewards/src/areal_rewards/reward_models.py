@@ -70,12 +70,10 @@ class RewardModel:
 
     def __init__(self, settings: RewardModelSettings) -> None:
         self._settings = settings
-        self._model: ScoringModel | None = None
+        self._model = ScoringModel(str(settings.path), settings.dtype)
 
     def __call__(self, prompt: str, completion: str, completion_ids: Sequence[int]) -> float:
         """The model's score of the whole conversation, as it is."""
-        if self._model is None:
-            self._model = ScoringModel(str(self._settings.path), self._settings.dtype)
         ids = completion_ids if self._settings.same_tokens else None
         (score,) = self._model.score([self._model.encode(prompt, completion, ids)])
         return score

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,17 @@ class Table:
         return row
 
 
-class JSONLinesDataset(Table):
+class LocalFiles(Table):
+    """Rows of local files."""
+
+    _paths: Sequence[Path]
+
+    def fingerprint(self) -> str:
+        """A digest of the files."""
+        return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in self._paths)).hexdigest()
+
+
+class JSONLinesDataset(LocalFiles):
     """Rows of files with one JSON object a line. Blank lines are passed over.
 
     Raises:
@@ -85,6 +96,7 @@ class JSONLinesDataset(Table):
 
     def __init__(self, settings: JSONLinesSettings) -> None:
         _refuse_missing(settings.paths)
+        self._paths = settings.paths
         found = [(path, line, row) for path in settings.paths for line, row in _json_lines(path)]
         rows = [row for _, _, row in found]
         self._places = [(path, line) for path, line, _ in found]
@@ -97,7 +109,7 @@ class JSONLinesDataset(Table):
         return f"{path}:{line}"
 
 
-class FilesDataset(Table):
+class FilesDataset(LocalFiles):
     """Rows of local files, read by the Hugging Face library `datasets`.
 
     Raises:
@@ -107,6 +119,7 @@ class FilesDataset(Table):
     def __init__(self, settings: FilesSettings) -> None:
         library = load_library("the data set files", "datasets", "datasets")
         _refuse_missing(settings.paths)
+        self._paths = settings.paths
         title = _title(settings.paths)
         if all(path.stat().st_size == 0 for path in settings.paths):
             raise ConfigError(f"{title} is empty; it must have at least one row")

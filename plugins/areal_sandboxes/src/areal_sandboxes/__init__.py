@@ -1,3 +1,1 @@
 """Places where code that nobody has read may run, and a reward by unit tests, for areal."""
-
-__version__ = "0.1.0"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
 from areal_core.config import LocalPath, Seconds, Selection, Settings, component
+from areal_core.errors import ConfigError
+from areal_sandboxes.programs import PROGRAMS, found_program, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,9 +53,25 @@ class LimitSettings(Settings):
         """`output_kib` in bytes."""
         return self.output_kib * 1024
 
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """What the sandbox runs must be installed; what nodes elsewhere have is not known here."""
+        if config.launcher.target == "core/local":
+            try:
+                self.find_programs()
+            except ConfigError as error:
+                yield ": ".join((error.message, *error.hints))
+
+    def find_programs(self) -> None:
+        """Raise `ConfigError` where a program is not there; whether it works is seen when it is started."""
+
 
 class NoneSettings(LimitSettings):
     """A plain process."""
+
+    def notes(self, config: RunConfig) -> Iterable[str]:
+        """Whoever starts the run must know."""
+        del config
+        yield "sandboxes/none isolates nothing: code of the model runs as you do; sandboxes/bubblewrap keeps it apart"
 
 
 class BubblewrapSettings(LimitSettings):
@@ -75,6 +94,13 @@ class BubblewrapSettings(LimitSettings):
     cgroup: Literal["where possible", "required", "never"] = "where possible"
     """whether a cgroup limits the memory of all processes together; without one only that of each is limited"""
 
+    def find_programs(self) -> None:
+        """See `LimitSettings.find_programs`."""
+        for name in PROGRAMS:
+            program(name)
+        if self.python is not None and shutil.which(self.python) is None:
+            raise ConfigError(f"python of the sandbox bubblewrap is {self.python}, which is no program of this machine")
+
 
 class ContainerSettings(LimitSettings):
     """A container for each command."""
@@ -95,6 +121,10 @@ class ContainerSettings(LimitSettings):
     """MiB of all files that a command writes, which are in memory"""
     options: list[str] = Field(default_factory=list)
     """further options of `run`, such as [--runtime=runsc]"""
+
+    def find_programs(self) -> None:
+        """See `LimitSettings.find_programs`."""
+        found_program(*(self.program or ())[:1])
 
 
 class UnitTestsSettings(Settings):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from areal_core.config import public_environment
 from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces.sandbox import SandboxResult
 from areal_sandboxes.config import MEBIBYTE
 from areal_sandboxes.plain import write_files
+from areal_sandboxes.programs import found_program
 from areal_sandboxes.request import Request
 from areal_sandboxes.running import Watched
 
@@ -105,7 +106,12 @@ class Container:
     def _start(self, words: Sequence[str]) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=public_environment(),  # where the runtime is set up to hand on its own
+                start_new_session=True,
             )
         except OSError as error:
             raise RunError(f"{self._program[0]} cannot be started any more: {error}") from error
@@ -145,18 +151,3 @@ class Container:
                         f"does the program work? {' '.join(self._program)} info",
                     ),
                 ) from error
-
-
-def found_program() -> str:
-    """Which of the two is installed.
-
-    Raises:
-        ConfigError: neither is.
-    """
-    for name in ("podman", "docker"):
-        if shutil.which(name):
-            return name
-    raise ConfigError(
-        "the sandbox container needs docker or podman, and neither is installed on this machine",
-        hints=("apt-get install podman (Debian, Ubuntu), dnf install podman (Fedora, RHEL)",),
-    )

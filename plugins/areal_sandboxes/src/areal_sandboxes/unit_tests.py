@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import re
 import secrets
@@ -31,8 +32,8 @@ class UnitTests:
     """A reward: 1 where the code of a completion passes the row's tests, or the share of them that it passes.
 
     Tests of the form {input, output} are programs' standard input and output; the wanted output never enters the
-    sandbox. Texts of asserts are run in the process of the code, by a harness that the code is not told of; the
-    README says what that leaves open.
+    sandbox. Texts of asserts run in the sandbox, in another process than the code, which is told the arguments of each
+    call and answers with data: it sees neither the tests nor what they want.
 
     Args:
         settings: sandbox, key of the row, limits.
@@ -48,7 +49,7 @@ class UnitTests:
         """The reward, from 0 to 1.
 
         Raises:
-            ValueError: the row has no tests, or none of a form that is known.
+            ValueError: the row has no tests, none of a known form, or such that any program would pass, or none.
             RunError: the sandbox does not work any more.
         """
         tests = self._tests(row)
@@ -90,18 +91,19 @@ class UnitTests:
         )
 
     async def _asserts(self, code: str, tests: list[str]) -> list[bool]:
-        """Whether each test passed; what is told without the token is not believed."""
-        token = secrets.token_hex(16)
+        """Whether each test passed; a verdict without the seal of the key, which no code can know, is not believed."""
+        key = secrets.token_hex(16)
         files = {self._settings.file: code, HARNESS: SOURCE}
         command = ["python3", HARNESS, self._settings.file]
-        given = json.dumps({"token": token, "tests": tests})
-        result = await self._sandbox.run(command, files=files, input_text=given)
+        result = await self._sandbox.run(command, files=files, input_text=json.dumps({"key": key, "tests": tests}))
         self._note(result)
-        verdict = re.fullmatch(rf"{token} (\d+) (\d+)\n", result.output)
-        if verdict is None or int(verdict[2]) == 0:
+        verdict, _, seal = result.output.rstrip("\n").rpartition("\n")
+        if seal != hmac.new(key.encode(), verdict.encode(), "sha256").hexdigest():
             return [False]
-        count = int(verdict[1])
-        return [number < count for number in range(int(verdict[2]))]
+        passed, fault = json.loads(verdict)
+        if fault:
+            raise ValueError(f"the tests of the row, its key {self._settings.tests!r}, are wrong: {fault}")
+        return list(passed)
 
     async def _programs(self, code: str, tests: Sequence[Mapping[str, str]], passed: list[bool]) -> None:
         settings = self._settings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from functools import cache
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from areal_core.errors import ConfigError
 from areal_sandboxes.config import MEBIBYTE
+from areal_sandboxes.programs import program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,25 +26,6 @@ LINKED: Final = ("/etc/alternatives", "/etc/ld.so.cache")
 """Through which Debian's programs find one another and their libraries; nothing else of /etc is shown."""
 SHARED_MEMORY: Final = 16 * MEBIBYTE
 OPEN_FILES: Final = 256
-PROGRAMS: Final = {"bwrap": "bubblewrap", "prlimit": "util-linux", "setpriv": "util-linux"}
-"""What is run, and the package of Debian, Ubuntu and Fedora that has it."""
-
-
-@cache
-def program(name: str) -> str:
-    """Where one of `PROGRAMS` lies.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    found = shutil.which(name)
-    if found is None:
-        package = PROGRAMS[name]
-        raise ConfigError(
-            f"the sandbox bubblewrap needs the program {name}, which is not installed on this machine",
-            hints=(f"apt-get install {package} (Debian, Ubuntu), dnf install {package} (Fedora, RHEL)",),
-        )
-    return found
 
 
 def is_root() -> bool:

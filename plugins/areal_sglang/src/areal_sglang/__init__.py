@@ -1,3 +1,1 @@
 """Generation on SGLang servers for areal."""
-
-__version__ = "0.1.0"

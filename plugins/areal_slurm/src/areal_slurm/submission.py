@@ -23,6 +23,7 @@ from areal_core.config import Resolved, load_run, resolve
 from areal_core.driver import execute, write_down
 from areal_core.errors import RunError, UsageError
 from areal_core.runs import RunFolder
+from areal_core.runs.models import model_path, model_paths
 from areal_slurm.allocation import slurm
 from areal_slurm.config import SlurmSettings
 from areal_slurm.requeue import VARIABLE
@@ -83,11 +84,13 @@ def submit(arguments: argparse.Namespace) -> int:
         print_out(text)
         return 0
     for run, one in list(runs.items())[:1]:  # an array's differ in their seeds alone
-        execute(one, run_dir=run, resume=None, dry_run=True, allow_changed_plugins=False)
+        execute(one, run_dir=run, resume=None, dry_run=True, allow_changes=False)
+        for key, path in model_paths(one.config).items():
+            model_path(one, path, key)  # of the hub, which the nodes of a job often do not reach
     script = folder / SCRIPT_NAME
     try:
         for run, one in runs.items():
-            write_down(one, RunFolder(run))
+            write_down(one, RunFolder(run), one.provenance())
         script.write_text(text)
         job = slurm("sbatch", "--parsable", str(script)).strip().partition(";")[0]
     except RunError:

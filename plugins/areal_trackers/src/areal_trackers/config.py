@@ -37,6 +37,7 @@ class WandbSettings(Settings):
     mode: Literal["online", "offline", "disabled"] = Field(
         default="online", description="offline writes into the run folder; `wandb sync` sends it later"
     )
+    completions_every: int = Field(default=10, ge=0, description="steps between tables of what was written; 0: none")
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The library must be there."""
@@ -52,10 +53,24 @@ class TrackioSettings(Settings):
     space_id: str | None = Field(
         default=None, description="a Hugging Face Space that shows the metrics; null keeps them on this machine"
     )
+    completions_every: int = Field(default=10, ge=0, description="steps between tables of what was written; 0: none")
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The library must be there."""
         return missing_library("trackio")
+
+
+class MLflowSettings(Settings):
+    """Settings of `mlflow.MLflowTracker`."""
+
+    experiment: str = Field(default="areal", min_length=1, description="runs that are looked at together")
+    name: str | None = Field(default=None, description="of the run; null is the name of the run folder")
+    uri: str | None = Field(default=None, description="of the tracking server; null is what MLFLOW_TRACKING_URI says")
+    completions_every: int = Field(default=10, ge=0, description="steps between tables of what was written; 0: none")
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """The library must be there."""
+        return missing_library("mlflow")
 
 
 class PrometheusSettings(Settings):

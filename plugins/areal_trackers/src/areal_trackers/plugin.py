@@ -28,6 +28,12 @@ def areal_trackers() -> list[Component]:
             config="areal_trackers.config:TrackioSettings",
         ),
         Component(
+            "mlflow",
+            "MLflow: a tracking server",
+            target="areal_trackers.mlflow:MLflowTracker",
+            config="areal_trackers.config:MLflowSettings",
+        ),
+        Component(
             "prometheus",
             "serves the metrics of a running run to Prometheus",
             target="areal_trackers.prometheus:PrometheusTracker",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from areal_trackers.completions import COLUMNS, Completions
 from areal_trackers.libraries import load_library
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from areal_core.data import PackedBatch
     from areal_trackers.config import TrackioSettings
 
 NAME_FILE = "trackio_name.txt"
@@ -27,6 +29,7 @@ class TrackioTracker:
         self._settings = settings
         self._library = load_library("trackio")
         self._run: Any = None
+        self._completions: Completions | None = None
 
     def start(self, run_dir: Path, config: Mapping[str, object]) -> None:
         """See `Tracker.start`."""
@@ -44,10 +47,18 @@ class TrackioTracker:
             auto_log_cpu=False,
         )
         known.write_text(self._run.name)
+        self._completions = Completions(run_dir, self._settings.completions_every)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `Tracker.log`."""
         self._run.log(dict(metrics), step=step)
+
+    def log_batch(self, step: int, batch: PackedBatch) -> None:
+        """See `BatchTracker.log_batch`."""
+        import pandas as pd
+
+        if self._completions and (rows := self._completions.rows(step, batch)):
+            self._run.log({"completions": self._library.Table(dataframe=pd.DataFrame(rows, columns=COLUMNS))}, step)
 
     def close(self) -> None:
         """See `Tracker.close`; waits until everything is stored."""

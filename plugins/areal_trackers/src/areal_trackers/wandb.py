@@ -5,12 +5,14 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from areal_trackers.completions import COLUMNS, Completions
 from areal_trackers.libraries import load_library
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from areal_core.data import PackedBatch
     from areal_trackers.config import WandbSettings
 
 IDENTITY_FILE = "wandb_id.txt"
@@ -29,6 +31,7 @@ class WandbTracker:
         self._settings = settings
         self._library = load_library("wandb")
         self._run: Any = None
+        self._completions: Completions | None = None
 
     def start(self, run_dir: Path, config: Mapping[str, object]) -> None:
         """See `Tracker.start`."""
@@ -50,10 +53,17 @@ class WandbTracker:
         )
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
+        self._completions = Completions(run_dir, settings.completions_every)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `Tracker.log`."""
         self._run.log({**metrics, "step": step})
+
+    def log_batch(self, step: int, batch: PackedBatch) -> None:
+        """See `BatchTracker.log_batch`."""
+        if self._completions and (rows := self._completions.rows(step, batch)):
+            table = self._library.Table(columns=list(COLUMNS), data=rows)
+            self._run.log({"completions": table, "step": step})
 
     def close(self) -> None:
         """See `Tracker.close`."""

@@ -1,3 +1,1 @@
-"""The report of an areal run: one HTML page with its curves and samples."""
-
-__version__ = "0.1.0"
+"""Pages of a run: curves, rollouts token by token, a timeline; and diagnostics while it goes on."""

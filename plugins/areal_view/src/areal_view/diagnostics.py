@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.config import load_run
 from areal_view.balance import Split, bottleneck
-from areal_view.report import is_metrics, read_lines
+from areal_view.lines import DIAGNOSTICS_FILE, is_metrics, read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +38,8 @@ class Diagnostic:
     words: str
 
 
-def _above(values: Sequence[float], limit: float) -> bool:
-    return len(values) == STEPS and min(values) > limit
+def _above(values: Sequence[float], limit: float, steps: int = STEPS) -> bool:
+    return len(values) == steps and min(values) > limit
 
 
 def _below(values: Sequence[float], limit: float) -> bool:
@@ -46,6 +48,12 @@ def _below(values: Sequence[float], limit: float) -> bool:
 
 def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else 0.0
+
+
+def _stands_still(first: Callable[..., Sequence[float]], last: Callable[..., Sequence[float]]) -> bool:
+    """Whether rewards have not risen: where they have, a policy that is sure of itself is what was wanted."""
+    risen = _mean(first("reward/all_episodes")) + 0.5 * _mean(first("reward/std"))
+    return _mean(last("reward/all_episodes", 2 * STEPS)) <= risen
 
 
 DIAGNOSTICS: Final = (
@@ -67,9 +75,14 @@ DIAGNOSTICS: Final = (
         "where they have become so, lower the learning rate and go on from a checkpoint of before",
     ),
     Diagnostic(
-        lambda first, last: _above(last("reward/groups_all_equal"), 0.95),
-        f"in {STEPS} steps nearly all answers to a prompt earned the same: nothing can be learned from that; where not "
-        "all are right, look at them in samples.jsonl and at the reward, and take easier or harder prompts",
+        lambda first, last: _above(last("episodes/failed"), max(0.5, 0.1 * _mean(last("batch/sequences")))),
+        "{episodes_failed:.0f} episodes failed in this step, as in those before: nothing is learned from them, and "
+        "scores leave them out; the terminal names the first cause and its row, logs/ have the tracebacks",
+    ),
+    Diagnostic(
+        lambda first, last: _above(last("reward/groups_all_equal"), 0.95) and _stands_still(first, last),
+        f"in {STEPS} steps all answers to a prompt earned the same in {{reward_groups_all_equal:.0%}} of the groups: "
+        "nothing can be learned from that; look at them in samples.jsonl, and take easier or harder prompts",
     ),
     Diagnostic(
         lambda first, last: (
@@ -88,10 +101,11 @@ DIAGNOSTICS: Final = (
         lambda first, last: (
             _below(last("train/entropy"), 0.05 * _mean(first("train/entropy")))
             and _above(last("reward/groups_all_equal"), 0.5)
+            and _stands_still(first, last)
         ),
-        "the policy hardly samples any more: its entropy has fallen to {train_entropy:.3f} nats a token, less than a "
-        "twentieth of what it was; lower the learning rate, raise policy_loss.clip_high, or add regularizers: "
-        "[entropy_bonus]",
+        "the policy hardly samples any more, and rewards have not risen: its entropy has fallen to {train_entropy:.3f} "
+        "nats a token, less than a twentieth of what it was; lower the learning rate, or add "
+        "regularizers: [entropy_bonus]",
     ),
     Diagnostic(
         lambda first, last: (
@@ -107,7 +121,8 @@ DIAGNOSTICS: Final = (
         "rollout.max_staleness, or take a correction that masks",
     ),
     Diagnostic(
-        lambda first, last: _above(last("train/clip_fraction"), 0.3),
+        # GSPO clips most tokens, and learns: it is said where it shows for three times as long.
+        lambda one, last: _above(last("train/clip_fraction", 3 * STEPS), 0.3, 3 * STEPS) and _stands_still(one, last),
         "clipping takes the gradient from {train_clip_fraction:.0%} of the tokens: lower the learning rate or "
         "training.num_minibatches",
     ),
@@ -127,12 +142,11 @@ DIAGNOSTICS: Final = (
     ),
     Diagnostic(
         # A critic knows nothing at first, so it has twice the time; where rewards hardly differ there is nothing to
-        # explain; and a run whose reward rises is well without its critic.
+        # explain.
         lambda first, last: (
             sum(value < 0 for value in last("train/critic/explained_variance", 2 * STEPS)) >= 8
             and _mean(last("reward/groups_all_equal", 2 * STEPS)) < 0.5
-            and _mean(last("reward/all_episodes", 2 * STEPS))
-            < _mean(first("reward/all_episodes")) + 0.5 * _mean(first("reward/std"))
+            and _stands_still(first, last)
         ),
         "rewards stand still, and the critic is worse than a mean: raise roles.critic.learning_rate or warmup_steps",
     ),
@@ -192,3 +206,10 @@ class Diagnostics:
             self._balance_reported = True
             told.append(words)
         return told
+
+
+def keep(run_dir: Path, step: int, found: Sequence[str]) -> None:
+    """Write what has been found behind what stands in `diagnostics.jsonl`; a full disk costs the line."""
+    if found:
+        with suppress(OSError), (run_dir / DIAGNOSTICS_FILE).open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps({"step": step, "text": text}) + "\n" for text in found)

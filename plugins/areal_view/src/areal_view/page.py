@@ -1,46 +1,37 @@
-"""The report's page."""
+"""The page of a run: what is known of it as JSON, in a template that shows it without a server."""
 
 from __future__ import annotations
 
-import math
-import re
-from html import escape
-from typing import TYPE_CHECKING, Any
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from areal_view.chart import Series, line_chart, stacked_chart
+import msgspec
+
+from areal_core.config import CONFIG_FILE, load_run
+from areal_core.errors import ArealError, UsageError
+from areal_view.lines import DIAGNOSTICS_FILE, is_diagnostic, is_group, is_metrics, read_lines
+from areal_view.rollouts import COLUMNS, HARDWARE_FILE, INDEXED, read_index, read_step, steps_of, token_count
+from areal_view.timeline import in_flight, latest, read_timeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    Lines = Sequence[dict[str, Any]]
+    from areal_core.config import RunConfig
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1d2433; --dim: #66708a; --line: #d9deea; --card: #fff; --page: #f3f5fa; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e7eaf2; --dim: #98a2ba; --line: #333b4d; --card: #1b2130; --page: #12161f; }
-}
-body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 1140px; margin: 0 auto; padding: 32px 20px 60px; }
-h1 { font-size: 26px; margin: 0 0 4px; }
-h2 { font-size: 15px; margin: 0 0 2px; } p { color: var(--dim); margin: 0 0 10px; }
-.tiles, .charts { display: grid; gap: 14px; margin: 20px 0; }
-.tiles { grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); }
-.charts { grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); }
-.charts.small { grid-template-columns: repeat(auto-fit, minmax(320px, 1fr)); } .small svg text { font-size: 15px; }
-h3 { font-size: 20px; margin: 34px 0 0; } svg { overflow: visible; }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px 16px; }
-.tile b { display: block; font-size: 24px; font-variant-numeric: tabular-nums; } .tile span { color: var(--dim); }
-svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--dim); } .grid { stroke: var(--line); }
-.legend { display: flex; flex-wrap: wrap; gap: 4px 14px; font-size: 12px; color: var(--dim); }
-.legend i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 5px; }
-table { width: 100%; border-collapse: collapse; font-size: 13px; }
-td { border-top: 1px solid var(--line); padding: 5px 8px; }
-td.text { font-family: ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
-td.number { text-align: right; width: 70px; font-variant-numeric: tabular-nums; }
-pre { font-size: 12px; overflow-x: auto; } summary { cursor: pointer; font-weight: 600; }
-"""
-
-CHARTS = (
+STATIC: Final = Path(__file__).with_name("static")
+REPORT_FILE: Final = "report.html"
+FILES: Final = ("uPlot.min.css", "view.css", "uPlot.iife.min.js", "view.js")
+"""Each stands in the template as a comment of its name."""
+POINTS, INDEXED_STEPS, INLINE_STEPS, SAMPLES, SPANS = 2000, 500, 24, 24, 20_000
+"""What a page shows at most: points of a curve, steps whose sequences are listed, steps whose tokens it brings along,
+samples, spans of all tracks."""
+TOKENS: Final = 60_000
+"""That a page brings along."""
+LOG_BYTES: Final = 2 << 20
+"""Of each file of the timeline, its last ones: a page shows the latest hours, the trace shows all."""
+CHARTS: Final = (
     (
         "Reward",
         "mean of all finished episodes, before reward shaping and group filters, and the score on held-out data",
@@ -62,116 +53,184 @@ CHARTS = (
     ("Clipping", "share of tokens at which the ratio is clipped", ("train/clip_fraction",)),
     ("Gradient norm", "before clipping", ("train/gradient_norm",)),
 )
-OTHERS = re.compile(r"(train|reward)/|agents/(turns|calls|malformed_calls)$")
-"""Metrics that get a small chart each, unless one above has them already."""
-PHASES = ("wait", "train", "weight_sync", "evaluate", "checkpoint")
+STACKS: Final = (
+    ("Staleness histogram", "share of the trained tokens of each age in batches", "staleness/share_"),
+    ("Where the trainer's time goes", "share of all its phases", "time/"),
+)
+PHASES: Final = tuple(
+    f"time/{phase}_s"
+    for phase in ("wait", "train", "sleep", "weight_sync", "logprob_check", "evaluate", "checkpoint", "export")
+)
 
 
-def render_page(name: str, steps: int, lines: Lines, samples: Lines, config: str, note: str = "") -> str:
-    """A self-contained page.
+def run_data(run_dir: Path, steps: range | None = None, *, is_served: bool = False) -> dict[str, Any] | None:
+    """What the page shows of a run; None where it has no metrics yet.
 
     Args:
-        name: of the run.
-        steps: of the run.
-        lines: of `metrics.jsonl`.
-        samples: of `samples.jsonl`.
-        config: the complete config as YAML.
-        note: stands behind the number of steps.
+        run_dir: of the run.
+        steps: whose tokens it brings along; None for those of steps from the whole run, within a bound.
+        is_served: whether it can ask for the tokens of a step, and brings none.
+
+    Raises:
+        UsageError: it is no run folder.
     """
-    cards = [card for title, text, keys in CHARTS if (card := _curves(title, text, keys, lines))]
-    cards += [card for card in (_staleness_shares(lines), _time_split(lines)) if card]
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(name)} · areal</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style><main>'
-        f"<h1>{escape(name)}</h1><p>{len([x for x in lines if x['step']])} of {steps} steps{note}</p>"
-        f'<div class="tiles">{"".join(_tiles(lines))}</div><div class="charts">{"".join(cards)}</div>{_others(lines)}'
-        f"{_samples(samples)}<details class='card'><summary>Config</summary><pre>{escape(config)}</pre></details>"
-        "</main></html>"
-    )
+    lines, odd_lines = read_lines(run_dir / "metrics.jsonl", is_metrics)
+    samples, odd_samples = read_lines(run_dir / "samples.jsonl", is_group)
+    try:
+        resolved = load_run(run_dir)
+        name, all_steps, facts, notes = resolved.name, resolved.config.steps, _facts(resolved.config, run_dir), []
+    except ArealError as error:  # its plugins may not be installed here
+        if not lines:
+            raise
+        name, all_steps, facts = run_dir.absolute().name, lines[-1]["step"], []
+        notes = [f"the config cannot be read here: {error.message}"]
+    if not lines:
+        return None
+    if odd_lines or odd_samples:
+        notes.append(f"{odd_lines} lines of metrics.jsonl and {odd_samples} of samples.jsonl cannot be read: left out")
+    logged = [step for step in steps_of(run_dir) if steps is None or step in steps]
+    if steps is not None and not logged:
+        raise UsageError(f"no step of {steps.start}:{steps.stop} was logged")
+    read = {step: _sequences(run_dir, step) for step in _spread(logged, INDEXED_STEPS)}
+    listed = {step: found for step, found in read.items() if found}
+    if odd := read.keys() - listed.keys():
+        notes.append(f"the tokens of the steps {sorted(odd)} cannot be read: left out")
+    sequences = [one for found in listed.values() for one in found]
+    brought = [] if is_served else [*listed] if steps is not None else _brought(run_dir, [*listed])
+    tracks, groups = read_timeline(run_dir / "logs", LOG_BYTES)
+    return {
+        "name": name,
+        "made_at": time.time(),
+        "steps": all_steps,
+        "facts": facts,
+        "notes": notes,
+        "diagnostics": read_lines(run_dir / DIAGNOSTICS_FILE, is_diagnostic)[0],
+        "config": (run_dir / CONFIG_FILE).read_text(encoding="utf-8"),
+        "charts": _charts(lines),
+        "metrics": _metrics(_thinned(lines)),
+        "sequences": {key: [one[key] for one in sequences] for key in INDEXED},
+        "rollouts": {str(step): read_step(run_dir, step) for step in brought},
+        "rollout_steps": logged if is_served else brought,
+        "missing": f"areal view {run_dir} --steps A:B shows those of A to B, --serve all",
+        "columns": COLUMNS,
+        "samples": _spread(samples, SAMPLES),
+        "in_flight": in_flight(groups),
+        "timeline": {"tracks": [track._asdict() for track in latest(tracks, SPANS)]},
+    }
 
 
-def _points(lines: Lines, key: str) -> list[tuple[float, float]]:
-    return [(line["step"], line[key]) for line in lines if key in line]
+def page(data: dict[str, Any]) -> str:
+    """The page as one file that opens anywhere.
+
+    Args:
+        data: as `run_data` gives it.
+    """
+    text = (STATIC / "view.html").read_text(encoding="utf-8")
+    for file in FILES:
+        text = text.replace(f"/*{file}*/", (STATIC / file).read_text(encoding="utf-8"))
+    return text.replace("/*run*/", as_json(data))
 
 
-def _tiles(lines: Lines) -> list[str]:
-    tiles = []
-    for key, label in (
-        ("evaluation/reward", "held-out score"),
-        ("reward/all_episodes", "reward"),
-        ("train/negative_log_likelihood", "negative log-likelihood"),
-        ("train/accuracy", "accuracy"),
-    ):
-        if points := _points(lines, key):
-            tiles.append((f"{points[0][1]:.2f} → {points[-1][1]:.2f}", label))
-    if staleness := _points(lines, "staleness/mean"):
-        tiles.append((f"{sum(y for _, y in staleness) / len(staleness):.2f}", "mean staleness, batches"))
-    trained = [line for line in lines if "batch/sequences" in line]
-    if seconds := sum(line.get("time/step_s", 0.0) for line in trained):
-        tiles.append(
-            (f"{sum(line['batch/sequences'] for line in trained) / seconds:,.0f}", "samples trained on per second")
-        )
-        tiles.append((f"{seconds:,.0f} s", "in training steps"))
-    return [f'<div class="card tile"><b>{value}</b><span>{label}</span></div>' for value, label in tiles]
+def script_of(run_dir: Path, step: int) -> str:
+    """The tokens of a step as a script beside the page, which a browser loads from a folder as well."""
+    return f"arealRollouts({step}, {as_json(read_step(run_dir, step))});"
 
 
-def _card(title: str, text: str, chart: str) -> str:
-    return f'<section class="card"><h2>{title}</h2><p>{text}</p>{chart}</section>'
+def write_report(run_dir: Path, steps: range | None = None) -> Path | None:
+    """Write `report.html` into a run folder; its path, or None where the run has no metrics yet.
+
+    Args:
+        run_dir: of the run.
+        steps: whose tokens it brings along; see `run_data`.
+
+    Raises:
+        UsageError: it is no run folder.
+    """
+    if (data := run_data(run_dir, steps)) is None:
+        return None
+    path = run_dir / REPORT_FILE
+    hidden = path.with_name(f".{path.name}")  # what was there stays where the disk is full
+    hidden.write_text(page(data), encoding="utf-8")
+    return hidden.replace(path)
 
 
-def _curves(title: str, text: str, keys: Sequence[str], lines: Lines) -> str:
-    series = [
-        Series(key, points, dots=key.startswith("evaluation/")) for key in keys if (points := _points(lines, key))
+def as_json(data: Any) -> str:
+    """JSON that may stand in a script of a page: numbers that are none are null, and nothing in it ends the script."""
+    return msgspec.json.encode(data).decode().replace("<", "\\u003c")
+
+
+def _spread(items: Sequence[Any], most: int) -> list[Any]:
+    """At most so many of them, evenly spread, the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+
+
+def _brought(run_dir: Path, steps: Sequence[int]) -> list[int]:
+    """The steps whose tokens a page brings along, spread over all and within its bound."""
+    found: list[int] = []
+    left = TOKENS
+    for step in reversed(_spread(steps, INLINE_STEPS)):  # the newest first
+        left -= token_count(run_dir, step)
+        if left < 0:
+            break
+        found.insert(0, step)
+    return found
+
+
+def _sequences(run_dir: Path, step: int) -> list[dict[str, Any]]:
+    """Of a step; none where its file is damaged, or has been thinned out meanwhile."""
+    try:
+        return read_index(run_dir, step)
+    except (OSError, ValueError, LookupError):
+        return []
+
+
+def _thinned(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines for curves: some of those that all metrics have, and all with one that few have, such as evaluations."""
+    counts = Counter(key for line in lines for key in line)
+    rare = {key for key, count in counts.items() if count <= POINTS}
+    kept = {id(line) for line in _spread(lines, POINTS)}
+    return [line for line in lines if id(line) in kept or rare & line.keys()] if len(lines) > POINTS else list(lines)
+
+
+def _facts(config: RunConfig, run_dir: Path) -> list[tuple[str, str]]:
+    """What the run is, in a few lines."""
+    model = config.model.path if config.model.source is None else config.model.source.reference
+    facts = [
+        ("model", str(model)),
+        ("algorithm", config.algorithm.reference),
+        ("data", config.dataset.reference),
+        ("training", config.train_engine.reference),
     ]
-    return _card(title, text, line_chart(series, floor_zero=True)) if series else ""
+    if config.inference_engine is not None:
+        facts.append(("generation", config.inference_engine.reference))
+    if (hardware := run_dir / HARDWARE_FILE).is_file():
+        facts.append(("trainer", hardware.read_text(encoding="utf-8").strip()))
+    return [*facts, ("run folder", str(run_dir.absolute()))]
 
 
-def _others(lines: Lines) -> str:
-    """A small chart of each metric that has none yet, those of one role beside one another."""
-    drawn = {key for _, _, keys in CHARTS for key in keys}
-    groups: dict[str, list[str]] = {}
-    for key in sorted({key for line in lines for key in line if OTHERS.match(key)} - drawn):
-        # A value that is no number has no place on an axis, and would take every other one's with it.
-        if points := [(x, y) for x, y in _points(lines, key) if math.isfinite(y)]:
-            card = f'<section class="card"><h2>{escape(key)}</h2>{line_chart([Series(key, points)])}</section>'
-            groups.setdefault(key.rpartition("/")[0], []).append(card)
-    return "".join(
-        f'<h3>{escape(group)}</h3><div class="charts small">{"".join(cards)}</div>'
-        for group, cards in sorted(groups.items(), key=lambda one: (not one[0].startswith("train"), one[0]))
-    )
-
-
-def _staleness_shares(lines: Lines) -> str:
-    ages = sorted({int(key.rsplit("_", 1)[1]) for line in lines for key in line if key.startswith("staleness/share_")})
-    rows = [
-        (line["step"], [line.get(f"staleness/share_{age}", 0.0) for age in ages])
-        for line in lines
-        if "staleness/mean" in line
+def _charts(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is drawn first, where the run has it."""
+    known = {key for line in lines for key in line}
+    charts: list[dict[str, Any]] = [
+        {"title": title, "text": text, "keys": [key for key in keys if key in known]} for title, text, keys in CHARTS
     ]
-    if not rows:
-        return ""
-    names = [f"{age} batch{'es' if age != 1 else ''} old" for age in ages]
-    return _card("Staleness histogram", "share of the trained tokens of each age", stacked_chart(names, rows))
+    for title, text, begin in STACKS:
+        keys = [key for key in PHASES if key in known] if begin == "time/" else _shares(known, begin)
+        charts.append({"title": title, "text": text, "keys": keys, "stacked": True})
+    return [chart for chart in charts if chart["keys"]]
 
 
-def _time_split(lines: Lines) -> str:
-    rows = [(line["step"], [line.get(f"time/{phase}_s", 0.0) for phase in PHASES]) for line in lines if line["step"]]
-    if not rows:
-        return ""
-    return _card("Where the trainer's time goes", "share of each step", stacked_chart(PHASES, rows))
+def _shares(known: set[str], begin: str) -> list[str]:
+    return sorted((key for key in known if key.startswith(begin)), key=lambda key: int(key.rsplit("_", 1)[1]))
 
 
-def _samples(samples: Lines) -> str:
-    if not samples:
-        return ""
-    chosen = samples[:: max(1, len(samples) // 6)][:6]
-    if samples[-1] not in chosen:
-        chosen = [*chosen, samples[-1]]
-    rows = [
-        f'<tr><td class="number">{group["version"]}</td><td class="text">{escape(episode["text"])}</td>'
-        f'<td class="number">{episode["reward"]:.2f}</td></tr>'
-        for group in chosen
-        for episode in group["episodes"]
-    ]
-    heading = '<tr><td class="number">version</td><td>prompt and answer</td><td class="number">reward</td></tr>'
-    return f'<section class="card"><h2>Samples</h2><table>{heading}{"".join(rows)}</table></section><br>'
+def _metrics(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A column of each metric, None where a step has none."""
+    keys = sorted({key for line in lines for key in line} - {"step", "time"})
+    return {
+        "step": [line["step"] for line in lines],
+        "time": [line.get("time") for line in lines],
+        "columns": {key: [line.get(key) for line in lines] for key in keys},
+    }

@@ -1,4 +1,4 @@
-"""What this plugin supplies: diagnostics while a run goes on, the report at its end. Imports nothing heavy."""
+"""What this plugin supplies: the pages of a run, its logged tokens, and diagnostics. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from areal_core.data import PackedBatch
     from areal_view.diagnostics import Diagnostics
 
 
@@ -18,12 +19,22 @@ _of_runs: dict[Path, Diagnostics] = {}
 
 @hookimpl
 def areal_step_finished(run_dir: Path, step: int, metrics: Mapping[str, float]) -> list[str]:
-    """Say once what the metrics show that is known to go wrong, and what to try."""
-    from areal_view.diagnostics import Diagnostics
+    """Say once what the metrics show that is known to go wrong, and what to try; `diagnostics.jsonl` keeps it."""
+    from areal_view.diagnostics import Diagnostics, keep
 
     if run_dir not in _of_runs:
         _of_runs[run_dir] = Diagnostics.of_run(run_dir, step)
-    return _of_runs[run_dir].add({"step": step, **metrics})
+    found = _of_runs[run_dir].add({"step": step, **metrics})
+    keep(run_dir, step, found)
+    return found
+
+
+@hookimpl
+def areal_batch_logged(run_dir: Path, step: int, batch: PackedBatch) -> None:
+    """Keep the tokens of a few groups of each step, for `areal view` and for data frames."""
+    from areal_view.recording import log_batch
+
+    log_batch(run_dir, step, batch)
 
 
 @hookimpl
@@ -31,17 +42,19 @@ def areal_run_finished(run_dir: Path, outcome: str) -> list[str]:
     """Write `report.html` when all steps are done, and say which half of the run waited for the other."""
     from areal_core.config import load_run
     from areal_view.balance import Split, bottleneck
-    from areal_view.report import is_metrics, read_lines, write_report
+    from areal_view.lines import is_metrics, read_lines
+    from areal_view.page import write_report
 
     if outcome != "done":
         return []
     lines, _ = read_lines(run_dir / "metrics.jsonl", is_metrics)
-    words = bottleneck(lines, Split.of(load_run(run_dir).config))
+    split = Split.of(load_run(run_dir).config)
+    words = bottleneck(lines, split) if split is not None else ""
     write_report(run_dir)
     return [words] if words else []
 
 
 @hookimpl
 def areal_commands() -> list[Command]:
-    """`areal view report RUN_DIR`."""
-    return [Command("report", "write the HTML report of a run", target="areal_view.report:main")]
+    """`areal view RUN_DIR`."""
+    return [Command("view", "show a run: curves, rollouts token by token, timeline", target="areal_view.command:main")]

@@ -1,3 +1,1 @@
 """Images: read for a model, put into its prompts, and placed among its tokens in generation and training."""
-
-__version__ = "0.1.0"

@@ -41,6 +41,7 @@ class VisionTurnSettings(Settings):
         description="of an image, width x height; a larger one fails its row before its pixels are unpacked",
     )
     shows_images: ClassVar[bool] = True
+    scores_answers: ClassVar[bool] = True
 
     def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
         """The model must see images."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import shutil
 from pathlib import Path
 from string import Formatter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from areal_agents.config import ConversationSettings
+from areal_agents.config import ConversationSettings, missing_program
 from areal_agents.environments.libraries import load_gymnasium, load_library, missing_library
 from areal_agents.environments.spaces import ActionReader
 from areal_core.config import LocalPath, Seconds, Selection, Settings, component
@@ -41,7 +40,8 @@ class McpServerSettings(Settings):
         default=None, min_length=1, description="program and arguments, which speaks on its standard input and output"
     )
     environment: dict[str, str] = Field(
-        default_factory=dict, description="variables for it, beside HOME, PATH and the like; it sees no others"
+        default_factory=dict,
+        description="variables for it, beside HOME, PATH and the like; secrets as env:NAME",
     )
     folder: LocalPath = Field(default=Path(), validate_default=True, description="that it starts in; the config's own")
     url: str | None = Field(default=None, pattern=r"^https?://", description="of one that runs, with its path")
@@ -77,14 +77,13 @@ class ToolSettings(ConversationSettings):
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """There must be a tool; the programs and the library of servers must be here."""
-        del config
         if not self.tools and not self.mcp:
             yield "tools: name at least one, or a server in mcp; without tools use core/single_turn"
         if self.mcp:
             yield from missing_library("tools of mcp", "mcp", "mcp")
         for server in self.mcp:
-            if server.command and "/" not in server.command[0] and shutil.which(server.command[0]) is None:
-                yield f"mcp: the program {server.command[0]} is not found here; install it or write its path"
+            if server.command:
+                yield from missing_program(server.command[0], server.folder, server.environment, config, "mcp")
 
     def check_row(self, row: dict[str, Any]) -> str:
         """Before a run: what keeps it from playing this row; empty where nothing does."""

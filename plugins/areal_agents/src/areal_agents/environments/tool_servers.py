@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from areal_agents.config import filled
 from areal_agents.environments.libraries import load_library
 from areal_core.background import start_task
 
@@ -150,7 +151,7 @@ class _Server:
                 raise
             if link.error is not None:
                 link.holder.cancel()
-                where = "what it wrote is in the log of this process: areal logs RUN_DIR"
+                where = "what it wrote is in the log of this process, in RUN_DIR/logs"
                 raise ToolServerError(f"{self.title} does not start: {_words(link.error)}; {where}") from link.error
             self._link = link
             return link
@@ -184,7 +185,7 @@ class _Server:
         program = library.StdioServerParameters(
             command=settings.command[0],
             args=settings.command[1:],
-            env=settings.environment,
+            env=filled(settings.environment),
             cwd=settings.folder,
             encoding_error_handler="replace",
         )

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from areal_core.config import Settings
-from areal_core.servers.experts import choice_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import StoredModel
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -22,29 +20,23 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class LearningSettings(Settings):
     """AdamW, its learning rate, and what is computed at once: of every training engine of ours."""
 
-    learning_rate: float = Field(1e-5, gt=0, description="the highest, reached after the warm-up")
+    learning_rate: float | None = Field(
+        None, gt=0, description="the highest; null: RL 1e-6, SFT 2e-5, DPO 5e-7, others 1e-5; adapters, critics: x 10"
+    )
     betas: tuple[Share, Share] = Field((0.9, 0.999), description="AdamW's decay of the first and second moment")
     epsilon: float = Field(1e-8, gt=0, description="AdamW's term in the denominator")
     weight_decay: float = Field(0.0, ge=0, description="decoupled; matrices only, never biases and norms")
-    warmup_steps: int = Field(
-        0, ge=0, description="updates over which the learning rate rises from 1 / warmup_steps of it"
-    )
+    warmup_steps: int = Field(0, ge=0, description="updates over which it rises from 1 / warmup_steps of learning_rate")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")
     minimum_learning_rate_ratio: float = Field(
         0.0, ge=0, le=1, description="where linear and cosine end, as a share of learning_rate"
     )
     max_gradient_norm: float | None = Field(1.0, gt=0, description="clip the global norm to this; null never clips")
     max_tokens_per_microbatch: int = Field(
-        16384,
-        ge=1,
-        description="tokens that a rank has in the model at once; a longer sequence goes through alone. Ranks of a "
-        "context have so many each",
+        16384, ge=1, description="tokens in the model at once, of each rank; a longer sequence goes through alone"
     )
     logprob_chunk_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="tokens whose logits exist at once, more where the vocabulary is tiny; null: 1,024 on a CPU, by "
-        "its memory on a GPU",
+        None, ge=1, description="tokens whose logits exist at once; null: 1,024 on a CPU, by its memory on a GPU"
     )
 
     @property
@@ -55,15 +47,13 @@ class LearningSettings(Settings):
     def check(self, config: RunConfig) -> Iterable[str]:
         """What is known to become too long is told before the start; what is not goes through alone."""
         if config.longest_sequence > self.tokens_at_once:
-            yield (
-                f"sequences may have {config.longest_sequence} tokens (sampling.max_new_tokens behind a prompt, or "
-                f"workflow.max_tokens), and max_tokens_per_microbatch is {self.max_tokens_per_microbatch}: raise it"
-            )
+            long = f"sequences may have {config.longest_sequence} tokens (sampling.max_new_tokens, workflow.max_tokens)"
+            yield f"{long}, and max_tokens_per_microbatch is {self.max_tokens_per_microbatch}: raise it"
 
-    def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
-        """The routers of an MoE must be able to choose."""
-        del config
-        yield from choice_problems(model)
+    def notes(self, config: RunConfig) -> Iterable[str]:
+        """A warm-up that never ends."""
+        if self.warmup_steps >= (updates := config.steps * config.training.updates):
+            yield f"warmup_steps is {self.warmup_steps}, and the run has {updates} updates: it ends before its warm-up"
 
 
 def learning_rate_at(update: int, settings: LearningSettings, total_updates: int) -> float:
@@ -74,6 +64,7 @@ def learning_rate_at(update: int, settings: LearningSettings, total_updates: int
         settings: warm-up, schedule and bounds.
         total_updates: of the whole run; a decay ends there.
     """
+    assert settings.learning_rate  # an engine has put in the algorithm's by now
     if update < settings.warmup_steps:
         return settings.learning_rate * (update + 1) / settings.warmup_steps
     if settings.schedule == "constant":

@@ -1,4 +1,4 @@
-"""Two parts of an algorithm: pure functions of packed tensors."""
+"""A policy loss: a pure function of packed tensors."""
 
 from __future__ import annotations
 
@@ -6,18 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from areal_core.data import group_mean
-
 if TYPE_CHECKING:
-    from areal_core.data import PackedBatch
     from areal_core.interfaces import PolicyTerms
-
-
-def better_or_worse(batch: PackedBatch, *, margin: float) -> torch.Tensor:
-    """A_i = sign(R_i - mean_j R_j), and 0 where the difference is within `margin`; [B] float32."""
-    rewards = batch["reward"].double()
-    difference = rewards - group_mean(batch, rewards)
-    return torch.where(difference.abs() > margin, difference.sign(), 0.0).float()
 
 
 def capped_reinforce(terms: PolicyTerms, *, cap: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

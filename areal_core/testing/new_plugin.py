@@ -1,0 +1,125 @@
+"""A plugin to begin with: `examples/plugin` renamed, with nothing in it but the kinds that are asked for.
+
+Python files are cut between definitions and others between lines: a part that names a component of another kind is left
+out. `key: value  # or other` becomes `key: other` instead. Imports that nothing uses any more go too.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+KINDS: Final = {
+    "reward": "brevity",
+    "dataset": "doublings",
+    "workflow": "self_check",
+    "advantage": "better_or_worse",
+    "policy_loss": "capped_reinforce",
+    "algorithm": "better",
+}
+"""What can be asked for, and the component of the template that shows it."""
+PARTS: Final = {"algorithm": {"advantage", "policy_loss"}}
+"""Kinds that bring others with them."""
+EVENT_HOOK: Final = "areal_run_finished"
+"""No plugin begins with it: it supplies nothing that a config names."""
+LONGEST: Final = 40
+"""Characters of a name: lines of code with it stay short."""
+FILES: Final = ("*.*", "LICENSE", "src/*/*.*", "tests/*.py", ".github/workflows/*.yml")
+
+
+def write_plugin(asked: str, kinds: Collection[str]) -> str:
+    """Write the folder `areal-NAME` here; what was written, and how to go on.
+
+    Raises:
+        UsageError: the name cannot be one of a new plugin, or the folder is there or cannot be made.
+    """
+    from areal_core.errors import UsageError
+
+    name = _checked(asked)
+    folder = Path(f"areal-{name.replace('_', '-')}")
+    files = dict(_files(name, {*kinds, *(part for kind in kinds for part in PARTS.get(kind, ()))}))
+    try:
+        folder.mkdir()
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+    except FileExistsError:
+        raise UsageError(f"{folder} exists already", hints=("choose another name, or remove it",)) from None
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}") from None
+    written = "\n".join(f"  {folder}/{path}" for path in files)
+    commands = (f"cd {folder} && pip install -e '.[test]'", "python -m pytest", "areal run run.yaml")
+    return "\n".join(["wrote", written, "go on with", *(f"  {command}" for command in commands)])
+
+
+def _checked(asked: str) -> str:
+    """The name as it is compared, without the `areal-` of its distribution."""
+    from areal_core.errors import UsageError
+    from areal_core.plugins.catalog import CORE, FIRST_PARTY, Catalog
+    from areal_core.plugins.records import NAME, normalize
+
+    name = normalize(asked).removeprefix("areal_")
+    if not NAME.fullmatch(name) or len(name) > LONGEST or name.endswith("_"):
+        raise UsageError(f"{asked!r} is no name of a plugin", hints=(f"[a-z][a-z0-9_]*, up to {LONGEST} characters",))
+    if name in (CORE, *FIRST_PARTY):
+        raise UsageError(f"the plugin {name} is areal's own", hints=("choose another name",))
+    if name in Catalog.scan().names():
+        raise UsageError(f"a plugin named {name} is installed", hints=(f"see what it has: areal plugins {name}",))
+    return name
+
+
+def _files(name: str, kinds: Collection[str]) -> Iterator[tuple[str, str]]:
+    """The files of the plugin: their paths in its folder, and their texts."""
+    template = Path(__file__).parent / "plugin_template"  # in a wheel
+    if not template.is_dir():
+        template = Path(__file__).parents[2] / "examples" / "plugin"
+    others = [component for kind, component in KINDS.items() if kind not in kinds] + [EVENT_HOOK]
+    classes = ["".join(map(str.capitalize, other.split("_"))) for other in others]
+    unwanted = re.compile(rf"\b({'|'.join(others)}|(Test)?({'|'.join(classes)})(Settings)?)\b")
+
+    def renamed(text: str) -> str:
+        own = {"areal-": name.replace("_", "-")}
+        return re.sub(r"\b(areal[-_])?example\b", lambda found: f"{found[1] or ''}{own.get(found[1], name)}", text)
+
+    for path in (path for pattern in FILES for path in sorted(template.glob(pattern)) if path.is_file()):
+        text = path.read_text(encoding="utf-8")
+        kept = _module(text, unwanted) if path.suffix == ".py" else _lines(text, unwanted)
+        if kept or not text:
+            yield renamed(path.relative_to(template).as_posix()), renamed(kept)
+
+
+def _lines(text: str, unwanted: re.Pattern[str]) -> str:
+    lines = text.splitlines(keepends=True)
+    turned = [re.sub(r": .*# or ", ": ", line) if unwanted.search(line) else line for line in lines]
+    return "".join(line for line in turned if not unwanted.search(line))
+
+
+def _module(text: str, unwanted: re.Pattern[str]) -> str:
+    """The file without the definitions of other kinds; nothing, where it has no others."""
+    head, *definitions = text.split("\n\n\n")
+    kept = [each for each in definitions if not unwanted.search(each)]
+    if unwanted.search(head) or (definitions and not kept):
+        return ""
+    return "\n\n\n".join([_used(head, "\n".join(kept)), *kept]).rstrip("\n") + "\n"
+
+
+def _used(head: str, body: str) -> str:
+    """Docstring and imports, without the names that the body does not use; imports for types alone come last."""
+    used = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)} | {"annotations"}
+    kept: list[str] = []
+    for line in reversed(head.splitlines()):
+        found = re.fullmatch(r"(\s*(?:from \S+ )?import |    )([\w, ]+?)(,?)", line)
+        if found:
+            names = ", ".join(name for name in found[2].split(", ") if name in used)
+            kept += [found[1] + names + found[3]] if names else []
+        elif line != "if TYPE_CHECKING:":
+            kept.append(line)
+        elif any(kept):
+            used.add("TYPE_CHECKING")
+            kept.append(line)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(reversed(kept))).rstrip("\n")

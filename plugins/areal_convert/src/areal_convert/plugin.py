@@ -1,0 +1,11 @@
+"""What this plugin supplies: one command. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from areal_core.plugins import Command, hookimpl
+
+
+@hookimpl
+def areal_commands() -> list[Command]:
+    """`areal convert areal CONFIG`."""
+    return [Command("convert", "write an areal config from one of AReaL's", target="areal_convert.command:main")]

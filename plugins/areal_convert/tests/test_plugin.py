@@ -1,0 +1,5 @@
+from areal_core.testing.conformance import PluginSuite
+
+
+class TestPlugin(PluginSuite):
+    plugin = "convert"

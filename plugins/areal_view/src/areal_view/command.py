@@ -1,0 +1,142 @@
+"""Show a run: its curves, what the policy wrote with the numbers of every token, and when each process did what.
+
+Writes RUN_DIR/report.html and opens it. The page brings along the tokens of some steps; --steps names others. --serve
+shows a run while it goes on, with the tokens of every step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+import tempfile
+import webbrowser
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_core.cli.output import print_error, print_out
+from areal_core.errors import UsageError
+from areal_view.page import page, run_data, script_of, write_report
+from areal_view.timeline import read_timeline, write_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TRACE_FILE = "trace.json"
+NO_METRICS = "there is nothing to see yet: {} has no metrics"
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command; its exit code."""
+    parser = argparse.ArgumentParser(prog="areal view", description=__doc__)
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the folder of the run")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--serve", action="store_true", help="serve the pages on this machine until Ctrl-C")
+    parser.add_argument("--port", metavar="N", type=int, default=0, help="of --serve; 0 takes a free one")
+    ways.add_argument("--trace", action="store_true", help="write trace.json, which https://ui.perfetto.dev opens")
+    ways.add_argument("--steps", metavar="A:B", type=_steps, help="bring the tokens of steps A to B - 1")
+    parser.add_argument("--no-open", action="store_true", help="open no browser")
+    arguments = parser.parse_args(words)
+    try:
+        _show(arguments.run_dir, arguments)
+    except (OSError, OverflowError) as error:  # a port in use, or none; a folder that cannot be written
+        raise UsageError(f"{arguments.run_dir}: {error}", hints=["--serve writes nothing"]) from error
+    return 0
+
+
+def _show(run_dir: Path, arguments: argparse.Namespace) -> None:
+    if arguments.trace:
+        print_out(str(_trace(run_dir)))
+    elif arguments.serve:
+        _serve(run_dir, arguments.port, opens=not arguments.no_open)
+    else:
+        path = write_report(run_dir, arguments.steps)
+        if path is None:
+            raise UsageError(NO_METRICS.format(run_dir))
+        print_out(str(path))
+        if not arguments.no_open:
+            _open(path)
+
+
+def _trace(run_dir: Path) -> Path:
+    tracks, _ = read_timeline(run_dir / "logs")
+    if not tracks:
+        raise UsageError(f"there is no timeline: {run_dir / 'logs'} has no events")
+    path = run_dir / TRACE_FILE
+    write_trace(tracks, path)
+    return path
+
+
+def _serve(run_dir: Path, port: int, *, opens: bool) -> None:
+    """Serve the pages to this machine's user: nobody else knows the path."""
+    if run_data(run_dir, is_served=True) is None:
+        raise UsageError(NO_METRICS.format(run_dir))
+    key = secrets.token_urlsafe(16)
+    server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Pages, run_dir, key))
+    url = f"http://127.0.0.1:{server.server_port}/{key}/"
+    print_out(url)
+    print_error("Ctrl-C ends it; load the page again to see what is new")
+    with tempfile.NamedTemporaryFile("w", suffix=".html") as redirect:  # others see a browser's command line
+        redirect.write(f'<meta http-equiv="refresh" content="0; url={url}">')
+        redirect.flush()
+        if opens:
+            _open(Path(redirect.name))
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            server.server_close()
+
+
+class _Pages(BaseHTTPRequestHandler):
+    """The page, made anew each time, and the tokens of any step."""
+
+    def __init__(self, run_dir: Path, key: str, *connection: object) -> None:
+        self._run_dir, self._key = run_dir, key
+        super().__init__(*connection)  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        """Answer a request."""
+        _, key, *rest = self.path.split("/")
+        found = re.fullmatch(r"rollouts/step-(\d{1,9})\.js", "/".join(rest))
+        try:
+            if not secrets.compare_digest(key.encode(), self._key.encode()):
+                self.send_error(404)
+            elif rest == [""] and (data := run_data(self._run_dir, is_served=True)) is not None:
+                self._answer(page(data), "text/html")
+            elif found:
+                self._answer(script_of(self._run_dir, int(found[1])), "text/javascript")
+            else:
+                self.send_error(404)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the browser has left
+        except (OSError, ValueError, LookupError):
+            self.send_error(404)
+
+    def _answer(self, text: str, kind: str) -> None:
+        body = text.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing of each request."""
+
+
+def _steps(word: str) -> range:
+    begin, _, end = word.partition(":")
+    try:
+        return range(int(begin or 0), int(end) if end else 1 << 31)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"write two numbers, such as 100:120, not {word}") from None
+
+
+def _open(page: Path) -> None:
+    """Open a browser where there is a screen to open one on."""
+    if "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ or os.uname().sysname == "Darwin":
+        webbrowser.open(page.absolute().as_uri())

@@ -1,0 +1,193 @@
+"""Writes the files of `rollouts`, in the trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from areal_core.config import load_run
+from areal_core.data import FinishReason
+from areal_core.runs.folder import RunFolder
+from areal_core.runs.models import load_tokenizer, model_reference
+from areal_view.rollouts import HARDWARE_FILE, INDEX, WHOSE, path_of, steps_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from areal_core.data import PackedBatch
+
+MOST_BYTES: Final = 256 << 20
+"""Of a run. Beyond it files go: a long run is shown whole, its past thinner."""
+LOOK_EVERY: Final = 32
+"""Steps between looks at what all files have: there may be thousands."""
+LEFT_OUT: Final = frozenset({"input_ids", "targets", "turn_ids"})
+"""Columns of a batch that have another name here, or none."""
+MOST_OF_A_LETTER: Final = 4
+"""Tokens that may make one letter: no letter has more bytes."""
+SHOWN: Final = 300
+"""Characters of a prompt's end and of an answer in the index."""
+
+
+_tokenizers: dict[Path, Any] = {}
+
+
+def log_batch(run_dir: Path, step: int, batch: PackedBatch) -> None:
+    """Write a step's file; a disk that refuses costs the step."""
+    if run_dir not in _tokenizers:
+        _tokenizers[run_dir] = load_tokenizer(model_reference(load_run(run_dir), RunFolder(run_dir)))
+        _begin(run_dir, step)
+    with suppress(OSError):
+        write_step(run_dir, step, batch, _tokenizers[run_dir])
+
+
+def _begin(run_dir: Path, step: int) -> None:
+    """Remove what a resume has discarded, and note what the trainer computes on, for the head of the page."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
+    words = f"{os.environ.get('WORLD_SIZE', '1')} x {name}, torch {torch.__version__}\n"
+    with suppress(OSError):
+        for later in steps_of(run_dir):
+            if later >= step:
+                path_of(run_dir, later).unlink()
+        (run_dir / HARDWARE_FILE).write_text(words, encoding="utf-8")
+
+
+def write_step(run_dir: Path, step: int, batch: PackedBatch, tokenizer: Any) -> None:
+    """Write the file of a step in place of one that is there, and thin out what lies in the folder beyond its bound.
+
+    Args:
+        run_dir: of the run.
+        step: of the batch.
+        batch: as the hook `areal_batch_logged` gives it.
+        tokenizer: of the policy.
+    """
+    path = path_of(run_dir, step)
+    path.parent.mkdir(exist_ok=True)
+    columns = token_columns(step, batch, tokenizer)
+    index = {INDEX: json.dumps(sequences_of(columns, batch.lengths.tolist()))}
+    table = pa.table({name: arrow_of(values) for name, values in columns.items()})
+    hidden = path.with_name(f".{path.name}")
+    pq.write_table(table.replace_schema_metadata(index), hidden, compression="zstd")
+    hidden.replace(path)
+    if step % LOOK_EVERY == 0:
+        thin_out(run_dir)
+
+
+def arrow_of(values: Any) -> pa.Array:
+    """A column of numbers, truths or texts; NaN is missing. `pyarrow.array` would import pandas, in the trainer."""
+    if isinstance(values, list):
+        texts = [value.encode() for value in values]
+        ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+        return pa.Array.from_buffers(
+            pa.string(), len(values), [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(texts))]
+        )
+    if values.dtype == bool:
+        return pa.Array.from_buffers(pa.bool_(), len(values), [None, _bits(values)])
+    known = _bits(~np.isnan(values)) if values.dtype.kind == "f" else None
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [known, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def _bits(truths: np.ndarray[Any, Any]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(truths, bitorder="little"))
+
+
+def thin_out(run_dir: Path, most: int = MOST_BYTES) -> None:
+    """Remove files of a run until all together have at most so many bytes: first those of odd steps, then those whose
+    step is no multiple of four, and so on, but never the last. So what is left is spread over the run."""
+    sizes = {step: path_of(run_dir, step).stat().st_size for step in steps_of(run_dir)}
+    stride = 2
+    while len(sizes) > 1 and sum(sizes.values()) > most:
+        for step in [step for step in [*sizes][:-1] if step % stride]:
+            path_of(run_dir, step).unlink()
+            del sizes[step]
+        stride *= 2
+
+
+def token_columns(step: int, batch: PackedBatch, tokenizer: Any) -> dict[str, Any]:
+    """By name the values of each token, [T]; what the batch has at the place before a token is moved to it."""
+    lengths = batch.lengths
+    starts = batch.tokens.offsets[:-1].numpy()
+    ids = batch["input_ids"].tolist()
+
+    def of_tokens(values: torch.Tensor, missing: float) -> np.ndarray[Any, Any]:
+        moved = np.roll(values.numpy(), 1)
+        moved[starts] = missing
+        return moved
+
+    def of_sequences(values: torch.Tensor) -> Any:
+        return torch.repeat_interleave(values, lengths).numpy()
+
+    known = batch.sequences
+    columns: dict[str, Any] = {"step": np.full(len(ids), step, np.int32)}
+    for key in WHOSE:
+        columns[key] = of_sequences(known.get(key, torch.zeros(len(batch), dtype=torch.int64)))
+    if "prompt_id" in known:
+        columns["data_row"] = of_sequences(known["prompt_id"][:, 0])
+    if "finish_reason" in known:
+        names = [FinishReason(reason).name.lower() for reason in known["finish_reason"].tolist()]
+        columns["finish_reason"] = np.repeat(names, lengths.numpy()).tolist()
+    columns |= {key: of_sequences(known[key]) for key in sorted(known) if key.split(".")[0] == "reward"}
+    columns["position"] = np.arange(len(ids)) - of_sequences(batch.tokens.offsets[:-1])
+    columns["token_id"] = np.array(ids)
+    columns["text"] = token_texts(ids, starts.tolist(), tokenizer)
+    turns = batch.tokens.values.get("turn_ids", torch.full((len(ids),), -1))
+    columns["turn"] = of_tokens(turns, -1)
+    for name, values in batch.tokens.values.items():
+        if name not in LEFT_OUT | columns.keys():
+            missing = np.nan if values.is_floating_point() else -1 if name == "versions" else 0
+            columns[name] = of_tokens(values, missing)
+    return columns
+
+
+def token_texts(ids: Sequence[int], starts: Sequence[int], tokenizer: Any) -> list[str]:
+    """The text of each token. Of a letter that several make, the first has the text and the others have none."""
+    pieces = dict(zip(known := [*dict.fromkeys(ids)], tokenizer.convert_ids_to_tokens(known), strict=True))
+    single = {id_: tokenizer.decode([id_]) for id_ in known}
+    # A decoder of whole texts takes the space of a first word away.
+    single |= {id_: f" {single[id_]}" for id_ in known if str(pieces[id_]).startswith("▁") and single[id_][:1] != " "}
+    texts = [single[id_] for id_ in ids]
+    begins, free = {*starts}, 0
+    for place, text in enumerate(texts):
+        if place in begins or "\ufffd" not in text:
+            free = place + ("\ufffd" not in text)
+        for first in range(max(free, place - MOST_OF_A_LETTER + 1), place):
+            whole = tokenizer.decode(ids[first : place + 1])
+            if "\ufffd" not in whole:
+                texts[first : place + 1] = [whole, *[""] * (place - first)]
+                free = place + 1
+                break
+    return texts
+
+
+def sequences_of(columns: dict[str, Any], lengths: Iterable[int]) -> list[dict[str, Any]]:
+    """What a list of sequences shows of each."""
+    found, start = [], 0
+    for length in lengths:
+        part, start = slice(start, start + length), start + length
+        turns = columns["turn"][part]
+        text, sampled = columns["text"][part], turns >= 0
+        first = int(sampled.argmax()) if sampled.any() else length
+        advantages = columns.get("advantages", np.full(start, np.nan))[part][sampled]
+        agent = int(columns["agent_id"][start - 1])
+        found.append(
+            {name: int(columns[name][start - 1]) for name in ("step", *WHOSE[:3])}
+            | {
+                "agent": f"{agent & 0xFFFF:04x}" if agent else "",
+                "turns": int(turns.max()) + 1,
+                "reward": float(columns["reward"][start - 1]) if "reward" in columns else None,
+                "length": int(sampled.sum()),
+                "finish_reason": str(columns["finish_reason"][start - 1]) if "finish_reason" in columns else "",
+                "advantage": float(np.nanmean(advantages)) if np.isfinite(advantages).any() else None,
+                "prompt": "".join(text[:first])[-SHOWN:],
+                "answer": "".join(text[first:])[:SHOWN],
+            }
+        )
+    return found

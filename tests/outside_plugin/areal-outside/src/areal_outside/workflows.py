@@ -1,0 +1,39 @@
+"""A workflow: how a row of the data set becomes an episode."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from areal_core.data import Episode, TrajectoryBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from areal_core.interfaces import WorkflowContext
+
+    from areal_outside.config import SelfCheckSettings
+
+
+class SelfCheck:
+    """The model answers, is asked whether that is right, and answers again. One object plays all episodes."""
+
+    def __init__(self, settings: SelfCheckSettings) -> None:
+        self._question = settings.question
+
+    async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+        """One trajectory: both answers are learned from, the question is not."""
+        tokenizer, builder = context.tokenizer, TrajectoryBuilder()
+        builder.add_context(tokenizer.encode(row["prompt"], add_special_tokens=False))
+        builder.add_generation(await context.generate(builder.input_ids))
+        builder.add_context(tokenizer.encode(self._question, add_special_tokens=False))
+        second = await context.generate(builder.input_ids)
+        builder.add_generation(second)
+        completion = tokenizer.decode(second.output_ids, skip_special_tokens=True)
+        score = await context.score(
+            prompt=row["prompt"],
+            completion=completion,
+            completion_ids=second.output_ids,
+            finish_reason=second.finish_reason,
+        )
+        text = tokenizer.decode(builder.input_ids, skip_special_tokens=True)
+        return Episode([builder.build()], score.value, dict(score.components), text)

@@ -1,0 +1,187 @@
+"""Mathematics of the user's own, tried before a run: what is told, and what is not."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from areal_core.config import resolve
+from areal_core.testing import trial
+from areal_core.testing.trial import asked_of_rows, try_algorithm, try_rewards
+
+RIGHT = """\
+import torch
+def reward(completion): return 1.0
+def plain(batch): return batch["reward"]
+def loss(terms): return -terms.logprobs * terms.advantages, {}
+def weights(minibatch): return minibatch["loss_mask"] / minibatch["loss_mask"].sum()
+def extra(terms): return -0.1 * terms.entropy, {"bonus": terms.entropy}
+def column(batch, context): return {"half": batch["reward"] / 2}
+"""
+CONFIG = """\
+steps: 1
+model: {path: nowhere}
+dataset: parts.py:reward
+train_engine: parts.py:reward
+workflow: single_turn
+inference_engine: parts.py:reward
+rewards: ["parts.py:reward"]
+algorithm:
+  type: policy_gradient
+  advantage: "parts.py:plain"
+  policy_loss: "parts.py:loss"
+  regularizers: ["parts.py:extra"]
+  batch_transforms: ["parts.py:column"]
+  loss_aggregation: "parts.py:weights"
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    """The config with these parts in place of the right ones."""
+
+    def read(code: str, *overrides: str):
+        (tmp_path / "parts.py").write_text(f"{RIGHT}\n{code}\n")
+        (tmp_path / "run.yaml").write_text(CONFIG)
+        return resolve(tmp_path / "run.yaml", overrides=overrides).config
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("", ""),
+        (
+            "def plain(batch): return batch['valeus'] - batch['reward']",
+            r"no key 'valeus'; it has .* \(parts.py:\d+\); what a model says is there only .* `needs` declares it",
+        ),
+        ("def loss(terms): return -terms.columns['reference_logprobs'], {}", r"KeyError: 'reference_logprobs' \(parts"),
+        ("def loss(terms): return -terms.logprobs * {}[3], {}", r"KeyError: 3 \(parts.py"),
+        (
+            "def plain(batch): return batch['reward'].view(16, -1)",
+            r"the advantage '.*parts.py:plain' gave a tensor of shape \(16, 8\), and must give \(128,\), one value "
+            r"for each sequence or \(\d+,\), one value for each token",
+        ),
+        ("def plain(batch): return 1.0", r"advantage '.*parts.py:plain' gave 1.0, and must give \(128,\), one value"),
+        ("def plain(batch): return {'returns': batch['reward']}", r"the advantage '.*plain' gave None, and must give"),
+        (
+            "def plain(batch):\n    rewards = batch['reward'].view(16, -1)\n    return (rewards / rewards.std(1, "
+            "keepdim=True) * 0 / (rewards - rewards[:, :1]).abs().sum(1, keepdim=True)).flatten()",
+            r"the advantage '.*parts.py:plain' gave \d+ values that are NaN or infinite, of \d+ tokens",
+        ),
+        (
+            "def loss(terms): return terms.logprobs.mean(), {}",
+            r"the policy loss '.*:loss' gave a tensor of shape \(\), and must give \(\d+,\), one value for each token",
+        ),
+        (
+            "def loss(terms): return terms.logprobs",
+            r"the policy loss '.*:loss' gave no pair of a tensor and",
+        ),
+        (
+            "def loss(terms): return terms.logprobs, {'x': terms.logprobs.sum()}",
+            r"the policy loss '.*:loss' gave a",
+        ),
+        (
+            "def extra(terms): return terms.logprobs[None], {}",
+            r"the regularizer '.*:extra' gave a tensor of shape \(1",
+        ),
+        (
+            "def weights(batch): return batch['reward']",
+            r"the loss aggregation '.*:weights' gave a tensor of shape ",
+        ),
+        ("def column(batch, context): return {'a': torch.ones(3)}", "column 'a' has 3 values for "),
+        (
+            "def loss(terms): return terms.logprobs.log(), {}",
+            "the loss of actor is nan; look at algorithm",
+        ),
+        (
+            "def loss(terms): return (terms.logprobs * 0).sqrt(), {}",
+            "the loss of actor is .*, and its gradient for ",
+        ),
+        (
+            "def loss(terms):\n    return terms.logprobs + torch.ones(3), {}",
+            r"The size of tensor a .* \(parts.py:\d+\)",
+        ),
+    ],
+)
+def test_an_algorithm_of_ones_own_is_tried(config, code, told):
+    pytest.importorskip("areal_vllm", reason="the first-party plugins are not installed")
+    notes: list[str] = []
+    found = [*try_algorithm(config(code, "inference_engine=vllm", "plugins=[vllm]"), notes)]
+    assert bool(found) == bool(told), found
+    assert re.search(told, "".join(found)), found
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("code", "overrides", "told"),
+    [
+        ("def plain(batch): return batch['mine']", (), r"the batch has no key 'mine'; it has .* \(parts.py:\d+\)"),
+        ("def plain(batch): return batch['reward.brief']", ("inference_engine=vllm",), "no key 'reward.brief'"),
+        ("def plain(batch): return batch['turn_rewards']", ("inference_engine=vllm",), "no key 'turn_rewards'"),
+        (
+            "def column(batch, context): return context.forward('actor', batch, ['hidden'])",
+            ("inference_engine=vllm",),
+            "was not tried to its end, since nothing is known of the output hidden$",
+        ),
+    ],
+)
+def test_what_could_not_be_tried_is_noted(config, code, overrides, told):
+    """An engine of the user's own may bring any column; of rewards, workflows and wide outputs nothing is made up."""
+    pytest.importorskip("areal_vllm", reason="the first-party plugins are not installed")
+    notes: list[str] = []
+    assert [*try_algorithm(config(code, "plugins=[vllm]", *overrides), notes)] == []
+    (note,) = notes
+    assert note.startswith("algorithm.batch_transforms.0 (")
+    assert re.search(told, note)
+
+
+def test_parts_of_plugins_are_not_tried_and_a_large_batch_costs_little(config):
+    assert [*try_algorithm(config("", "rollout.batch_size=256", "rollout.group_size=16"), [])] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("", ""),
+        (
+            "def reward(completion): return [1.0]",
+            r"reward 'reward' returned \[1.0\] \(list\); it must return a finite",
+        ),
+        ("def reward(completion): return int(completion)", r"raised ValueError: invalid literal .* \(parts.py:\d+\)"),
+        (
+            "def reward(prompt, answer, row): return 1 / (row['answer'] - 2)",
+            r"ZeroDivisionError.* tried on row 1",
+        ),
+        ("def reward(completion): raise ConnectionRefusedError", ""),
+        ("def reward(completion, anser): return 1.0", ""),  # told by the check, of every data set
+        ("async def reward(completion): return 1 / 0", ""),
+        ("class Unreachable(Exception): ...\ndef reward(completion): raise Unreachable", ""),
+    ],
+)
+def test_a_reward_of_ones_own_is_tried(config, code, told, monkeypatch):
+    rows = [{"prompt": "1", "answer": 1}, {"prompt": "2", "answer": 2}]
+    monkeypatch.setattr(trial, "_first_rows", lambda _: rows)
+    found = [*try_rewards(config(code))]
+    assert bool(found) == bool(told), found
+    assert re.search(told, "".join(found)), found
+
+
+@pytest.mark.parametrize(
+    ("code", "asked"),
+    [
+        ("def reward(prompt, row, anser, level='easy', *, finish_reason): ...", ["anser"]),
+        ("class reward:\n    def __call__(self, solution, completion): ...", ["solution"]),
+        ("def reward(completion, **others): ...", []),
+        ("def reward(answer, *, scale): ...", ["answer", "scale"]),
+    ],
+)
+def test_what_a_reward_asks_of_rows(config, code, asked):
+    assert asked_of_rows(config(code).rewards[0]) == asked
+
+
+def test_what_the_config_sets_is_not_asked_of_rows(config):
+    chosen = config("def reward(answer, *, scale): ...", "rewards.0.scale=2").rewards[0]
+    assert asked_of_rows(chosen) == ["answer"]
