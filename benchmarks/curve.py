@@ -1,15 +1,18 @@
-"""Reward and held-out score against the clock, asynchronous and synchronous: one config, a run for each row.
+"""Reward and held-out score against the clock, asynchronous, synchronous and TRL: one config, a run for each row.
 
     python benchmarks/curve.py CONFIG --rows sync async-2 --output curve.json [section.key=value ...]
     python benchmarks/curve.py --output curve.json --chart curve.svg        # table and chart of what is there
 
-A row is `sync` or `async-N`, where N is the bound on staleness, and may name a seed: `async-2/1`. Everything else is
-the config's, with the overrides of the command line laid over it, the same for every row. Where `areal serve` has a
-server running, `inference_engine.servers=0 inference_engine.addresses=[http://...]` spares each row the start of its
-own; the run brings that server back to the weights that it begins with.
+A row is `sync` or `async-N`, where N is the bound on staleness, and may name a seed: `async-2/1`. `trl` and
+`trl-async-N` are TRL's trainers on the same task (`trl_curve.py`), in the environment of `--trl-python` and on the GPU
+of `--trl-gpus`; their vLLM server is running already. Everything else is the config's, with the overrides of the
+command line laid over it, the same for every row. Where `areal serve` has a server running,
+`inference_engine.servers=0 inference_engine.addresses=[http://...]` spares each row the start of its own; the run
+brings that server back to the weights that it begins with.
 
 The clock starts when generation may begin: models are loaded and servers ready, the evaluation before the first step is
-counted, and so are all later ones, during which an asynchronous run goes on generating. `--warm-up STEPS` makes a run
+counted, and so are all later ones, during which an asynchronous run goes on generating. TRL's are not counted, for
+nothing goes on meanwhile. `--warm-up STEPS` makes a run
 first whose points are thrown away, so that no row pays for compiled graphs that the next one finds in a cache.
 
 `--output` is written anew while a row goes on and has the points of a row that was ended early as well (`--limit-s`,
@@ -21,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -31,6 +35,7 @@ from typing import Any
 
 from asynchronous import end_run, machine, read_metrics
 from curve_chart import draw
+from curve_gpus import GPUWatch
 from curve_table import by_time, table
 
 AREAL = [sys.executable, "-m", "areal_core"]
@@ -51,6 +56,7 @@ KEPT = (
     "time/evaluate_s",
     "train/entropy",
     "train/gradient_norm",
+    "memory/peak_gib",
     "logprob_check/difference_mean",
 )
 """Of a step's metrics; what a run does not report is left out."""
@@ -64,7 +70,7 @@ def overrides(row: str) -> list[str]:
         ValueError: there is no such row.
     """
     way, _, seed = row.partition("/")
-    bound = 0 if way == "sync" else int(way.removeprefix("async-"))
+    bound = 0 if way in ("sync", "trl") else int(way.removeprefix("trl-").removeprefix("async-"))
     # One batch beyond the bound may be in the pipeline: with a bound of 0 that is the one that is waited for.
     words = [f"rollout.max_staleness={bound}", f"rollout.max_pending_batches={bound + 1}"]
     return [*words, f"seed={int(seed)}"] if seed else words
@@ -77,7 +83,12 @@ def points_of(lines: list[dict[str, float]]) -> list[dict[str, float]]:
     first = lines[0]
     begin = first["time"] - (first.get("time/evaluate_s", 0.0) if first["step"] == 0 else first["time/step_s"])
     return [
-        {"step": line["step"], "seconds": line["time"] - begin, **{key: line[key] for key in KEPT if key in line}}
+        {
+            "step": line["step"],
+            "seconds": line["time"] - begin,
+            "wall": line["time"],
+            **{key: line[key] for key in KEPT if key in line},
+        }
         for line in lines
     ]
 
@@ -107,7 +118,9 @@ class Curves:
             self.results["rows"][row] = points_of(lines)
             self.save()
 
-        code = self._run(row.replace("/", "-seed-"), overrides(row), keep)
+        gpus = GPUWatch()
+        code = self._run(row.replace("/", "-seed-"), overrides(row), keep, row.startswith("trl"))
+        self.results.setdefault("gpus", {})[row] = gpus.end(self.results["rows"][row])
         self.results.setdefault("ended_early", {})[row] = code is None
         self.results["machine"] = machine()
         self.results["overrides"] = self._arguments.overrides
@@ -122,13 +135,19 @@ class Curves:
         fresh.write_text(json.dumps(self.results))
         fresh.replace(output)
 
-    def _run(self, name: str, words: list[str], take: Any) -> int | None:
+    def _run(self, name: str, words: list[str], take: Any, is_trl: bool = False) -> int | None:
         """Start a run, hand on its journal as it grows, and wait; its exit code, or None where it was ended early."""
-        run_dir = self._folder / name
-        command = [*AREAL, "run", str(self._arguments.config), *self._arguments.overrides, *words, f"run_dir={run_dir}"]
+        run_dir, given = self._folder / name, self._arguments
+        run_words = [str(given.config), *given.overrides, *words]
+        command, variables = [*AREAL, "run", *run_words, f"run_dir={run_dir}"], environment()
+        if is_trl:
+            command = [given.trl_python, str(Path(__file__).with_name("trl_curve.py")), *run_words]
+            command += ["--metrics", str(run_dir / "metrics.jsonl"), *shlex.split(given.trl)]
+            command += ["--asynchronous"] if name.startswith("trl-async") else []
+            variables |= {"CUDA_VISIBLE_DEVICES": given.trl_gpus} if given.trl_gpus else {}
         deadline, seen = time.monotonic() + self._arguments.limit_s, 0
         with (self._folder / f"{name}.log").open("wb") as log:
-            run = subprocess.Popen(command, env=environment(), stdout=log, stderr=log, start_new_session=True)
+            run = subprocess.Popen(command, env=variables, stdout=log, stderr=log, start_new_session=True)
         try:
             while (code := run.poll()) is None and time.monotonic() < deadline:
                 time.sleep(POLL_S)
@@ -158,6 +177,9 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="for run folders and logs; by default a new one is made")
     parser.add_argument("--warm-up", type=int, default=0, help="steps of a run before the first row; 0 is none")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="after which a row is ended as it stands")
+    parser.add_argument("--trl-python", default=sys.executable, help="the interpreter of TRL's environment")
+    parser.add_argument("--trl-gpus", help="CUDA_VISIBLE_DEVICES of TRL's trainer")
+    parser.add_argument("--trl", default="", help="further words for trl_curve.py")
     parser.add_argument("--every-s", type=float, default=20.0, help="seconds between columns of the second table")
     arguments = parser.parse_intermixed_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="areal-curve-"))
@@ -174,7 +196,7 @@ def main() -> int:
             began = time.monotonic()
             curves.measure(row)
             print(f"{row}: {time.monotonic() - began:.0f} s with start and end", flush=True)
-    print(table(curves.results["rows"]))
+    print(table(curves.results["rows"], curves.results.get("gpus", {})))
     print(f"\n{by_time(curves.results['rows'], arguments.every_s)}\n")
     print(json.dumps(curves.results.get("machine", {})))
     if arguments.chart is not None:

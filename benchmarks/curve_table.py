@@ -21,7 +21,9 @@ LAST = 10
 def title(row: str) -> str:
     """Of a row, for readers."""
     way, _, seed = row.partition("/")
-    words = "synchronous" if way == "sync" else f"asynchronous, at most {way.removeprefix('async-')}"
+    side, way = ("TRL", way[3:].lstrip("-")) if way.startswith("trl") else ("areal", way)
+    how = f"asynchronous, at most {way.removeprefix('async-')}" if way.startswith("async-") else "synchronous"
+    words = f"{side}, {how}"
     return f"{words}, seed {seed}" if seed else words
 
 
@@ -53,13 +55,14 @@ def marks(rows: Mapping[str, Sequence[Point]]) -> list[float]:
     return [start + share * (end - start) for share in SHARES] if end > start else []
 
 
-def table(rows: Mapping[str, Sequence[Point]]) -> str:
-    """All rows, in Markdown."""
+def table(rows: Mapping[str, Sequence[Point]], gpus: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """All rows, in Markdown; `gpus` has for a row and a GPU how `busy` it was and its memory in `gib`."""
     wanted = marks(rows)
-    heads = ["", "steps", "seconds", "evaluating", "samples/s", "s/step", "wait", "train", "sync", "staleness"]
-    heads += ["answer tokens", "reward", "held-out"] + [f"s to {mark:.3f}" for mark in wanted]
+    heads = ["", "steps", "seconds", "evaluating", "samples/s", "tokens/s", "s/step", "wait", "train", "sync"]
+    heads += ["staleness", "answer tokens", "reward", "held-out"] + [f"s to {mark:.3f}" for mark in wanted]
+    heads += ["GPUs busy", "GiB"]
     lines = [heads, ["---"] * len(heads)]
-    lines += [_cells(row, points, wanted) for row, points in rows.items() if points]
+    lines += [[*_cells(row, points, wanted), *_gpus(gpus.get(row, {}))] for row, points in rows.items() if points]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
@@ -76,11 +79,17 @@ def by_time(rows: Mapping[str, Sequence[Point]], every_s: float) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
+def _gpus(found: Mapping[str, Mapping[str, float]]) -> list[str]:
+    used = [found[gpu] for gpu in sorted(found)]
+    return [" ".join(f"{gpu['busy']:.2f}" for gpu in used), " ".join(f"{gpu['gib']:.0f}" for gpu in used)]
+
+
 def _cells(row: str, points: Sequence[Point], wanted: Sequence[float]) -> list[str]:
     trained = [point for point in points if REWARD in point]
     seconds = points[-1]["seconds"]
     evaluating = sum(point.get("time/evaluate_s", 0.0) for point in points)
     samples = sum(point.get("batch/sequences", 0.0) for point in trained)
+    tokens = sum(point.get("batch/sequences", 0.0) * point.get("batch/response_length", 0.0) for point in trained)
     found, gained = scores(points), rewards(points)
 
     def each(key: str, digits: int = 2) -> str:
@@ -98,6 +107,7 @@ def _cells(row: str, points: Sequence[Point], wanted: Sequence[float]) -> list[s
         f"{seconds:.0f}",
         f"{evaluating:.0f}",
         f"{samples / seconds if seconds else 0.0:,.0f}",
+        f"{tokens / seconds if seconds else 0.0:,.0f}",
         f"{(seconds - evaluating) / max(1, len(trained)):.2f}",
         each("time/wait_s"),
         each("time/train_s"),

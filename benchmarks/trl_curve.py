@@ -1,0 +1,347 @@
+"""TRL's side of `curve.py`: its GRPO trainers on the data set, rewards and sizes of one of areal's configs.
+
+    python benchmarks/trl_curve.py CONFIG --server http://127.0.0.1:8000 --metrics metrics.jsonl [section.key=value ...]
+    python benchmarks/trl_curve.py CONFIG --asynchronous ...
+
+Runs in TRL's environment, which has areal-core and the plugins of the data set and rewards beside TRL and vLLM, so that
+both sides draw the same problems and score them with the same code. The server is vLLM's own, as TRL wants it:
+
+    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config '{"backend": "nccl"}'
+      --logprobs-mode processed_logprobs --max-logprobs -1
+
+What the two have in common is taken from the config: batch, group, learning rate and its warm-up, clipping of the ratio
+and of the importance weight, sampling, seed, steps, evaluation. The rest is TRL's default, but for activation
+checkpointing, which is off as areal's is, and the size of a micro-batch.
+
+TRL trains nothing while it evaluates; the seconds of its evaluations are therefore left out of `time`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import time
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+from trl.generation.vllm_client import VLLMClient
+from vllm.utils.network_utils import get_open_port
+
+from areal_core.config import resolve
+from areal_core.rewards.worker import build_rewards
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+GIB = 1 << 30
+
+
+class Problems:
+    """The data set and the rewards of a config; what TRL's rollout process gets by pickling is how to make them."""
+
+    __name__ = "reward"
+
+    def __init__(self, config: str, overrides: Sequence[str]) -> None:
+        self._arguments = (config, tuple(overrides))
+
+    def __call__(self, completions: Sequence[Any], index: Sequence[int], **_: Any) -> list[float]:
+        """A reward function as TRL calls it."""
+        texts = [item if isinstance(item, str) else item[-1]["content"] for item in completions]
+        return self.score(self.train, texts, index)
+
+    def score(self, rows: Any, texts: Sequence[str], index: Sequence[int]) -> list[float]:
+        """Of one completion for each index."""
+        return [
+            self._rewards({"completion": text, "row": rows[number]}).value
+            for text, number in zip(texts, index, strict=True)
+        ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_arguments": self._arguments}
+
+    @functools.cached_property
+    def config(self) -> Any:
+        """All of it."""
+        config, overrides = self._arguments
+        return resolve(config, overrides=list(overrides)).config
+
+    @functools.cached_property
+    def train(self) -> Any:
+        """The data set that is trained on."""
+        return self.config.dataset.build()
+
+    @functools.cached_property
+    def held_out(self) -> Any:
+        """The data set of the evaluation."""
+        return self.config.evaluation.dataset.build()
+
+    @functools.cached_property
+    def _rewards(self) -> Any:
+        return build_rewards(self.config.rewards)
+
+
+class Clock:
+    """Seconds of the parts of a step."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, float] = {}
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with its seconds added to a part."""
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                self.parts[part] = self.parts.get(part, 0.0) + time.perf_counter() - began
+
+        return call
+
+    def take(self) -> dict[str, float]:
+        """Since they were taken last."""
+        taken, self.parts = self.parts, {}
+        return taken
+
+
+class Journal(TrainerCallback):
+    """Writes a line for each step with the names that areal's metrics have, and evaluates."""
+
+    def __init__(self, path: Path, problems: Problems, evaluate: Callable[[], tuple[float, float]]) -> None:
+        self._path, self._problems, self._evaluate = path, problems, evaluate
+        self.clock = Clock()
+        self.bring_weights: Callable[[int], None] = lambda step: None
+        self._evaluating = 0.0
+        self._ended = 0.0
+        self._line: dict[str, float] = {}
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Evaluate the first weights: those that the server has loaded."""
+        self._step_ended(0)
+        self._write({})
+
+    def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+        """Note the time; `on_log` follows."""
+        self._step_ended(state.global_step)
+
+    def on_log(self, _: Any, state: Any, *__: Any, logs: dict[str, float], **___: Any) -> None:
+        """Write the line of the step; what is logged at the very end has no reward."""
+        if state.global_step and "reward" in logs:
+            self._write(logs)
+
+    def _step_ended(self, step: int) -> None:
+        now, parts = time.time(), self.clock.take()
+        taken = now - self._ended
+        waited = sum(parts.get(part, 0.0) for part in ("generate", "reward"))
+        synced = parts.get("weight_sync", 0.0)
+        self._line = {"step": step, "time": now - self._evaluating}
+        if step:
+            self._line |= {
+                "time/step_s": taken,
+                "time/wait_s": waited,
+                "time/weight_sync_s": synced,
+                "time/train_s": taken - waited - synced,
+                "memory/peak_gib": torch.cuda.max_memory_allocated() / GIB if torch.cuda.is_available() else 0.0,
+            }
+        every = self._problems.config.evaluation.every
+        if every and step % every == 0:
+            self.bring_weights(step)
+            self._line["time"] = time.time() - self._evaluating
+            score, seconds = self._evaluate()
+            self._evaluating += seconds
+            self._line["evaluation/reward"] = score
+        self._ended = time.time()
+
+    def _write(self, logs: dict[str, float]) -> None:
+        line, rollout = dict(self._line), self._problems.config.rollout
+        if logs:
+            sequences = logs.get("batch/samples_per_step", rollout.batch_size * rollout.group_size)
+            line |= {"reward/mean": logs["reward"], "batch/sequences": sequences}
+            line |= {
+                ours: logs[theirs]
+                for ours, theirs in (
+                    ("batch/response_length", "completions/mean_length"),
+                    ("batch/truncated", "completions/clipped_ratio"),
+                    ("train/entropy", "entropy"),
+                    ("train/gradient_norm", "grad_norm"),
+                    ("staleness/mean", "sample/staleness_mean"),
+                    ("time/wait_s", "perf/rollout_wait_s"),
+                    ("time/weight_sync_s", "perf/weight_sync_s"),
+                )
+                if theirs in logs
+            }
+            if "perf/rollout_wait_s" in logs:  # the asynchronous trainer keeps these times itself
+                line["time/train_s"] = line["time/step_s"] - line["time/wait_s"] - line.get("time/weight_sync_s", 0.0)
+        with self._path.open("a") as journal:
+            journal.write(json.dumps(line) + "\n")
+
+
+def evaluation(problems: Problems, client: VLLMClient, tokenizer: Any) -> tuple[float, float]:
+    """The held-out score by the server's weights, and the seconds that it took."""
+    began, config = time.perf_counter(), problems.config
+    rows, samples = problems.held_out, config.evaluation.samples_per_prompt
+    prompts = [
+        tokenizer.apply_chat_template(rows[i]["prompt"], add_generation_prompt=True, return_dict=False)
+        for i in range(len(rows))
+    ]
+    sampling = {"temperature": config.sampling.temperature, "max_tokens": config.sampling.max_new_tokens}
+    found = client.generate(prompts, n=samples, logprobs=None, **sampling)["completion_ids"]
+    texts = tokenizer.batch_decode(found, skip_special_tokens=True)
+    scores = problems.score(rows, texts, [i for i in range(len(rows)) for _ in range(samples)])
+    return sum(scores) / len(scores), time.perf_counter() - began
+
+
+def common_settings(config: Any, output: str, rows_per_pass: int) -> dict[str, Any]:
+    """Of both trainers, from areal's config."""
+    engine = config.train_engine.settings
+    sequences = config.rollout.batch_size * config.rollout.group_size
+    return {
+        "output_dir": output,
+        "per_device_train_batch_size": rows_per_pass,
+        "gradient_accumulation_steps": sequences // rows_per_pass,
+        "num_generations": config.rollout.group_size,
+        "max_completion_length": config.sampling.max_new_tokens,
+        "temperature": config.sampling.temperature,
+        "learning_rate": engine.learning_rate,
+        "adam_beta1": engine.betas[0],
+        "adam_beta2": engine.betas[1],
+        "weight_decay": engine.weight_decay,
+        "max_grad_norm": engine.max_gradient_norm,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": engine.warmup_steps,
+        "epsilon": config.algorithm.settings.policy_loss.settings.clip_low,
+        "max_steps": config.steps,
+        "seed": config.seed,
+        "bf16": torch.cuda.is_available(),
+        "use_cpu": not torch.cuda.is_available(),
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+    }
+
+
+def synchronous(arguments: argparse.Namespace, problems: Problems, journal: Journal, rows: Dataset) -> Any:
+    """`GRPOTrainer` with a vLLM server on another GPU."""
+    config = problems.config
+    trainer = GRPOTrainer(
+        model=str(config.model.path),
+        reward_funcs=journal.clock.timed("reward", problems),
+        args=GRPOConfig(
+            **common_settings(config, f"{arguments.metrics}.trl", arguments.rows_per_pass),
+            model_init_kwargs={"dtype": "float32"},
+            use_vllm=True,
+            vllm_mode="server",
+            vllm_server_base_url=arguments.server,
+            vllm_group_port=get_open_port(),  # of the weights' NCCL group
+            vllm_importance_sampling_mode="token_truncate",
+            vllm_importance_sampling_clip_max=config.algorithm.settings.corrections[0].settings.cap,
+            beta=0.0,
+        ),
+        train_dataset=rows,
+        callbacks=[journal],
+    )
+    inner = trainer.vllm_generation
+    inner.sync_weights = journal.clock.timed("weight_sync", inner.sync_weights)
+    inner.generate = journal.clock.timed("generate", inner.generate)
+
+    def bring_weights(step: int) -> None:
+        inner.sync_weights()
+        trainer._last_loaded_step = step  # the next step need not bring the same ones again
+
+    journal.bring_weights = bring_weights
+    return trainer
+
+
+def asynchronous(arguments: argparse.Namespace, problems: Problems, journal: Journal, rows: Dataset) -> Any:
+    """The experimental `AsyncGRPOTrainer`, with PyTorch's attention where it takes a kernel from the hub."""
+    from torch.nn.attention.varlen import varlen_attn
+    from trl.chat_template_utils import qwen3_template
+    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, packing
+
+    def attend(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        query_starts: torch.Tensor,
+        key_starts: torch.Tensor,
+        longest_query: int,
+        longest_key: int,
+        *,
+        softmax_scale: float,
+        causal: bool,
+        window_size: tuple[int, int],
+    ) -> torch.Tensor:
+        repeated = query.shape[1] // key.shape[1]
+        if repeated > 1:  # grouped heads
+            key, value = key.repeat_interleave(repeated, 1), value.repeat_interleave(repeated, 1)
+        window = (-1, 0) if causal and window_size == (-1, -1) else window_size
+        return varlen_attn(
+            query,
+            key,
+            value,
+            query_starts,
+            key_starts,
+            int(longest_query),
+            int(longest_key),
+            scale=softmax_scale,
+            window_size=window,
+        )
+
+    packing._flash_attn = lambda: types.SimpleNamespace(flash_attn_varlen_func=attend)
+    config = problems.config
+    tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+    tokenizer.response_template = qwen3_template  # of ChatML answers; TRL refuses a template that it does not know
+    trainer = AsyncGRPOTrainer(
+        model=str(config.model.path),
+        reward_funcs=problems,
+        args=AsyncGRPOConfig(
+            **common_settings(config, f"{arguments.metrics}.trl", arguments.rows_per_pass),
+            vllm_server_base_url=arguments.server,
+            token_budget=arguments.token_budget,
+            max_staleness=config.rollout.max_staleness,
+        ),
+        train_dataset=rows,
+        processing_class=tokenizer,
+    )
+    trainer.add_callback(journal)  # behind those that bring the weights to the server
+    return trainer
+
+
+def dataset_rows(problems: Problems) -> Iterator[dict[str, Any]]:
+    """What TRL is given: a prompt, and the number of its row."""
+    for index in range(len(problems.train)):
+        yield {"prompt": problems.train[index]["prompt"], "index": index}
+
+
+def main() -> None:
+    """Train, and journal every step."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config")
+    parser.add_argument("overrides", nargs="*", help="section.key=value")
+    parser.add_argument("--server", default="http://127.0.0.1:8000")
+    parser.add_argument("--metrics", type=Path, required=True, help="JSON lines, as areal writes them")
+    parser.add_argument("--asynchronous", action="store_true", help="with TRL's experimental AsyncGRPOTrainer")
+    parser.add_argument("--rows-per-pass", type=int, default=128, help="sequences of a forward pass")
+    parser.add_argument("--token-budget", type=int, default=0, help="of the asynchronous trainer; 0 counts sequences")
+    arguments = parser.parse_intermixed_args()
+    problems = Problems(arguments.config, arguments.overrides)
+    tokenizer = AutoTokenizer.from_pretrained(problems.config.model.path)
+    client = VLLMClient(base_url=arguments.server, connection_timeout=240)
+    arguments.metrics.parent.mkdir(parents=True, exist_ok=True)
+    journal = Journal(arguments.metrics, problems, lambda: evaluation(problems, client, tokenizer))
+    rows = Dataset.from_list(list(dataset_rows(problems)))
+    make = asynchronous if arguments.asynchronous else synchronous
+    make(arguments, problems, journal, rows).train()
+
+
+if __name__ == "__main__":
+    main()
