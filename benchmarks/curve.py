@@ -11,9 +11,9 @@ command line laid over it, the same for every row. Where `areal serve` has a ser
 brings that server back to the weights that it begins with.
 
 The clock starts when generation may begin: models are loaded and servers ready, the evaluation before the first step is
-counted, and so are all later ones, during which an asynchronous run goes on generating. TRL's are not counted, for
-nothing goes on meanwhile. `--warm-up STEPS` makes a run
-first whose points are thrown away, so that no row pays for compiled graphs that the next one finds in a cache.
+counted, and so are all later ones, during which an asynchronous run goes on generating. TRL's trainer stands still
+meanwhile, so that the seconds of its evaluations are left out. `--warm-up STEPS` makes a run first whose points are
+thrown away, so that no row pays for compiled graphs that the next one finds in a cache.
 
 `--output` is written anew while a row goes on and has the points of a row that was ended early as well (`--limit-s`,
 Ctrl-C). Rows are added to those that are there; one of the same name is replaced.
@@ -24,7 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,7 +56,6 @@ KEPT = (
     "time/evaluate_s",
     "train/entropy",
     "train/gradient_norm",
-    "memory/peak_gib",
     "logprob_check/difference_mean",
 )
 """Of a step's metrics; what a run does not report is left out."""
@@ -76,21 +75,18 @@ def overrides(row: str) -> list[str]:
     return [*words, f"seed={int(seed)}"] if seed else words
 
 
-def points_of(lines: list[dict[str, float]]) -> list[dict[str, float]]:
+def points_of(lines: list[dict[str, float]], *, without_evaluations: bool = False) -> list[dict[str, float]]:
     """The points of a row from the journal of its run; the first is the evaluation before the first step, if any."""
-    if not lines:
-        return []
-    first = lines[0]
-    begin = first["time"] - (first.get("time/evaluate_s", 0.0) if first["step"] == 0 else first["time/step_s"])
-    return [
-        {
-            "step": line["step"],
-            "seconds": line["time"] - begin,
-            "wall": line["time"],
-            **{key: line[key] for key in KEPT if key in line},
-        }
-        for line in lines
-    ]
+    points: list[dict[str, float]] = []
+    left_out = 0.0
+    for line in lines:
+        if not points:
+            begin = line["time"] - (line.get("time/evaluate_s", 0.0) if line["step"] == 0 else line["time/step_s"])
+        left_out += line.get("time/evaluate_s", 0.0) if without_evaluations else 0.0
+        seconds = line["time"] - begin - left_out
+        kept = {key: line[key] for key in KEPT if key in line}
+        points.append({"step": line["step"], "seconds": seconds, "wall": line["time"], **kept})
+    return points
 
 
 class Curves:
@@ -115,12 +111,12 @@ class Curves:
         """Run a row to its end, or until the limit."""
 
         def keep(lines: list[dict[str, float]]) -> None:
-            self.results["rows"][row] = points_of(lines)
+            self.results["rows"][row] = points_of(lines, without_evaluations=row.startswith("trl"))
             self.save()
 
-        gpus = GPUWatch()
-        code = self._run(row.replace("/", "-seed-"), overrides(row), keep, row.startswith("trl"))
-        self.results.setdefault("gpus", {})[row] = gpus.end(self.results["rows"][row])
+        with GPUWatch() as gpus:
+            code = self._run(row.replace("/", "-seed-"), overrides(row), keep)
+        self.results.setdefault("gpus", {})[row] = gpus.found(self.results["rows"][row])
         self.results.setdefault("ended_early", {})[row] = code is None
         self.results["machine"] = machine()
         self.results["overrides"] = self._arguments.overrides
@@ -135,14 +131,15 @@ class Curves:
         fresh.write_text(json.dumps(self.results))
         fresh.replace(output)
 
-    def _run(self, name: str, words: list[str], take: Any, is_trl: bool = False) -> int | None:
+    def _run(self, name: str, words: list[str], take: Any) -> int | None:
         """Start a run, hand on its journal as it grows, and wait; its exit code, or None where it was ended early."""
         run_dir, given = self._folder / name, self._arguments
         run_words = [str(given.config), *given.overrides, *words]
         command, variables = [*AREAL, "run", *run_words, f"run_dir={run_dir}"], environment()
-        if is_trl:
+        shutil.rmtree(run_dir, ignore_errors=True)  # of a row that is measured anew
+        if name.startswith("trl"):
             command = [given.trl_python, str(Path(__file__).with_name("trl_curve.py")), *run_words]
-            command += ["--metrics", str(run_dir / "metrics.jsonl"), *shlex.split(given.trl)]
+            command += ["--metrics", str(run_dir / "metrics.jsonl")]
             command += ["--asynchronous"] if name.startswith("trl-async") else []
             variables |= {"CUDA_VISIBLE_DEVICES": given.trl_gpus} if given.trl_gpus else {}
         deadline, seen = time.monotonic() + self._arguments.limit_s, 0
@@ -179,7 +176,6 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, default=3600.0, help="after which a row is ended as it stands")
     parser.add_argument("--trl-python", default=sys.executable, help="the interpreter of TRL's environment")
     parser.add_argument("--trl-gpus", help="CUDA_VISIBLE_DEVICES of TRL's trainer")
-    parser.add_argument("--trl", default="", help="further words for trl_curve.py")
     parser.add_argument("--every-s", type=float, default=20.0, help="seconds between columns of the second table")
     arguments = parser.parse_intermixed_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="areal-curve-"))

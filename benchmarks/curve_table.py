@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     Point = Mapping[str, float]
 
 HELD_OUT, REWARD = "evaluation/reward", "reward/mean"
-SHARES = (0.5, 0.9)
-"""Of the way from the first held-out score to the last one of the row that ends lowest: how soon is a row there?"""
 SMOOTHED = 5
 """Steps that a reward against time is the mean of; single batches swing too much to be told apart."""
 LAST = 10
@@ -46,23 +44,20 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def marks(rows: Mapping[str, Sequence[Point]]) -> list[float]:
-    """The held-out scores whose time is told, the same for all rows."""
-    known = [found for points in rows.values() if len(found := scores(points)) > 1]
-    if not known:
-        return []
-    start, end = mean([found[0][1] for found in known]), min(found[-1][1] for found in known)
-    return [start + share * (end - start) for share in SHARES] if end > start else []
+def goal(rows: Mapping[str, Sequence[Point]]) -> float:
+    """The reward whose time is told for all rows: what TRL's end with, or else the row that ends lowest."""
+    ends = {row: mean([value for _, value in rewards(points)[-LAST:]]) for row, points in rows.items()}
+    theirs = [value for row, value in ends.items() if row.partition("/")[0] == "trl"]
+    return mean(theirs) if theirs else min(ends.values(), default=0.0)
 
 
 def table(rows: Mapping[str, Sequence[Point]], gpus: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     """All rows, in Markdown; `gpus` has for a row and a GPU how `busy` it was and its memory in `gib`."""
-    wanted = marks(rows)
+    mark = goal(rows)
     heads = ["", "steps", "seconds", "evaluating", "samples/s", "tokens/s", "s/step", "wait", "train", "sync"]
-    heads += ["staleness", "answer tokens", "reward", "held-out"] + [f"s to {mark:.3f}" for mark in wanted]
-    heads += ["GPUs busy", "GiB"]
+    heads += ["staleness", "answer tokens", "reward", "held-out", f"s to {mark:.3f}", "GPUs busy", "GiB"]
     lines = [heads, ["---"] * len(heads)]
-    lines += [[*_cells(row, points, wanted), *_gpus(gpus.get(row, {}))] for row, points in rows.items() if points]
+    lines += [[*_cells(row, points, mark), *_gpus(gpus.get(row, {}))] for row, points in rows.items() if points]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
@@ -84,7 +79,7 @@ def _gpus(found: Mapping[str, Mapping[str, float]]) -> list[str]:
     return [" ".join(f"{gpu['busy']:.2f}" for gpu in used), " ".join(f"{gpu['gib']:.0f}" for gpu in used)]
 
 
-def _cells(row: str, points: Sequence[Point], wanted: Sequence[float]) -> list[str]:
+def _cells(row: str, points: Sequence[Point], mark: float) -> list[str]:
     trained = [point for point in points if REWARD in point]
     seconds = points[-1]["seconds"]
     evaluating = sum(point.get("time/evaluate_s", 0.0) for point in points)
@@ -98,9 +93,6 @@ def _cells(row: str, points: Sequence[Point], wanted: Sequence[float]) -> list[s
     def ends(values: Sequence[float], over: int) -> str:
         return f"{mean(values[:over]):.3f} → {mean(values[-over:]):.3f}" if values else ""
 
-    def reached(mark: float) -> str:
-        return next((f"{second:.0f}" for second, score in found if score >= mark), "never")
-
     return [
         title(row),
         f"{points[-1]['step']:.0f}",
@@ -108,7 +100,7 @@ def _cells(row: str, points: Sequence[Point], wanted: Sequence[float]) -> list[s
         f"{evaluating:.0f}",
         f"{samples / seconds if seconds else 0.0:,.0f}",
         f"{tokens / seconds if seconds else 0.0:,.0f}",
-        f"{(seconds - evaluating) / max(1, len(trained)):.2f}",
+        each("time/step_s"),
         each("time/wait_s"),
         each("time/train_s"),
         each("time/weight_sync_s", 3),
@@ -116,5 +108,5 @@ def _cells(row: str, points: Sequence[Point], wanted: Sequence[float]) -> list[s
         each("batch/response_length", 0),
         ends([value for _, value in gained], LAST),
         ends([score for _, score in found], 1),
-        *(reached(mark) for mark in wanted),
+        next((f"{second:.0f}" for second, value in rewards(points, LAST) if value >= mark), "never"),
     ]

@@ -7,6 +7,8 @@ An agent of four turns is trained with one true server on the CPU: synchronously
 turns of an episode, and asynchronously in both update modes. The server counts the prompt tokens that it was sent and
 those that it found in its cache; the rest it computed. Every turn brings the whole conversation, so with nothing lost
 all but its newest message is cached, and all of it for the siblings of a group whose first turn is the same.
+
+SGLang on 2 cores, 2026-11-23: 76% of prompt tokens were cached with `keep_cache`, 68% with `recompute`.
 """
 
 from __future__ import annotations

@@ -9,11 +9,10 @@ both sides draw the same problems and score them with the same code. The server 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config '{"backend": "nccl"}'
       --logprobs-mode processed_logprobs --max-logprobs -1
 
-What the two have in common is taken from the config: batch, group, learning rate and its warm-up, clipping of the ratio
-and of the importance weight, sampling, seed, steps, evaluation. The rest is TRL's default, but for activation
-checkpointing, which is off as areal's is, and the size of a micro-batch.
-
-TRL trains nothing while it evaluates; the seconds of its evaluations are therefore left out of `time`.
+Taken from the config: batch, group, seed, steps, evaluation, temperature and longest answer, optimizer, warm-up, and
+how far the ratio and the importance weight may go (a config with another `top_p`, `top_k` or `stop` is not compared
+fairly). The rest is TRL's default, but for activation checkpointing, which is off as areal's is, and the size of a
+micro-batch. TRL's warm-up begins with a learning rate of 0, areal's with the first fraction of it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -39,7 +37,7 @@ from areal_core.rewards.worker import build_rewards
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-GIB = 1 << 30
+    import torch
 
 
 class Problems:
@@ -115,15 +113,16 @@ class Journal(TrainerCallback):
     """Writes a line for each step with the names that areal's metrics have, and evaluates."""
 
     def __init__(self, path: Path, problems: Problems, evaluate: Callable[[], tuple[float, float]]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
         self._path, self._problems, self._evaluate = path, problems, evaluate
         self.clock = Clock()
         self.bring_weights: Callable[[int], None] = lambda step: None
-        self._evaluating = 0.0
         self._ended = 0.0
         self._line: dict[str, float] = {}
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Evaluate the first weights: those that the server has loaded."""
+        """Evaluate the first weights."""
         self._step_ended(0)
         self._write({})
 
@@ -138,25 +137,18 @@ class Journal(TrainerCallback):
 
     def _step_ended(self, step: int) -> None:
         now, parts = time.time(), self.clock.take()
-        taken = now - self._ended
-        waited = sum(parts.get(part, 0.0) for part in ("generate", "reward"))
-        synced = parts.get("weight_sync", 0.0)
-        self._line = {"step": step, "time": now - self._evaluating}
+        waited, synced = parts.get("generate", 0.0) + parts.get("reward", 0.0), parts.get("weight_sync", 0.0)
+        self._line = {"step": step, "time": now}
         if step:
-            self._line |= {
-                "time/step_s": taken,
-                "time/wait_s": waited,
-                "time/weight_sync_s": synced,
-                "time/train_s": taken - waited - synced,
-                "memory/peak_gib": torch.cuda.max_memory_allocated() / GIB if torch.cuda.is_available() else 0.0,
-            }
+            taken = now - self._ended
+            self._line |= {"time/step_s": taken, "time/wait_s": waited, "time/weight_sync_s": synced}
+            self._line["time/train_s"] = taken - waited - synced  # all the rest of the step
         every = self._problems.config.evaluation.every
         if every and step % every == 0:
             self.bring_weights(step)
-            self._line["time"] = time.time() - self._evaluating
-            score, seconds = self._evaluate()
-            self._evaluating += seconds
-            self._line["evaluation/reward"] = score
+            self._line["evaluation/reward"], self._line["time/evaluate_s"] = self._evaluate()
+            self._line["time"] = time.time()
+            self.clock.take()  # what the evaluation took is no part of the next step
         self._ended = time.time()
 
     def _write(self, logs: dict[str, float]) -> None:
@@ -198,14 +190,13 @@ def evaluation(problems: Problems, client: VLLMClient, tokenizer: Any) -> tuple[
     return sum(scores) / len(scores), time.perf_counter() - began
 
 
-def common_settings(config: Any, output: str, rows_per_pass: int) -> dict[str, Any]:
-    """Of both trainers, from areal's config."""
+def common_settings(arguments: argparse.Namespace, config: Any, passes: int) -> dict[str, Any]:
+    """Of both trainers, from areal's config; a batch takes so many forward passes."""
     engine = config.train_engine.settings
-    sequences = config.rollout.batch_size * config.rollout.group_size
     return {
-        "output_dir": output,
-        "per_device_train_batch_size": rows_per_pass,
-        "gradient_accumulation_steps": sequences // rows_per_pass,
+        "output_dir": f"{arguments.metrics}.trl",
+        "per_device_train_batch_size": config.rollout.batch_size * config.rollout.group_size // passes,
+        "gradient_accumulation_steps": passes,
         "num_generations": config.rollout.group_size,
         "max_completion_length": config.sampling.max_new_tokens,
         "temperature": config.sampling.temperature,
@@ -219,8 +210,7 @@ def common_settings(config: Any, output: str, rows_per_pass: int) -> dict[str, A
         "epsilon": config.algorithm.settings.policy_loss.settings.clip_low,
         "max_steps": config.steps,
         "seed": config.seed,
-        "bf16": torch.cuda.is_available(),
-        "use_cpu": not torch.cuda.is_available(),
+        "bf16": True,
         "gradient_checkpointing": False,
         "logging_steps": 1,
         "save_strategy": "no",
@@ -236,15 +226,13 @@ def synchronous(arguments: argparse.Namespace, problems: Problems, journal: Jour
         model=str(config.model.path),
         reward_funcs=journal.clock.timed("reward", problems),
         args=GRPOConfig(
-            **common_settings(config, f"{arguments.metrics}.trl", arguments.rows_per_pass),
-            model_init_kwargs={"dtype": "float32"},
+            **common_settings(arguments, config, passes=4),
             use_vllm=True,
             vllm_mode="server",
             vllm_server_base_url=arguments.server,
             vllm_group_port=get_open_port(),  # of the weights' NCCL group
             vllm_importance_sampling_mode="token_truncate",
             vllm_importance_sampling_clip_max=config.algorithm.settings.corrections[0].settings.cap,
-            beta=0.0,
         ),
         train_dataset=rows,
         callbacks=[journal],
@@ -304,9 +292,9 @@ def asynchronous(arguments: argparse.Namespace, problems: Problems, journal: Jou
         model=str(config.model.path),
         reward_funcs=problems,
         args=AsyncGRPOConfig(
-            **common_settings(config, f"{arguments.metrics}.trl", arguments.rows_per_pass),
+            **common_settings(arguments, config, passes=1),
             vllm_server_base_url=arguments.server,
-            token_budget=arguments.token_budget,
+            token_budget=0,  # a pass has so many sequences, and their common prompts once
             max_staleness=config.rollout.max_staleness,
         ),
         train_dataset=rows,
@@ -330,13 +318,10 @@ def main() -> None:
     parser.add_argument("--server", default="http://127.0.0.1:8000")
     parser.add_argument("--metrics", type=Path, required=True, help="JSON lines, as areal writes them")
     parser.add_argument("--asynchronous", action="store_true", help="with TRL's experimental AsyncGRPOTrainer")
-    parser.add_argument("--rows-per-pass", type=int, default=128, help="sequences of a forward pass")
-    parser.add_argument("--token-budget", type=int, default=0, help="of the asynchronous trainer; 0 counts sequences")
     arguments = parser.parse_intermixed_args()
     problems = Problems(arguments.config, arguments.overrides)
     tokenizer = AutoTokenizer.from_pretrained(problems.config.model.path)
     client = VLLMClient(base_url=arguments.server, connection_timeout=240)
-    arguments.metrics.parent.mkdir(parents=True, exist_ok=True)
     journal = Journal(arguments.metrics, problems, lambda: evaluation(problems, client, tokenizer))
     rows = Dataset.from_list(list(dataset_rows(problems)))
     make = asynchronous if arguments.asynchronous else synchronous
