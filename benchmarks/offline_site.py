@@ -4,8 +4,8 @@
       --leave-out fa2_C third_party/deep_gemm vllm-rs flashmla
 
 Nothing is resolved: name each distribution. Of a fat binary only the code for one architecture is kept, of which an
-engine has five or more: vLLM's extensions shrink from 300 MB to 27. A kernel without code for it keeps its PTX, unless
-`--no-ptx` is given, and fails when it is called.
+engine has five or more: vLLM's extensions shrink from 300 MB to 27. A kernel without code for it keeps its PTX; with
+`--no-ptx` it fails when it is called.
 """
 
 from __future__ import annotations
