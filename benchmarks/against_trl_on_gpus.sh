@@ -5,8 +5,9 @@
 #
 #   benchmarks/against_trl_on_gpus.sh FOLDER [ROW...]     rows as in benchmarks/curve.py; three to six minutes each
 #
-# Makes three environments in FOLDER (Python 3.12 from $PYTHON), starts both servers, and writes FOLDER/curve.json and
-# FOLDER/curve.svg. Run it again with further rows: what is there stays.
+# Needs two Hopper GPUs, a driver for CUDA 13, Python 3.12 with its headers (another one: PYTHON=...), a C compiler,
+# and 40 GB of disk for three environments in FOLDER; the model comes as a wheel. Starts both servers, and writes
+# FOLDER/curve.json and FOLDER/curve.svg. Run it again with further rows, such as async-4/0: what is there stays.
 set -euo pipefail
 folder=$(realpath -m "$1")
 cd "$(dirname "$0")/.."
@@ -39,6 +40,10 @@ print(SmolLM2().prepare(pathlib.Path(sys.argv[1])))" "$folder" | tail -1)
 server() { # its name, its port, then its command; returns when it is ready
     local name=$1 port=$2
     shift 2
+    if curl -s "http://127.0.0.1:$port/health" > /dev/null; then
+        echo "another server answers on port $port: end it first" >&2
+        exit 1
+    fi
     echo "starting $name, for at most ten minutes; log: $folder/$name.log"
     "$@" > "$folder/$name.log" 2>&1 &
     for _ in $(seq 600); do
@@ -49,7 +54,7 @@ server() { # its name, its port, then its command; returns when it is ready
     echo "$name did not start" >&2
     exit 1
 }
-trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
+trap 'kill $(jobs -p) 2> /dev/null && wait || true' EXIT
 ours=(model.source=null "model.path=$model"
     "inference_engine.program=[$folder/sglang/bin/python, -m, sglang.launch_server]"
     inference_engine.options.mem_fraction_static=0.4)
