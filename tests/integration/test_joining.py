@@ -180,6 +180,7 @@ def test_a_scheduler_that_starts_everything_again_goes_on_with_the_run(group: Gr
     assert os.listdir(tmp_path / "run" / "attempts") != ["1"]  # noqa: PTH208
 
 
+@pytest.mark.long
 def test_the_script_of_the_examples(group: Group) -> None:
     """As in examples/clusters, with the port of the test."""
     environment = {"MASTER_PORT": str(free_port()), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

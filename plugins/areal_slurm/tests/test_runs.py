@@ -175,6 +175,7 @@ def test_a_process_that_is_killed_costs_what_came_after_the_last_checkpoint(
     assert not workplace.processes()
 
 
+@pytest.mark.long
 def test_a_lost_node_is_done_without(workplace: Workplace, cluster: Any, wait_for: Callable[..., None]) -> None:
     slowly = "launcher.setup=export TEST_SLOWNESS_S=0.1"  # a run that is over before the fault would show nothing
     job = workplace.submit("--nodes=3", "--gres=gpu:2", "steps=12", "launcher.trainer_processes=3", slowly)
