@@ -67,9 +67,9 @@ def getfixture(request):
     return request.getfixturevalue
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", ["sglang", pytest.param("vllm", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
 def test_every_token_has_the_label_of_the_adapter_that_sampled_it(
     kind, getfixture, server_environment, starter, tmp_path
 ):

@@ -57,6 +57,7 @@ def difference(model, prompt, found):
     return float((own - torch.tensor(found.logprobs)).abs().max())
 
 
+@pytest.mark.long
 def test_weights_are_read_in_parts(sglang_program, sglang_options, server_environment, starter, tmp_path, monkeypatch):
     models = [make_model(tmp_path / str(seed), seed) for seed in range(2)]
     (tmp_path / "memory").mkdir()

@@ -45,6 +45,7 @@ def differing(model, tokens, column):
     return float((own.sort(-1).values != torch.from_numpy(column[1:]).long().sort(-1).values).float().mean())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["recompute"])
 def test_a_server_tells_the_experts_of_every_token(
     mode, sglang_program, sglang_options, server_environment, starter, tmp_path
