@@ -73,7 +73,9 @@ class Terminal:
     def close(self) -> None:
         """Wait a moment until everything is written; what nobody reads by then is left."""
         with self._changed:
-            self._changed.wait_for(lambda: not (self._lines or self._is_busy), CLOSING_S)
+            if not self._changed.wait_for(lambda: not (self._lines or self._is_busy), CLOSING_S):
+                # The thread waits within the stream and holds its lock: whoever flushed it would wait too, or abort.
+                sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
             self._is_closed = True
             self._changed.notify_all()
 
@@ -85,9 +87,8 @@ class Terminal:
                 self._changed.wait_for(lambda: self._lines or self._is_closed)
                 if self._is_closed:
                     return
-                lines, left_out = list(self._lines), self._left_out
-                self._lines.clear()
-                self._left_out, self._is_busy = 0, True
+                lines, self._lines = self._lines, deque(maxlen=KEPT_LINES)
+                left_out, self._left_out, self._is_busy = self._left_out, 0, True
             if left_out:
                 log(f"{left_out} lines were left out while nobody read them")
             for line in lines:

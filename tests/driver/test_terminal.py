@@ -56,10 +56,14 @@ open(sys.argv[1], "w").write("went on")
 
 
 def start(program: str, *words: str) -> tuple[subprocess.Popen[bytes], int]:
-    """A program with a terminal for its output, and the other end of the terminal."""
+    """A program with a terminal for its output, and the other end of the terminal; buffered, as users have it."""
     main, second = os.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", program, *words], stdin=subprocess.PIPE, stdout=second, stderr=subprocess.PIPE
+        [sys.executable, "-c", program, *words],
+        env={key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"},
+        stdin=subprocess.PIPE,
+        stdout=second,
+        stderr=subprocess.PIPE,
     )
     os.close(second)
     return process, main
