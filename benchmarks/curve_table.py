@@ -46,7 +46,8 @@ def mean(values: Sequence[float]) -> float:
 
 def goal(rows: Mapping[str, Sequence[Point]]) -> float:
     """The reward whose time is told for all rows: what TRL's end with, or else the row that ends lowest."""
-    ends = {row: mean([value for _, value in rewards(points)[-LAST:]]) for row, points in rows.items()}
+    trained = {row: [value for _, value in rewards(points)[-LAST:]] for row, points in rows.items()}
+    ends = {row: mean(values) for row, values in trained.items() if values}
     theirs = [value for row, value in ends.items() if row.partition("/")[0] == "trl"]
     return mean(theirs) if theirs else min(ends.values(), default=0.0)
 

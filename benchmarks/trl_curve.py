@@ -140,9 +140,7 @@ class Journal(TrainerCallback):
         waited, synced = parts.get("generate", 0.0) + parts.get("reward", 0.0), parts.get("weight_sync", 0.0)
         self._line = {"step": step, "time": now}
         if step:
-            taken = now - self._ended
-            self._line |= {"time/step_s": taken, "time/wait_s": waited, "time/weight_sync_s": synced}
-            self._line["time/train_s"] = taken - waited - synced  # all the rest of the step
+            self._line |= {"time/step_s": now - self._ended, "time/wait_s": waited, "time/weight_sync_s": synced}
         every = self._problems.config.evaluation.every
         if every and step % every == 0:
             self.bring_weights(step)
@@ -164,13 +162,13 @@ class Journal(TrainerCallback):
                     ("train/entropy", "entropy"),
                     ("train/gradient_norm", "grad_norm"),
                     ("staleness/mean", "sample/staleness_mean"),
-                    ("time/wait_s", "perf/rollout_wait_s"),
+                    ("time/wait_s", "perf/rollout_wait_s"),  # the asynchronous trainer keeps these times itself
                     ("time/weight_sync_s", "perf/weight_sync_s"),
                 )
                 if theirs in logs
             }
-            if "perf/rollout_wait_s" in logs:  # the asynchronous trainer keeps these times itself
-                line["time/train_s"] = line["time/step_s"] - line["time/wait_s"] - line.get("time/weight_sync_s", 0.0)
+            # All the rest of the step.
+            line["time/train_s"] = line["time/step_s"] - line["time/wait_s"] - line["time/weight_sync_s"]
         with self._path.open("a") as journal:
             journal.write(json.dumps(line) + "\n")
 

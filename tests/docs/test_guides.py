@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("command_launcher.py", "from_areal.py"):
         (tmp_path / name).write_text((ROOT / "examples" / name).read_text())
     monkeypatch.chdir(tmp_path)
+    # As a reader has it, who has activated the environment: `python` is the one that areal is in.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     return tmp_path
 
