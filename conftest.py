@@ -76,6 +76,25 @@ def _environment(name: str) -> str:
     return found.stdout.strip()
 
 
+@pytest.fixture(scope="module")
+def no_ranks() -> None:
+    """An engine of another file, in the same process, leaves its process group to the end: it is gone."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def one_rank(no_ranks: None) -> Iterator[None]:
+    """A process group of this process alone, as the training loop expects one."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.fixture(scope="session")
 def vllm_program() -> list[str]:
     """Words that start a vLLM server, for the settings field `program`."""

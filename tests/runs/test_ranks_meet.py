@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.usefixtures("no_ranks")
 @pytest.mark.parametrize(("host", "opens_a_port"), [("127.0.0.1", False), ("0.0.0.0", True)])
 def test_ranks_of_one_machine_open_no_port_to_meet(
     host: str, opens_a_port: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 
 from areal_core.config.sections import WeightSyncSection
@@ -112,15 +111,7 @@ class Watched(WeightSync):
         return super()._write(version)
 
 
-@pytest.fixture(scope="module")
-def alone():
-    """A process group of this process, which the trainer's own ranks talk in."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_killed_in_the_middle_of_a_broadcast(place, load, wait_until, alone, tmp_path):
+def test_killed_in_the_middle_of_a_broadcast(place, load, wait_until, one_rank, tmp_path):
     async def check():
         fleet, victim = place.fleet, place.member(1)
         parameters = Parameters(place)
