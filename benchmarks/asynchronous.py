@@ -329,12 +329,13 @@ def end_run(run: subprocess.Popen[bytes], run_dir: Path) -> None:
 
 
 def names_of(run_dir: Path) -> list[str]:
-    """The processes that have a run's folder, or a file in it, among their arguments."""
+    """The Python processes that have a run's folder, or a file in it, among their arguments."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            words = path.read_bytes().decode(errors="replace")
-            found += [words.replace("\0", " ")] if str(run_dir) in words else []
+            program, *words = path.read_bytes().decode(errors="replace").split("\0")
+            if "python" in program and any(f"{run_dir}/" in f"{word}/" for word in words):
+                found.append(" ".join([program, *words]))
     return found
 
 

@@ -15,8 +15,9 @@ counted, and so are all later ones, during which an asynchronous run goes on gen
 meanwhile, so that the seconds of its evaluations are left out. `--warm-up STEPS` makes a run first whose points are
 thrown away, so that no row pays for compiled graphs that the next one finds in a cache.
 
-`--output` is written anew while a row goes on and has the points of a row that was ended early as well (`--limit-s`,
-Ctrl-C). Rows are added to those that are there; one of the same name is replaced.
+`--output` is written anew while a row goes on. Rows are added to those of the same config and overrides; one that is
+there is not run again. One that ended early (`--limit-s`, Ctrl-C, a failure) is named, is in no table and no chart, and
+begins anew.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -62,14 +64,23 @@ KEPT = (
 POLL_S = 0.5
 
 
-def overrides(row: str) -> list[str]:
-    """What makes a row of the config.
+def row_name(text: str) -> str:
+    """A row of the command line.
 
     Raises:
-        ValueError: there is no such row.
+        argparse.ArgumentTypeError: there is no such row.
     """
+    if not re.fullmatch(r"(sync|trl|(trl-)?async-[1-9]\d*)(/\d+)?", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no row: sync, async-2, trl or trl-async-2, with a seed: async-2/1"
+        )
+    return text
+
+
+def overrides(row: str) -> list[str]:
+    """What makes a row of the config."""
     way, _, seed = row.partition("/")
-    bound = 0 if way in ("sync", "trl") else int(way.removeprefix("trl-").removeprefix("async-"))
+    bound = 0 if way in ("sync", "trl") else int(way.rpartition("-")[2])
     # One batch beyond the bound may be in the pipeline: with a bound of 0 that is the one that is waited for.
     words = [f"rollout.max_staleness={bound}", f"rollout.max_pending_batches={bound + 1}"]
     return [*words, f"seed={int(seed)}"] if seed else words
@@ -101,28 +112,36 @@ class Curves:
         self._arguments = arguments
         self._folder = folder
         output: Path = arguments.output
-        self.results: dict[str, Any] = json.loads(output.read_text()) if output.is_file() else {"rows": {}}
+        self.results: dict[str, Any] = {"rows": {}, "unfinished": {}, "gpus": {}}
+        if output.is_file():
+            self.results |= json.loads(output.read_text())
 
-    def warm_up(self, steps: int) -> None:
-        """Have everything compiled that is compiled once on a machine."""
-        self._run("warm-up", [*overrides("async-1"), f"steps={steps}"], lambda lines: None)
+    @property
+    def settings(self) -> list[str]:
+        """What all rows of a file have in common."""
+        return [str(self._arguments.config), *self._arguments.overrides]
 
-    def measure(self, row: str) -> None:
-        """Run a row to its end, or until the limit."""
+    def warm_up(self, steps: int) -> bool:
+        """Have everything compiled that is compiled once on a machine; whether it went well."""
+        return self._run("warm-up", [*overrides("async-1"), f"steps={steps}"], lambda lines: None) == 0
+
+    def measure(self, row: str) -> bool:
+        """Run a row; whether it came to its end."""
+        points: list[dict[str, float]] = []
 
         def keep(lines: list[dict[str, float]]) -> None:
-            self.results["rows"][row] = points_of(lines, without_evaluations=row.startswith("trl"))
+            points[:] = points_of(lines, without_evaluations=row.startswith("trl"))
+            self.results["unfinished"][row] = points
             self.save()
 
+        self.results |= {"settings": self.settings, "machine": machine()}
         with GPUWatch() as gpus:
             code = self._run(row.replace("/", "-seed-"), overrides(row), keep)
-        self.results.setdefault("gpus", {})[row] = gpus.found(self.results["rows"][row])
-        self.results.setdefault("ended_early", {})[row] = code is None
-        self.results["machine"] = machine()
-        self.results["overrides"] = self._arguments.overrides
-        self.save()
-        if code:
-            raise RuntimeError(f"the run of {row} failed with exit code {code}; see {self._folder}")
+        if code == 0 and points:
+            self.results["rows"][row] = self.results["unfinished"].pop(row)
+            self.results["gpus"][row] = gpus.found(points)
+            self.save()
+        return code == 0
 
     def save(self) -> None:
         """Write the results, whole or not at all."""
@@ -141,7 +160,7 @@ class Curves:
             command = [given.trl_python, str(Path(__file__).with_name("trl_curve.py")), *run_words]
             command += ["--metrics", str(run_dir / "metrics.jsonl")]
             command += ["--asynchronous"] if name.startswith("trl-async") else []
-            variables |= {"CUDA_VISIBLE_DEVICES": given.trl_gpus} if given.trl_gpus else {}
+            variables |= {"CUDA_VISIBLE_DEVICES": given.trl_gpus}
         deadline, seen = time.monotonic() + self._arguments.limit_s, 0
         with (self._folder / f"{name}.log").open("wb") as log:
             run = subprocess.Popen(command, env=variables, stdout=log, stderr=log, start_new_session=True)
@@ -168,7 +187,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, nargs="?", help="of the runs; without it nothing is run")
     parser.add_argument("overrides", nargs="*", help="section.key=value, for every row")
-    parser.add_argument("--rows", nargs="+", default=["sync", "async-2"], help="in this order")
+    parser.add_argument("--rows", nargs="+", type=row_name, default=["sync", "async-2"], help="in this order")
     parser.add_argument("--output", type=Path, required=True, help="JSON with the points of all rows; rows are added")
     parser.add_argument("--chart", type=Path, help="SVG to draw")
     parser.add_argument("--folder", type=Path, help="for run folders and logs; by default a new one is made")
@@ -178,26 +197,51 @@ def main() -> int:
     parser.add_argument("--trl-gpus", help="CUDA_VISIBLE_DEVICES of TRL's trainer")
     parser.add_argument("--every-s", type=float, default=20.0, help="seconds between columns of the second table")
     arguments = parser.parse_intermixed_args()
+    if arguments.config is None and not arguments.output.is_file():
+        parser.error(f"there is neither a CONFIG to run nor a file {arguments.output}")
+    if any(row.startswith("trl") for row in arguments.rows) and not (
+        arguments.trl_gpus and shutil.which(arguments.trl_python)
+    ):
+        parser.error("TRL's rows need --trl-gpus, or its trainer would take all of them, and --trl-python")
+    # A request to end, or a lost connection, must end the row's processes as well: they have a session of their own.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(143))
+    failed = run_rows(arguments, parser) if arguments.config is not None else []
+    results = json.loads(arguments.output.read_text())
+    if rows := results["rows"]:
+        if arguments.chart is not None:
+            arguments.chart.write_text(draw(rows))
+        print(table(rows, results.get("gpus", {})))
+        print(f"\n{by_time(rows, arguments.every_s)}\n")
+    for row, points in results.get("unfinished", {}).items():
+        print(f"left out: {row}, which ended early after {len(points)} points")
+    print(json.dumps(results.get("machine", {})))
+    return 1 if failed else 0
+
+
+def run_rows(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+    """Run the rows that are not there yet; those that did not come to their end."""
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="areal-curve-"))
     folder.mkdir(parents=True, exist_ok=True)
-    # A request to end must end the row's processes as well: they have a session of their own.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     curves = Curves(arguments, folder.resolve())
-    if arguments.config is not None:
-        for row in arguments.rows:
-            overrides(row)  # a wrong name is told before hours have passed
-        if arguments.warm_up:
-            curves.warm_up(arguments.warm_up)
-        for row in arguments.rows:
-            began = time.monotonic()
-            curves.measure(row)
-            print(f"{row}: {time.monotonic() - began:.0f} s with start and end", flush=True)
-    print(table(curves.results["rows"], curves.results.get("gpus", {})))
-    print(f"\n{by_time(curves.results['rows'], arguments.every_s)}\n")
-    print(json.dumps(curves.results.get("machine", {})))
-    if arguments.chart is not None:
-        arguments.chart.write_text(draw(curves.results["rows"]))
-    return 0
+    others = curves.results.get("settings", curves.settings)
+    if curves.results["rows"] and others != curves.settings:
+        parser.error(f"{arguments.output} has rows of other settings, {' '.join(others)}: take another --output")
+    if arguments.warm_up and not curves.warm_up(arguments.warm_up):
+        parser.error(f"the warm-up failed; see {folder}")
+    failed: list[str] = []
+    for row in arguments.rows:
+        if row in curves.results["rows"]:
+            print(f"{row} is in {arguments.output} already", flush=True)
+            continue
+        began = time.monotonic()
+        if not curves.measure(row):
+            failed.append(row)
+        told = f"did not come to its end, see {folder}" if row in failed else "with start and end"
+        print(f"{row}: {time.monotonic() - began:.0f} s, {told}", flush=True)
+    curves.save()
+    return failed
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--no-ptx", action="store_true")
     parser.add_argument("--leave-out", nargs="*", default=[], help="files with one of these in their path")
     arguments = parser.parse_intermixed_args()
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         wheels, site = Path(folder) / "wheels", Path(folder) / "site"
         download(arguments.requirements, arguments.python, wheels)
@@ -67,6 +68,8 @@ def download(requirements: Sequence[str], python: str, folder: Path) -> None:
 def prune(library: Path, arch: int, *, keep_ptx: bool) -> None:
     """Write zeros, which pack to nothing, over what other architectures need of a library's fat binaries."""
     data = bytearray(library.read_bytes())
+    if not data.startswith(b"\x7fELF\x02"):
+        return  # a linker's script, or an empty file
     for entries in fat_binaries(data):
         has_code = any(kind == MACHINE_CODE and each == arch for kind, each, _, _ in entries)
         for kind, each, start, end in entries:

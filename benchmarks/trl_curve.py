@@ -10,9 +10,10 @@ both sides draw the same problems and score them with the same code. The server 
       --logprobs-mode processed_logprobs --max-logprobs -1
 
 Taken from the config: batch, group, seed, steps, evaluation, temperature and longest answer, optimizer, warm-up, and
-how far the ratio and the importance weight may go (a config with another `top_p`, `top_k` or `stop` is not compared
-fairly). The rest is TRL's default, but for activation checkpointing, which is off as areal's is, and the size of a
-micro-batch. TRL's warm-up begins with a learning rate of 0, areal's with the first fraction of it.
+how far the ratio and the importance weight may go. A config with another algorithm than `grpo`, with `top_p`,
+`top_k`, `stop`, `schedule` or `clip_high`, with minibatches or epochs, is not compared fairly. The rest is TRL's
+default, but for activation checkpointing, which is off as areal's is, and the size of a micro-batch. TRL's warm-up
+begins with a learning rate of 0, areal's with the first fraction of it.
 """
 
 from __future__ import annotations
@@ -176,15 +177,17 @@ class Journal(TrainerCallback):
 def evaluation(problems: Problems, client: VLLMClient, tokenizer: Any) -> tuple[float, float]:
     """The held-out score by the server's weights, and the seconds that it took."""
     began, config = time.perf_counter(), problems.config
-    rows, samples = problems.held_out, config.evaluation.samples_per_prompt
+    rows, section = problems.held_out, config.evaluation
+    count = min(len(rows), section.limit or len(rows))
+    temperature = config.sampling.temperature if section.temperature is None else section.temperature
     prompts = [
         tokenizer.apply_chat_template(rows[i]["prompt"], add_generation_prompt=True, return_dict=False)
-        for i in range(len(rows))
+        for i in range(count)
     ]
-    sampling = {"temperature": config.sampling.temperature, "max_tokens": config.sampling.max_new_tokens}
-    found = client.generate(prompts, n=samples, logprobs=None, **sampling)["completion_ids"]
+    sampling = {"temperature": temperature, "max_tokens": config.sampling.max_new_tokens}
+    found = client.generate(prompts, n=section.samples_per_prompt, logprobs=None, **sampling)["completion_ids"]
     texts = tokenizer.batch_decode(found, skip_special_tokens=True)
-    scores = problems.score(rows, texts, [i for i in range(len(rows)) for _ in range(samples)])
+    scores = problems.score(rows, texts, [i for i in range(count) for _ in range(section.samples_per_prompt)])
     return sum(scores) / len(scores), time.perf_counter() - began
 
 
