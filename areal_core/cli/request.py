@@ -34,9 +34,7 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="section.key=value",
         help="set a YAML value: rewards.0.weight=2 reaches into a list, key=null clears; a file sets all that it holds",
     )
-    parser.add_argument(
-        "--plugins", action="append", default=[], metavar="A,B", help="load these plugins as well; no:A removes one"
-    )
+    parser.add_argument("--plugins", action="append", default=[], metavar="A,B", help="load these plugins as well")
 
 
 def read_request(arguments: argparse.Namespace) -> Request:

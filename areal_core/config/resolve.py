@@ -28,7 +28,6 @@ from areal_core.config.tree import Override, Tree, leaves, parse_override
 from areal_core.config.yaml_text import dump
 from areal_core.errors import ConfigError, PluginError, PluginMissingError, UsageError
 from areal_core.plugins import PluginManager, Provenance
-from areal_core.plugins.manager import separate
 from areal_core.plugins.records import normalize
 
 if TYPE_CHECKING:
@@ -93,8 +92,7 @@ def resolve(
     process's own.
     """
     environment = os.environ if environment is None else environment
-    listed = environment.get("AREAL_PLUGINS")
-    core_only = listed is not None and not _words(listed)
+    listed = environment.get("AREAL_PLUGINS", "")
     overrides_read = _overrides(environment.get("AREAL_SET", ""), [word for word in overrides if "=" in word])
     source = read_file(config_path) if config_path is not None and _is_file(config_path) else None
     folder = source.folder if source else Path.cwd()
@@ -103,8 +101,8 @@ def resolve(
     written.update({key: value for file in files for key, value in file.document.values.items() if key == "preset"})
     written.update({override.path[0]: override.value for override in overrides_read if len(override.path) == 1})
     added = [name for file in files for name in _plugin_list(file.document.values.get("plugins"))]
-    wanted, blocked = separate([*plugins, *_words(listed or ""), *_plugin_list(written.get("plugins")), *added])
-    manager = PluginManager(blocked=blocked, core_only=core_only)
+    wanted = [*map(normalize, [*plugins, *_words(listed)]), *_plugin_list(written.get("plugins")), *added]
+    manager = PluginManager()
     errors = _add(manager, wanted)
     preset = None
     if written.get("preset") is not None:
@@ -135,7 +133,7 @@ def load_run(run_dir: Path, overrides: Sequence[str] = (), plugins: Sequence[str
     source = read_file(path)
     tree = _tree([source], _overrides("", overrides))
     manager = PluginManager()
-    errors = _add(manager, separate([*_plugin_list(tree.values.get("plugins")), *plugins])[0])
+    errors = _add(manager, [*_plugin_list(tree.values.get("plugins")), *plugins])
     return _finish(tree, manager, errors, source.folder, Path(run_dir).name)
 
 
@@ -258,7 +256,7 @@ def _plugin_list(written: object) -> list[str]:
     words = _words(written) if isinstance(written, str) else written
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise ConfigError("plugins: must be a list of plugin names", hints=("for example: plugins: [grpo, hf]",))
-    return [normalize(word) if not word.startswith("no:") else word for word in words]
+    return [normalize(word) for word in words]
 
 
 def _words(text: str) -> list[str]:

@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from areal_core.errors import LostError
-from areal_core.launchers.identity import is_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -56,8 +55,7 @@ class Liveness:
             self._silent.discard(name)
             self._log(f"{name} responds again")
         if silent > TOLD_S:
-            state = "stopped" if process.join and is_stopped(process.join.pid) else "silent"
-            message = f"{name} has been {state} for {silent:.0f} s (phase {beat.phase})"
+            message = f"{name} has been silent for {silent:.0f} s (phase {beat.phase})"
             if name not in self._silent:
                 self._silent.add(name)
                 self._log(message)

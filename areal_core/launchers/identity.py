@@ -25,13 +25,6 @@ def has_ended(identity: str) -> bool | None:
     return True
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped a process of this machine, and it does not go on."""
-    with suppress(OSError):
-        return _fields(pid)[0] in "Tt"
-    return False
-
-
 def processes_with(variable: str, value: str) -> list[int]:
     """Processes of this user that were started with an environment variable, this one left out."""
     entry, own = f"{variable}={value}".encode(), os.getpid()

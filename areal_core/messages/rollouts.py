@@ -172,16 +172,6 @@ class Commit(Message):
     folder: Path
 
 
-class Describe(Message):
-    """How are the rollouts? Answered with `Described`; asked now and then by whoever waits."""
-
-
-class Described(Message):
-    """One line on where the groups are."""
-
-    text: str
-
-
 class Goodbye(Message):
     """The trainer needs nothing more. Answered with `Done`."""
 

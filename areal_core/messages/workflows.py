@@ -104,13 +104,6 @@ class GroupEnded(Message):
     packed: bytes = b""
 
 
-class CancelGroup(Message):
-    """Nobody waits for the group any more."""
-
-    number: int
-    samples: tuple[int, ...]
-
-
 class AttemptFailed(Message):
     """An attempt at an episode has failed."""
 

@@ -138,10 +138,7 @@ class Installed:
             behind = f"'{CORE_DISTRIBUTION}{versions}'" if is_core_old else self.distribution
             raise PluginIncompatibleError(
                 f"{self.title} needs areal-core{versions} but {areal_core.__version__} is installed",
-                hints=(
-                    f"upgrade {'the core' if is_core_old else 'it'} with: pip install --upgrade {behind}",
-                    f"or leave it out with: --plugins no:{self.name}",
-                ),
+                hints=(f"upgrade {'the core' if is_core_old else 'it'} with: pip install --upgrade {behind}",),
             )
 
     def _fields(self, key: str) -> list[str]:

@@ -41,7 +41,6 @@ class Events:
         for name, error in self._call("areal_configure", config=config):
             raise PluginBrokenError(
                 f"plugin '{name}' refuses the config in areal_configure: {error}",
-                hints=(f"leave it out with: --plugins no:{name}",),
             ) from error
 
     def run_started(self, config: BaseModel, run_dir: Path) -> None:
@@ -49,7 +48,6 @@ class Events:
         for name, error in self._call("areal_run_started", config=config, run_dir=run_dir):
             raise RunError(
                 f"plugin '{name}' failed in areal_run_started: {error}",
-                hints=(f"leave it out with: --plugins no:{name}",),
             ) from error
 
     def step_finished(self, run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:

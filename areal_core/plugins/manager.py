@@ -6,7 +6,6 @@ already loaded does nothing.
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, cast
 
 from areal_core.errors import PluginError
@@ -25,14 +24,11 @@ if TYPE_CHECKING:
 class PluginManager:
     """The plugins of one process and the components that they supply.
 
-    `blocked` plugins may not be loaded, whoever asks for them. With `core_only` (an empty `AREAL_PLUGINS`) nothing
-    beyond the core may. Every process of a run builds its manager from the same list of names.
+    Every process of a run builds its manager from the same list of names.
     """
 
-    def __init__(self, *, catalog: Catalog | None = None, blocked: Sequence[str] = (), core_only: bool = False) -> None:
+    def __init__(self, *, catalog: Catalog | None = None) -> None:
         self.catalog = Catalog.scan() if catalog is None else catalog
-        self.blocked = frozenset(normalize(name) for name in blocked)
-        self.core_only = core_only
         self.failed: set[str] = set()
         self._relay = new_relay()
         self._plugins: dict[str, Plugin] = {CORE: load_plugin(Installed.core(), self._relay)}
@@ -40,10 +36,9 @@ class PluginManager:
 
     @classmethod
     def load(cls, requested: Sequence[str]) -> PluginManager:
-        """The manager with every plugin in `requested`; a word `no:x` takes x away. All failures are told at once."""
-        wanted, blocked = separate(requested)
-        manager = cls(blocked=blocked)
-        manager.add(wanted)
+        """The manager with every plugin in `requested`. All failures are told at once."""
+        manager = cls()
+        manager.add(requested)
         return manager
 
     @property
@@ -59,7 +54,6 @@ class PluginManager:
             if name in self._plugins or name in self.failed:
                 continue
             try:
-                self._refuse(name, asked_by)
                 installed = self.catalog.get(name)
                 if installed is not None:
                     self._plugins[name] = load_plugin(installed, self._relay)
@@ -128,7 +122,7 @@ class PluginManager:
                 return known[f"{owner}/{name}"]
         if plugin:
             self.add([plugin], asked_by=f" (asked for by '{reference}')")
-        elif name in self.catalog.names() and name not in self.blocked and not self.core_only:
+        elif name in self.catalog.names():
             self.add([name])
         matches = [each for each in self._of_kind(kind) if each.name == name and plugin in ("", each.plugin)]
         if len(matches) > 1:
@@ -136,35 +130,6 @@ class PluginManager:
         if not matches:
             raise not_found(kind, reference, loaded=self.records(), failed=self.failed, catalog=self.catalog)
         return matches[0]
-
-    def _refuse(self, name: str, asked_by: str) -> None:
-        if name in self.blocked:
-            raise PluginError(
-                f"plugin '{name}' is needed{asked_by}, but 'no:{name}' removes it",
-                hints=(f"leave out no:{name}, or what needs the plugin",),
-            )
-        if self.core_only:
-            raise PluginError(
-                f"plugin '{name}' is needed{asked_by}, but AREAL_PLUGINS is set and empty: the core alone",
-                hints=("unset AREAL_PLUGINS, or name the plugin in it",),
-            )
-
-
-def separate(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the words of a plugin list into those asked for and those that `no:` takes away; the latter win.
-
-    Raises:
-        PluginError: a `no:` takes away the core, or nothing while something like it was asked for.
-    """
-    blocked = [normalize(word[3:]) for word in words if word.startswith("no:")]
-    asked = list(dict.fromkeys(normalize(word) for word in words if not word.startswith("no:")))
-    for name in blocked:
-        if name == CORE:
-            raise PluginError("the core's own components cannot be removed with 'no:core'")
-        near = difflib.get_close_matches(name, asked, n=1)
-        if near and name not in asked:
-            raise PluginError(f"'no:{name}' removes nothing", hints=(f"did you mean 'no:{near[0]}'?",))
-    return [name for name in asked if name not in blocked and name != CORE], blocked
 
 
 def joined(errors: Sequence[PluginError]) -> PluginError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import traceback
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
@@ -14,7 +13,6 @@ from areal_core.messages import Failed, Message, PeerClosed
 from areal_core.messages.workflows import (
     Acquire,
     AttemptFailed,
-    CancelGroup,
     Granted,
     GroupEnded,
     GroupFacts,
@@ -25,8 +23,6 @@ from areal_core.messages.workflows import (
 )
 
 if TYPE_CHECKING:
-    import asyncio
-
     from areal_core.interfaces.inference import SlotHolder, Want
     from areal_core.messages import Peer
     from areal_core.rollout.groups import GroupRunner
@@ -84,7 +80,6 @@ class WorkerService:
         self._peer = peer
         self._groups = groups
         self._slots = slots
-        self._running: dict[tuple[int, tuple[int, ...]], asyncio.Task[None]] = {}
         groups.runner.on_failure = self._attempt_failed
 
     async def serve(self) -> None:
@@ -94,11 +89,7 @@ class WorkerService:
                 message, number = await self._peer.receive_request()
                 match message:
                     case RunGroup():
-                        key = message.number, message.samples
-                        task = self._running[key] = start_task(self._run(message, number), f"group {message.number}")
-                        task.add_done_callback(partial(self._forget, key))
-                    case CancelGroup(group, samples) if (group, samples) in self._running:
-                        self._running[group, samples].cancel()
+                        start_task(self._run(message, number), f"group {message.number}")
                     case Granted() | NoSlot() | SlotLost():
                         self._slots.on_message(message)
 
@@ -114,10 +105,6 @@ class WorkerService:
             told = writable("".join(traceback.format_exception(error)))
             reply = GroupEnded(GroupFacts((), {}, (), len(task.samples), told, is_kept=True))
         self._peer.reply(number, reply)
-
-    def _forget(self, key: tuple[int, tuple[int, ...]], task: asyncio.Task[None]) -> None:
-        if self._running.get(key) is task:  # the same group may have been sent again
-            del self._running[key]
 
     def _attempt_failed(self, group: int, sample: int, attempt: int, error: str) -> None:
         with suppress(PeerClosed):

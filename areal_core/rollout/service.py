@@ -59,7 +59,6 @@ class RolloutService:
             messages.LogprobCheck: self._check_logprobs,
             messages.Evaluate: self._evaluate,
             messages.Commit: self._commit,
-            messages.Describe: self._describe,
             messages.AuditLedger: self._audit_ledger,
         }
         self.done = asyncio.Event()
@@ -160,9 +159,6 @@ class RolloutService:
         evaluation = self._evaluator.progress if self._evaluator is not None else ""
         told = {"rollouts": self._controller.describe(), "servers": self._engine.describe(), "evaluation": evaluation}
         return {name: text for name, text in told.items() if text}
-
-    async def _describe(self, _: messages.Describe) -> messages.Described:
-        return messages.Described("; ".join(f"{name}: {text}" for name, text in self.status().items()))
 
     async def _audit_ledger(self, _: messages.AuditLedger) -> messages.Audited:
         return messages.Audited(await self._audit())

@@ -21,7 +21,6 @@ from areal_core.messages import Message, Peer, PeerClosed, Server, serve
 from areal_core.messages.workflows import (
     Acquire,
     AttemptFailed,
-    CancelGroup,
     Granted,
     GroupEnded,
     GroupFacts,
@@ -190,11 +189,8 @@ class RolloutWorkers:
             ended: GroupEnded = await worker.peer.request(task, None, f"the end of group {task.number}")
         except PeerClosed:
             raise  # what it was lost with is told
-        except BaseException as error:
+        except BaseException:
             worker.tasks.remove(task)
-            if isinstance(error, asyncio.CancelledError):
-                with contextlib.suppress(PeerClosed):
-                    worker.peer.notify(CancelGroup(task.number, task.samples))
             raise
         worker.tasks.remove(task)
         self._lost_in_a_row = 0

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 POLL_S = 0.5
-PROGRESS_INTERVAL_S = 15.0
-SILENCE_S = 600.0
-"""A controller that answers nothing at all for so long, not even how its rollouts are, is lost."""
 
 
 class RolloutClient:
@@ -30,7 +27,7 @@ class RolloutClient:
         address: of the controller.
         timeout_s: for the controller to come up.
         is_interrupted: asked while waiting; a wait for a batch ends with `Interrupted` when it says so.
-        log: told a line about what is waited for, now and then.
+        log: told what still has time to end once the run was asked to stop.
     """
 
     def __init__(
@@ -60,12 +57,11 @@ class RolloutClient:
             patience_s: how long the wait goes on once the run has been asked to stop.
 
         Raises:
-            RunError: the controller reported an error, or has been silent for too long.
+            RunError: the controller reported an error.
             PeerClosed: it has died.
             Interrupted: the run was asked to stop, and the reply has not come within `patience_s`.
         """
-        heard = last_line = time.monotonic()
-        question, deadline = None, math.inf
+        deadline = math.inf
         while True:
             if deadline == math.inf and self._is_interrupted():
                 deadline = time.monotonic() + patience_s
@@ -79,15 +75,6 @@ class RolloutClient:
                 raise PeerClosed("the rollout controller has died", hints=["see logs/controller.log"]) from error
             except TimeoutError:
                 pass
-            now = time.monotonic()
-            if question is not None and question.done():
-                heard = now
-                self._log(f"waiting for {waiting_for}: {question.result().text}")
-                question = None
-            if now - heard > SILENCE_S:
-                raise RunError(f"the rollout controller was silent for {now - heard:.0f} s: waited for {waiting_for}")
-            if question is None and now - last_line > PROGRESS_INTERVAL_S:
-                question, last_line = self.request(messages.Describe()), now
 
     def call(self, message: Message, waiting_for: str) -> Any:
         """Send a request and wait for its reply; raises as `wait`."""

@@ -183,14 +183,7 @@ def test_plugins_from_config_command_line_and_environment_are_united(kit):
     kit.file("run.yaml", (kit.work / "run.yaml").read_text() + "plugins: [one]\n")
     names = kit.shown("config.plugins", plugins=["two"], AREAL_PLUGINS="three")
     assert names == "['two', 'three', 'one', 'kit']"
-    assert kit.shown("config.plugins", plugins=["no:one"]) == "['kit']"
     assert "plugins: must be a list of plugin names" in kit.resolve("plugins=3")
-
-
-def test_an_empty_list_in_the_environment_means_the_core_alone(kit):
-    out = kit.resolve(AREAL_PLUGINS="")
-    assert "plugin 'kit' is needed (asked for by 'kit/rows'), but AREAL_PLUGINS is set and empty: the core alone" in out
-    assert not kit.imported("kit")
 
 
 def test_presets(kit):

@@ -88,7 +88,6 @@ def test_an_error_before_the_run_ends_it_and_names_the_plugin():
     with pytest.raises(RunError, match="plugin 'one' failed in areal_run_started") as failed:
         tell_everything(events_for(one=Listener("run_started")))
     assert failed.value.exit_code == 1
-    assert "no:one" in str(failed.value)
 
 
 def test_an_error_of_an_observer_is_logged_and_silences_only_that_plugin(caplog):

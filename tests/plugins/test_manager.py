@@ -63,13 +63,6 @@ def test_what_nobody_named_is_never_imported(box):
     assert not box.imported("other")
 
 
-def test_no_takes_one_away_and_the_order_of_words_does_not_matter(box):
-    box.plugin("grpo")
-    box.plugin("hf")
-    assert load(box, "no:grpo", "grpo", "hf") == "loaded ['hf']\n"
-    assert not box.imported("grpo")
-
-
 def test_a_plugin_is_loaded_by_the_prefix_of_a_reference_and_by_a_bare_name_equal_to_its_own(box):
     box.plugin("grpo", RLOO.format(package="grpo_package"))
     box.plugin(
@@ -104,8 +97,7 @@ def test_only_first_party_distributions_are_ever_proposed_for_installation(box):
             ("areal-core>=9,<10",),
             "PluginIncompatibleError 2\nplugin 'dapo' (areal-dapo 1.2.3) needs areal-core<10,>=9 "
             f"but {VERSION} is installed\n"
-            "  upgrade the core with: pip install --upgrade 'areal-core<10,>=9'\n"
-            "  or leave it out with: --plugins no:dapo\n",
+            "  upgrade the core with: pip install --upgrade 'areal-core<10,>=9'\n",
         ),
         ((), UNDECLARED),
         (("areal-core",), UNDECLARED),
@@ -333,14 +325,6 @@ def test_a_misspelt_component_a_wrong_kind_and_a_plugin_that_is_not_installed_ar
     assert "'grpo/rloo' is an advantage, not a policy loss" in find(box, "policy_losses", "rloo", "grpo")
     assert "install it with: pip install ./plugins/areal_hf" in find(box, "inference_engines", "hf")
     assert "install it with: pip install ./plugins/areal_hf" in find(box, "inference_engines", "hf/engine")
-
-
-def test_blocking_a_plugin_that_is_needed_is_told(box):
-    box.plugin("grpo", RLOO.format(package="grpo_package"))
-    out = find(box, "advantages", "grpo/rloo", "no:grpo")
-    assert "plugin 'grpo' is needed (asked for by 'grpo/rloo'), but 'no:grpo' removes it" in out
-    assert "did you mean 'no:grpo'?" in load(box, "grpo", "no:gropo")
-    assert "cannot be removed" in load(box, "no:core")
 
 
 def test_a_target_that_cannot_be_imported_names_component_plugin_and_cure(box):

@@ -218,20 +218,6 @@ def test_whatever_an_engine_raises_costs_the_episode_and_not_the_run(error: Base
     run(check())
 
 
-def test_a_group_that_nobody_waits_for_is_cancelled_in_its_worker() -> None:
-    async def check() -> None:
-        workflow = Gated()
-        async with running(workflow) as (workers, _, _):
-            under_way = asyncio.ensure_future(workers.run(group()))
-            await workflow.begun.wait()
-            under_way.cancel()
-            await asyncio.gather(under_way, return_exceptions=True)
-            while workflow.cancelled < 3:
-                await asyncio.sleep(0.01)
-
-    run(check())
-
-
 class Refusing(FakeEngine):
     """Serves no request, for a reason."""
 

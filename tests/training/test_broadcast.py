@@ -11,7 +11,7 @@ from torch.distributed import TCPStore
 
 from areal_core.errors import RunError
 from areal_core.messages import Failed, LoopThread, Peer, private_folder, serve
-from areal_core.messages.rollouts import Describe
+from areal_core.messages.rollouts import SkipSync
 from areal_core.training.distribution import open_store
 from areal_core.training.rollouts import RolloutClient
 
@@ -51,7 +51,7 @@ def test_that_the_others_have_given_up_is_known_without_waiting():
     with private_folder() as folder:
         server = thread.call(serve(f"unix:{folder / 'socket'}", refuse))
         client = RolloutClient(server.address)
-        reply = client.request(Describe())
+        reply = client.request(SkipSync(1))
         deadline = time.monotonic() + HANG.total_seconds()
         while not client.has_failed(reply):
             assert time.monotonic() < deadline

@@ -6,7 +6,7 @@ import pytest
 
 from areal_core.config import resolve
 from areal_core.config.needs import roles_of
-from areal_core.errors import ArealError, ConfigError
+from areal_core.errors import ConfigError
 from areal_core.interfaces import ACTOR, CRITIC, ModelReference
 from areal_core.runs.trainer import build_engines
 from areal_core.testing.conformance import PluginSuite
@@ -92,15 +92,10 @@ def test_mistakes_are_found(overrides, message, read):
         read(*overrides)
 
 
-def test_distillation_says_which_plugin_it_lacks(read):
+def test_distillation_can_do_without_corrections(read):
     wanted = ("algorithm=distill", "roles.teacher.path=large", *GENERATES)
     assert [each.target for each in read(*wanted).algorithm.settings.corrections] == ["grpo/token_truncate"]
-    with pytest.raises(ArealError, match="'grpo' is needed"):
-        read(*wanted, "plugins=[finetuning, 'no:grpo']")
-    assert (
-        read(*wanted, "plugins=[finetuning, 'no:grpo']", "algorithm.corrections=[]").algorithm.settings.corrections
-        == []
-    )
+    assert read(*wanted, "algorithm.corrections=[]").algorithm.settings.corrections == []
 
 
 @pytest.mark.parametrize(
