@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 
@@ -29,5 +28,7 @@ def print_out(text: str = "") -> None:
 
 def print_error(text: str) -> None:
     """Write an error or a warning, under the name of the program; a terminal that is gone hears nothing."""
-    with contextlib.suppress(OSError):
+    try:
         sys.stderr.write(f"areal: {printable(text)}\n")
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # as above

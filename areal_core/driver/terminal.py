@@ -33,9 +33,13 @@ def log(line: str) -> None:
         sys.stdout.write(written_for(sys.stdout, f"{printable(line)}\n"))
         sys.stdout.flush()
     except OSError:
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Python would end with 120 where a stream still has words that nobody takes.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        try:
             sys.stderr.write("areal: the terminal is gone; the run continues and writes to its folder\n")
+        except OSError:
+            os.dup2(nowhere, sys.stderr.fileno())
 
 
 class Terminal:

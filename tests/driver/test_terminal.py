@@ -55,15 +55,15 @@ open(sys.argv[1], "w").write("went on")
 """
 
 
-def start(program: str, *words: str) -> tuple[subprocess.Popen[bytes], int]:
-    """A program with a terminal for its output, and the other end of the terminal; buffered, as users have it."""
+def start(program: str, *words: str, errors: bool = False) -> tuple[subprocess.Popen[bytes], int]:
+    """A program with a terminal for its output, perhaps its errors, and the terminal's other end; buffered."""
     main, second = os.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", program, *words],
         env={key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"},
         stdin=subprocess.PIPE,
         stdout=second,
-        stderr=subprocess.PIPE,
+        stderr=second if errors else subprocess.PIPE,
     )
     os.close(second)
     return process, main
@@ -111,8 +111,17 @@ def test_one_that_is_read_again_is_told_what_was_left_out() -> None:
     assert b"line 19999 " in shown
 
 
-def test_a_terminal_that_is_gone_ends_nothing(tmp_path) -> None:
-    process, main = start(GONE, str(tmp_path / "mark"))
+def test_an_error_for_a_terminal_that_is_gone_ends_nothing() -> None:
+    program = "from areal_core.cli.output import print_error; input(); print_error('to nobody')"
+    process, main = start(program, errors=True)
+    os.close(main)
+    process.communicate(b"\n", timeout=HANG_S)
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("errors", [False, True])
+def test_a_terminal_that_is_gone_ends_nothing(tmp_path: Path, errors: bool) -> None:
+    process, main = start(GONE, str(tmp_path / "mark"), errors=errors)
     os.close(main)
     process.communicate(b"\n", timeout=HANG_S)
     assert process.returncode == 0
