@@ -164,7 +164,7 @@ def test_an_sdist_has_nothing_of_a_run_that_was_made_there(folder: Path) -> None
     }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_written_passes_mypy(folder: Path) -> None:
     """All kinds in one folder, each in a plugin of its own: most of the time goes into what they import."""
     for kind in KINDS:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 CONFIGS = sorted([*EXAMPLES.glob("*.yaml"), *EXAMPLES.glob("agents/*.yaml")])
+SHORT = ("calculator", "gsm8k", "moe", "tldr", "tldr_reward_model", "vision")
+"""One of each sort."""
 FROM_ROWS = ("deepspeed_sft.yaml", "tldr_reward_model.yaml")
 LIBRARIES = {"openai_agents": "agents", "deepspeed": "deepspeed", "deepspeed_sft": "deepspeed", "lora": "peft",
              "lora_gsm8k": "peft", "reasoning_gym": "reasoning_gym", "frozen_lake": "gymnasium",
@@ -48,7 +50,10 @@ def whole_hub(hub: LocalHub, model_on_hub: Path, tmp_path: Path) -> LocalHub:
     return hub
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.long] * (path.stem not in SHORT), id=path.stem) for path in CONFIGS],
+)
 def test_it_is_planned_for_gpus(path: Path, tmp_path: Path, whole_hub: LocalHub) -> None:
     """All but what needs them: whether SGLang and CUDA are there."""
     library = LIBRARIES.get(path.stem)

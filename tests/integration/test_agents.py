@@ -23,7 +23,7 @@ SMALL += ["rollout.batch_size=2", "rollout.group_size=2", "algorithm.group_filte
 SMALL += ["evaluation.every=3"]
 
 
-@pytest.mark.parametrize("language", ["python", "javascript"])
+@pytest.mark.parametrize("language", ["python", pytest.param("javascript", marks=pytest.mark.long)])
 def test_an_agent_of_an_example_is_trained(workplace: Workplace, language: str) -> None:
     for name in ("sums.py", "sums.js", "sums.yaml"):
         shutil.copy(AGENTS / name, workplace.folder)
@@ -111,7 +111,7 @@ def _says(path: Path, words: str) -> bool:
     ("name", "needs", "turns"),
     [
         pytest.param("calculator", "openai", 1, marks=pytest.mark.long),
-        ("coder", "openai", 1),
+        pytest.param("coder", "openai", 1, marks=pytest.mark.long),
         pytest.param("planner", "openai", 2, marks=pytest.mark.long),
         ("searcher", "rank_bm25", 1),
         ("openai_agents", "agents", 1),

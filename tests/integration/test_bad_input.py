@@ -102,7 +102,7 @@ def install_broken_plugin(workplace: Workplace) -> None:
         LONG(["rewards.0.type=bad_parts.py:whole"], "raised ValueError: invalid literal", "tried on row 0"),
         (["rollout.batchsize=3"], "unknown key", "batch_size"),
         (["--plugins", "gpro"], "gpro", "grpo"),
-        (["workflow=bad_parts.py:NeedsMore"], "needs judge", "give the parameter a default"),
+        LONG(["workflow=bad_parts.py:NeedsMore"], "needs judge", "give the parameter a default"),
         LONG(["algorithm.advantage=bad_parts.py:two"], "is called with (batch)", "missing a required argument"),
         LONG(["weight_sync.transport=broadcast"], "takes no weights that way", "set it to memory or disk"),
         LONG(["inference_engine=sglang"], "SGLang is not installed beside areal", "areal_sglang[engine]'"),
@@ -111,8 +111,8 @@ def install_broken_plugin(workplace: Workplace) -> None:
         (["launcher.trainer_processes=99"], "99 ranks", "launcher.trainer_processes"),
         LONG(["rewards.0.type=broken/no_target"], "has no 'nowhere'", "mistake in the plugin"),
         LONG(["rewards.0.type=broken/no_module"], "'a_library_that_is_missing' is missing", "pip install"),
-        (["rewards.0.type=broken/no_key"], "does not fit its settings", "takes each setting by its name"),
-        (["rewards.0.type=broken/dies"], "ended with exit code 3", "importing rewards.0: broken/dies"),
+        LONG(["rewards.0.type=broken/no_key"], "does not fit its settings", "takes each setting by its name"),
+        LONG(["rewards.0.type=broken/dies"], "ended with exit code 3", "importing rewards.0: broken/dies"),
     ],
 )  # fmt: skip
 def test_refused_before_anything_starts(workplace: Workplace, words: list[str], cause: str, cure: str) -> None:
@@ -132,7 +132,10 @@ def test_refused_before_anything_starts(workplace: Workplace, words: list[str], 
     [
         LONG(["rewards.0.type=bad_parts.py:nan"], "reward 'nan' returned nan (float); it must return a finite number"),
         LONG(["rewards.0.type=bad_parts.py:text"], "reward 'text' returned 'yes' (str)"),
-        (["rewards.0.type=bad_parts.py:hangs", "rollout.reward_timeout_s=0.5"], "longer than rollout.reward_timeout_s"),
+        LONG(
+            ["rewards.0.type=bad_parts.py:hangs", "rollout.reward_timeout_s=0.5"],
+            "longer than rollout.reward_timeout_s",
+        ),
         LONG(["rewards.0.type=bad_parts.py:dies"], "the reward process ended with exit code 3"),
         LONG(["workflow=bad_parts.py:Mismatched"], "keys of a trajectory differ in length"),
         (["workflow=bad_parts.py:Nothing"], "must return an Episode"),

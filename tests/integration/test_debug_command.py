@@ -79,7 +79,9 @@ def test_what_an_advantage_raises_is_shown_from_its_own_line_on(workplace):
     assert 'parts.py", line 3, in centered' in done.err
 
 
-@pytest.mark.parametrize("stops", ["digits", "centered", "loss"])
+@pytest.mark.parametrize(
+    "stops", ["digits", *(pytest.param(one, marks=pytest.mark.long) for one in ("centered", "loss"))]
+)
 def test_q_at_a_breakpoint_ends_quietly(workplace, stops):
     quiet = PARTS.replace("    breakpoint()\n", "")
     (workplace.folder / "parts.py").write_text(re.sub(rf"(def {stops}.*\n)", r"\1    breakpoint()\n", quiet))

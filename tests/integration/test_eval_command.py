@@ -105,7 +105,7 @@ def test_it_agrees_with_the_evaluations_of_a_run(workplace: Workplace) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
+    "number", [*(pytest.param(one, marks=pytest.mark.long) for one in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL]
 )
 def test_stopped_it_leaves_no_process_and_tells_what_it_has(workplace: Workplace, number: int) -> None:
     (workplace.folder / "slow.py").write_text(SLOW)

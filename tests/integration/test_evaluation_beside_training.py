@@ -84,7 +84,8 @@ def is_alive(number: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_in_the_middle_it_is_made_once_with_the_right_weights(workplace: Workplace, ranks: int) -> None:
     words: Sequence[str] = words_of(workplace, f"launcher.trainer_processes={ranks}")
     process = workplace.start(*words)

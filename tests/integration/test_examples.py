@@ -61,6 +61,7 @@ def test_vision_runs_on_images(workplace: Workplace) -> None:
     assert workplace.areal("audit", "run").code == 0
 
 
+@pytest.mark.long
 def test_lora_runs_and_leaves_the_adapter_beside_the_model(workplace: Workplace) -> None:
     """The reference is the actor's frozen base, and the checkpoint has the adapter alone."""
     pytest.importorskip("peft")
@@ -95,6 +96,7 @@ def test_deepspeed_trains_from_a_json_on_two_ranks(workplace: Workplace) -> None
 
 
 @needs_deepspeed
+@pytest.mark.long
 def test_deepspeed_fine_tunes_from_a_json(workplace: Workplace) -> None:
     """Rows of one answer are soon known by heart; a number in the JSON that the run decides is refused before."""
     for name in ("deepspeed_sft.yaml", "zero3.json"):

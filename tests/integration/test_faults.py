@@ -82,7 +82,7 @@ def test_a_workflow_that_blocks_or_dies_costs_its_episodes_and_nothing_else(
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("hog = bytearray(1 << 34)", "failed: MemoryError"),
+        LONG("hog = bytearray(1 << 34)", "failed: MemoryError"),
         LONG("__import__('ctypes').memset(0, 1, 1)", "worker-0 was killed by SIGSEGV"),
     ],
 )
@@ -141,7 +141,8 @@ def test_rows_that_always_fail_are_left_out_by_name_and_the_run_ends_well(
     assert "data row" in stopped.err
 
 
-@pytest.mark.parametrize("words", [LONG("controller"), LONG("trainer-0"), LONG("worker-0"), "server-0"])
+@pytest.mark.long
+@pytest.mark.parametrize("words", ["controller", "trainer-0", "worker-0", "server-0"])
 def test_a_process_that_is_stopped_is_told_and_its_return_too(workplace: Workplace, words: str) -> None:
     """SIGSTOP and SIGCONT: said within seconds; the run goes on to its end as if nothing had been."""
     log = workplace.folder / "out"

@@ -49,8 +49,11 @@ def carry_over(workplace: Workplace) -> None:
     assert done.code == 0, done.err
 
 
-@pytest.mark.parametrize("template", ["", "{% for message in messages %}+{{ message['content'] }}{% endfor %}"])
-@pytest.mark.parametrize("workflow", ["OneTurn", "TryAgain"])
+@pytest.mark.parametrize(
+    "template",
+    ["", pytest.param("{% for message in messages %}+{{ message['content'] }}{% endfor %}", marks=pytest.mark.long)],
+)
+@pytest.mark.parametrize("workflow", [pytest.param("OneTurn", marks=pytest.mark.long), "TryAgain"])
 def test_a_workflow_in_place_of_one_of_areals_trains(workflow: str, template: str, workplace: Workplace) -> None:
     carry_over(workplace)
     shutil.copytree(workplace.folder / "model", workplace.folder / "written")

@@ -102,6 +102,7 @@ RUN = ("run", "run.yaml", "run_dir=run", "launcher.type=external", "launcher.nod
 HERE = "launcher.host=127.0.0.1"
 
 
+@pytest.mark.long
 def test_three_nodes_of_torchrun_with_two_processes_each(group: Group) -> None:
     port, torchrun = free_port(), (sys.executable, "-m", "torch.distributed.run")
     for number in range(3):

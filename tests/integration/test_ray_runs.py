@@ -89,6 +89,7 @@ def start(workplace: Workplace, cluster: RayCluster, *words: str) -> tuple[subpr
     return process, out
 
 
+@pytest.mark.long
 def test_a_run_that_loses_a_process_and_then_a_node_goes_back_to_its_checkpoint_and_ends_well(
     cluster: RayCluster, workplace: Workplace
 ) -> None:

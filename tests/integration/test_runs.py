@@ -72,6 +72,7 @@ class Engine(NaiveEngine):
 """
 
 
+@pytest.mark.long
 def test_no_other_thread_imports_while_an_engine_of_the_process_does(workplace: Workplace) -> None:
     """Two threads that import transformers at once may each find half of it."""
     (workplace.folder / "own.py").write_text(ENGINE)
@@ -146,7 +147,7 @@ def test_a_notice_counts_also_when_something_is_lost_at_the_same_time(workplace:
 
 @pytest.mark.parametrize(
     "name",
-    [LONG("guard:trainer-0"), "controller", LONG("trainer-0"), "server-0", LONG("reward-0"), LONG("worker-0")],
+    [LONG("guard:trainer-0"), LONG("controller"), LONG("trainer-0"), "server-0", LONG("reward-0"), LONG("worker-0")],
 )
 def test_the_death_of_any_process_is_told_and_leaves_nothing(workplace: Workplace, name: str) -> None:
     """Of one that may be replaced too, and then the run goes on. On one machine all have one guard."""

@@ -53,6 +53,7 @@ def test_the_tokens_add_up_to_the_loss_and_to_the_metrics(run: Workplace) -> Non
         assert (tokens[~tokens.loss_mask].turn < 0).all()
 
 
+@pytest.mark.long
 def test_of_several_updates_the_last_one_counts_and_the_proximal_policy_is_that_of_the_loss(
     workplace: Workplace,
 ) -> None:
@@ -161,6 +162,7 @@ def run_data(page: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_without_logged_groups_and_of_fine_tuning(workplace: Workplace) -> None:
     done = workplace.areal(*WORDS, "training.logged_groups=0")
     assert done.code == 0, done.err

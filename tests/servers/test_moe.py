@@ -88,7 +88,8 @@ def getfixture(request):
     return request.getfixturevalue
 
 
-@pytest.mark.parametrize("kind", ["sglang", pytest.param("vllm", marks=[STALE, pytest.mark.long])])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["sglang", pytest.param("vllm", marks=STALE)])
 def test_every_tensor_of_an_moe_is_taken_over(kind, getfixture, server_environment, starter, monkeypatch, tmp_path):
     settings, engine = KINDS[kind]
     program, options = (getfixture(f"{kind}_{name}") for name in ("program", "options"))

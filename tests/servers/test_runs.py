@@ -38,6 +38,7 @@ def test_the_demonstration_with_a_server(server, transport, request, tmp_path, m
     assert [state for state, _ in transitions(run_dir, "server-0")] == ["syncing", "ready"]
 
 
+@pytest.mark.long
 def test_an_option_that_the_server_does_not_know_ends_the_run_in_its_words(sglang_program, tmp_path):
     words = ["inference_engine.options.no_such_option=1", f"run_dir={tmp_path / 'run'}", "steps=2", "evaluation=null"]
     words += [f"inference_engine.program=[{','.join(map(str, sglang_program))}]"]

@@ -74,6 +74,7 @@ class Outward(LocalLauncher):
 
 
 @pytest.mark.skipif(outward_address().startswith("127."), reason="this machine has no address but loopback")
+@pytest.mark.long
 def test_servers_that_others_can_reach_ask_for_a_key_of_the_runs_own(sglang_program, tmp_path):
     """No word about keys in the config, and nodes that are reached by an address of the network."""
     run_dir, launcher = tmp_path / "run", tmp_path / "outward.py"

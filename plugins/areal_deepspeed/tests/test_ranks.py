@@ -44,7 +44,13 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+LONG = ("zero2-buckets", "zero3-auto")
+"""Say little more than the others do together."""
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CONFIGS]
+)
 def ranks(request, tmp_path_factory, model_folder, program):
     """What two ranks wrote, and what one process computes of the same."""
     config, folder = CONFIGS[request.param], tmp_path_factory.mktemp("ranks")

@@ -1,6 +1,7 @@
 """Compiled layers and head against eager ones. The compiler's code generator is left out, except in the long test."""
 
 import shutil
+from itertools import product
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from areal_fsdp.models import compiling, logprobs
 from areal_fsdp.parallel.adamw import scalars_of, update
 
 pytestmark = pytest.mark.slow
+SHORT = {("qwen3", "none"), ("qwen3", "selective"), ("qwen3", "full"), ("gpt2", "none"), ("qwen3_moe", "selective")}
 
 
 def assert_close(found, wanted, tolerance=1e-5):
@@ -43,9 +45,12 @@ def traced(monkeypatch):
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize(
-    "kind", ["qwen3", "gpt2", "qwen3_moe", *(pytest.param(k, marks=pytest.mark.long) for k in ("llama", "mistral"))]
+    ("kind", "recompute"),
+    [
+        pytest.param(*each, marks=[pytest.mark.long] * (each not in SHORT))
+        for each in product(("qwen3", "gpt2", "qwen3_moe", "llama", "mistral"), ("none", "selective", "full"))
+    ],
 )
 def test_equals_eager_and_never_compiles_anew(make_engine, program, kind, recompute):
     eager = make_engine(kind, temperature=0.7)
@@ -148,7 +153,9 @@ def test_one_update_of_a_tensor():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.long), "selective", "full"])
+@pytest.mark.parametrize(
+    "recompute", ["selective", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("none", "full"))]
+)
 def test_sharded(make_engine, program, batch, monkeypatch, recompute):
     eager, _ = program.gradients_of(make_engine(), batch)
     exact, _ = program.gradients_of(make_engine(dtype="bfloat16"), batch)

@@ -9,18 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.long
 OF_ALL_RANKS = ("test_units_stay_whole", "test_the_loss_sees_every_token_once")
 """They ask what the loss has seen, of which a rank with sequences of its own sees a part; `test_ranks.py` asks all."""
 LAYOUTS = [
-    pytest.param(2, {"parallel": {"tensor": 2}}, id="tensor2", marks=pytest.mark.slow),
-    pytest.param(2, {"parallel": {"context": 2}}, id="context2", marks=pytest.mark.slow),
-    pytest.param(2, {}, id="data2", marks=pytest.mark.long),
-    pytest.param(2, {"parallel": {"replicas": 2}}, id="replicas2", marks=pytest.mark.long),
-    pytest.param(4, {"parallel": {"data": 2, "tensor": 2}}, id="data2-tensor2", marks=pytest.mark.long),
-    pytest.param(4, {"parallel": {"context": 2, "tensor": 2}}, id="context2-tensor2", marks=pytest.mark.long),
-    pytest.param(
-        4, {"parallel": {"data": 2, "context": 2, "replicas": 2}}, id="replicas2-context2", marks=pytest.mark.long
-    ),
+    pytest.param(2, {"parallel": {"tensor": 2}}, id="tensor2"),
+    pytest.param(2, {"parallel": {"context": 2}}, id="context2"),
+    pytest.param(2, {}, id="data2"),
+    pytest.param(2, {"parallel": {"replicas": 2}}, id="replicas2"),
+    pytest.param(4, {"parallel": {"data": 2, "tensor": 2}}, id="data2-tensor2"),
+    pytest.param(4, {"parallel": {"context": 2, "tensor": 2}}, id="context2-tensor2"),
+    pytest.param(4, {"parallel": {"data": 2, "context": 2, "replicas": 2}}, id="replicas2-context2"),
 ]
 
 

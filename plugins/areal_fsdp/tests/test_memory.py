@@ -257,7 +257,13 @@ MOE = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 256}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recomputing", [Recomputing(), Recomputing(2), Recomputing(2, 1), Recomputing(0, 3)])
+@pytest.mark.parametrize(
+    "recomputing",
+    [
+        Recomputing(2),
+        *(pytest.param(one, marks=pytest.mark.long) for one in (Recomputing(), Recomputing(2, 1), Recomputing(0, 3))),
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_layers_keep_what_the_plan_says(monkeypatch, kind, recomputing):
     """The compiler chooses what a layer keeps, by the partitioner that serves GPUs too; here it writes no code."""

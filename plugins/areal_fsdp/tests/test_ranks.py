@@ -41,7 +41,7 @@ LAYOUTS = {
 adapter is that of `adapter_folder`."""
 
 
-LONG = {"adapter-context2-compiled", "tensor2-context2", "replicas2-expert2", "context2-expert2", "tensor2-compiled"}
+LONG = set(LAYOUTS) - {"data2", "expert2", "tensor2", "context2", "data2-tensor2", "adapter"}
 """Say little more than others do together."""
 
 

@@ -118,7 +118,7 @@ def test_what_is_no_verdict_fails_the_episode_in_words(answers, words, requests)
 
 
 def test_a_server_that_hangs_is_given_up():
-    found, _ = judged(Server("Score: 1", delay_s=30), ["eight"], request_timeout_s=0.2, max_retries=1)
+    found, _ = judged(Server("Score: 1", delay_s=3), ["eight"], request_timeout_s=0.2, max_retries=1)
     assert "did not answer: TimeoutError" in str(found[0])
 
 

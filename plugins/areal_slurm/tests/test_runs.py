@@ -160,6 +160,7 @@ def test_a_run_on_three_nodes(workplace: Workplace) -> None:
     assert not workplace.processes()
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_costs_what_came_after_the_last_checkpoint(
     workplace: Workplace, wait_for: Callable[..., None]
 ) -> None:
