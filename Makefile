@@ -31,7 +31,7 @@ test-long: $(VENV)/test servers
 test-fast: $(VENV)/test
 	$(PYTEST) -m "not slow and not long"
 
-# The half that needs no torch, on every further Python of this machine. PyTorch's build for CPUs is pinned for one
+# The quick half that needs no torch, on every further Python of this machine. PyTorch's build for CPUs is pinned for one
 # Python only; another one would bring gigabytes for GPUs. `areal new-plugin` is tried with tools of .venv alone.
 find_python = $(shell for found in python$(1) $$HOME/.pyenv/versions/$(1)*/bin/python; do \
 	$$found -c pass 2>/dev/null && echo $$found && break; done)
@@ -45,7 +45,7 @@ test-python-%: constraints.txt
 	$(call find_python,$*) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		msgspec numpy packaging pluggy pydantic pyyaml rich safetensors hypothesis "pytest>=8" "pytest-timeout>=2.3"
-	PYTHONPATH=. .venv-$*/bin/python -m pytest -p no:cacheprovider -m "not long" $(TORCH_FREE)
+	PYTHONPATH=. .venv-$*/bin/python -m pytest -p no:cacheprovider -m "not slow and not long" $(TORCH_FREE)
 
 lint: $(VENV)/test
 	$(BIN)/ruff check .
