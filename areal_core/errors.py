@@ -19,6 +19,8 @@ without a traceback; `--debug` shows the traceback.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import sys
 import traceback
@@ -42,6 +44,12 @@ def written_for(stream: TextIO, text: str) -> str:
     """A text in the letters that a stream has: in the C locale it has none of other alphabets, and they are numbers."""
     code = stream.encoding or "utf-8"
     return text.encode(code, "backslashreplace").decode(code)
+
+
+def let_go(stream: TextIO) -> None:
+    """What a stream still holds goes nowhere: Python would try it again at the program's end, and end with 120."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def traceback_of(error: BaseException) -> str:

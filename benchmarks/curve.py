@@ -236,9 +236,9 @@ def run_rows(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> 
             print(f"{row} is in {arguments.output} already", flush=True)
             continue
         began = time.monotonic()
-        if not curves.measure(row):
-            failed.append(row)
-        told = f"did not come to its end, see {folder}" if row in failed else "with start and end"
+        has_ended = curves.measure(row)
+        failed += [] if has_ended else [row]
+        told = "with start and end" if has_ended else f"did not come to its end, see {folder}"
         print(f"{row}: {time.monotonic() - began:.0f} s, {told}", flush=True)
     curves.save()
     return failed

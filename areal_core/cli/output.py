@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
-from areal_core.errors import RunError, printable, written_for
+from areal_core.errors import RunError, let_go, printable, written_for
 
 
 def print_out(text: str = "") -> None:
@@ -19,7 +18,7 @@ def print_out(text: str = "") -> None:
         sys.stdout.write(written_for(sys.stdout, f"{text}\n"))
         sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the end of the program would try it again
+        let_go(sys.stdout)
         if isinstance(error, BrokenPipeError):  # as in `areal plugins | head`
             raise SystemExit(1) from None
         hint = "send standard output to where there is room"
@@ -31,4 +30,4 @@ def print_error(text: str) -> None:
     try:
         sys.stderr.write(f"areal: {printable(text)}\n")
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # as above
+        let_go(sys.stderr)

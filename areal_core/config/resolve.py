@@ -92,7 +92,6 @@ def resolve(
     process's own.
     """
     environment = os.environ if environment is None else environment
-    listed = environment.get("AREAL_PLUGINS", "")
     overrides_read = _overrides(environment.get("AREAL_SET", ""), [word for word in overrides if "=" in word])
     source = read_file(config_path) if config_path is not None and _is_file(config_path) else None
     folder = source.folder if source else Path.cwd()
@@ -101,7 +100,8 @@ def resolve(
     written.update({key: value for file in files for key, value in file.document.values.items() if key == "preset"})
     written.update({override.path[0]: override.value for override in overrides_read if len(override.path) == 1})
     added = [name for file in files for name in _plugin_list(file.document.values.get("plugins"))]
-    wanted = [*map(normalize, [*plugins, *_words(listed)]), *_plugin_list(written.get("plugins")), *added]
+    asked = _plugin_list([*plugins, *_words(environment.get("AREAL_PLUGINS", ""))])
+    wanted = [*asked, *_plugin_list(written.get("plugins")), *added]
     manager = PluginManager()
     errors = _add(manager, wanted)
     preset = None

@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_thread
-from areal_core.errors import printable, written_for
+from areal_core.errors import let_go, printable, written_for
 from areal_core.launchers.guard import bound_log
 
 if TYPE_CHECKING:
@@ -33,13 +33,11 @@ def log(line: str) -> None:
         sys.stdout.write(written_for(sys.stdout, f"{printable(line)}\n"))
         sys.stdout.flush()
     except OSError:
-        # Python would end with 120 where a stream still has words that nobody takes.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        let_go(sys.stdout)
         try:
             sys.stderr.write("areal: the terminal is gone; the run continues and writes to its folder\n")
         except OSError:
-            os.dup2(nowhere, sys.stderr.fileno())
+            let_go(sys.stderr)
 
 
 class Terminal:

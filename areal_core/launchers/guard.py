@@ -71,11 +71,13 @@ def end_descendants(kept: frozenset[int] = frozenset()) -> None:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and its descendants."""
-    for child in children(pid):
-        kill_tree(child)
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
+    """Kill a process and its descendants, parents first: none of them hears that its child has died."""
+    tree = [pid]
+    for each in tree:
+        tree += children(each)
+    for each in tree:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(each, signal.SIGKILL)
 
 
 def open_log(path: Path) -> None:

@@ -39,16 +39,12 @@ class Events:
     def configure(self, config: BaseModel) -> None:
         """The config is complete and checked; an exception ends the program with exit code 2."""
         for name, error in self._call("areal_configure", config=config):
-            raise PluginBrokenError(
-                f"plugin '{name}' refuses the config in areal_configure: {error}",
-            ) from error
+            raise PluginBrokenError(f"plugin '{name}' refuses the config in areal_configure: {error}") from error
 
     def run_started(self, config: BaseModel, run_dir: Path) -> None:
         """A run begins or goes on; an exception ends it with exit code 1."""
         for name, error in self._call("areal_run_started", config=config, run_dir=run_dir):
-            raise RunError(
-                f"plugin '{name}' failed in areal_run_started: {error}",
-            ) from error
+            raise RunError(f"plugin '{name}' failed in areal_run_started: {error}") from error
 
     def step_finished(self, run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
         """A step is over; an exception silences the plugin."""

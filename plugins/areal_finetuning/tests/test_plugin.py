@@ -92,10 +92,14 @@ def test_mistakes_are_found(overrides, message, read):
         read(*overrides)
 
 
-def test_distillation_can_do_without_corrections(read):
+def test_distillation_needs_the_plugin_of_its_corrections_alone(read):
     wanted = ("algorithm=distill", "roles.teacher.path=large", *GENERATES)
-    assert [each.target for each in read(*wanted).algorithm.settings.corrections] == ["grpo/token_truncate"]
-    assert read(*wanted, "algorithm.corrections=[]").algorithm.settings.corrections == []
+    usual = read(*wanted)
+    assert [each.target for each in usual.algorithm.settings.corrections] == ["grpo/token_truncate"]
+    assert "grpo" in usual.plugins
+    without = read(*wanted, "plugins=[finetuning]", "algorithm.corrections=[]")
+    assert without.algorithm.settings.corrections == []
+    assert without.plugins == ["finetuning"]
 
 
 @pytest.mark.parametrize(

@@ -151,9 +151,7 @@ def test_an_actor_cleans_the_environment_and_ends_what_it_has_started(monkeypatc
         time.sleep(0.02)
     member.end()
     running.join(60)
-    (how,) = told
-    # `setsid` may see its child end before it is killed itself.
-    assert how == "was killed by SIGKILL" or how.startswith("ended with exit code 9 setsid:")
+    assert told == ["was killed by SIGKILL"]
     assert "GIVEN" in shown
     assert not {"RAY_SOMETHING", "OMP_NUM_THREADS"} & shown
     member.end()
