@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # areal with SGLang against TRL with vLLM, reward and held-out score against the clock, on a host with two GPUs and a
 # network: GPU 0 generates, GPU 1 trains. Rows run one after another, so that only one of the two servers, which have
-# 40% of GPU 0's memory each, works at a time.
+# 40% of GPU 0's memory each, works at a time. TRL's colocated rows generate and train on both GPUs, without a server,
+# and run last.
 #
 #   benchmarks/against_trl_on_gpus.sh FOLDER [ROW...]     rows as in benchmarks/curve.py; three to six minutes each
 #
@@ -14,7 +15,11 @@ folder=$(realpath -m -- "${1:?FOLDER [ROW...]}")
 cd "$(dirname "$0")/.."
 shift
 rows=("$@")
-[ $# -gt 0 ] || rows=(async-1/0 trl/0 sync/0 async-1/1 trl/1 sync/1)
+[ $# -gt 0 ] || rows=({async-1,trl,sync}/0 {async-1,trl,sync}/1 trl-colocated/{0,1})
+served=() colocated=()
+for row in "${rows[@]}"; do
+    if [[ $row == trl-colocated* ]]; then colocated+=("$row"); else served+=("$row"); fi
+done
 config=examples/reasoning_gym.yaml
 python=${PYTHON:-python3.12}
 mkdir -p "$folder"
@@ -54,18 +59,26 @@ server() { # its name, its port, then its command; returns when it is ready
     echo "$name did not start" >&2
     exit 1
 }
-trap 'kill $(jobs -p) 2> /dev/null && wait || true' EXIT
+stop() { kill $(jobs -p) 2> /dev/null && wait || true; }
+trap stop EXIT
 settings=(model.source=null "model.path=$model"
     "inference_engine.program=[$folder/sglang/bin/python, -m, sglang.launch_server]"
     inference_engine.options.mem_fraction_static=0.4)
-server sglang 31000 "$folder/areal/bin/areal" serve "$config" "${settings[@]}" --gpus 0 --port 31000
-server vllm 8000 env CUDA_VISIBLE_DEVICES=0 VLLM_SERVER_DEV_MODE=1 "$folder/trl/bin/vllm" serve "$model" \
-    --host 127.0.0.1 --port 8000 --dtype bfloat16 --gpu-memory-utilization 0.4 --max-model-len 1024 \
-    --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
-
-"$folder/areal/bin/python" benchmarks/curve.py "$config" --rows "${rows[@]}" --limit-s 900 \
-    --output "$folder/curve.json" --folder "$folder/runs" --chart "$folder/curve.svg" \
-    --trl-python "$folder/trl/bin/python" --trl-gpus 1 "${settings[@]}" steps=80 \
-    evaluation.keep_best=false checkpoint.export=false train_engine.compile=false \
-    train_engine.max_tokens_per_microbatch=32768 inference_engine.servers=0 \
-    'inference_engine.addresses=[http://127.0.0.1:31000]'
+curve() { # rows
+    "$folder/areal/bin/python" benchmarks/curve.py "$config" --rows "$@" --limit-s 900 \
+        --output "$folder/curve.json" --folder "$folder/runs" --chart "$folder/curve.svg" \
+        --trl-python "$folder/trl/bin/python" --trl-gpus 1,0 "${settings[@]}" steps=80 \
+        evaluation.keep_best=false checkpoint.export=false train_engine.compile=false \
+        train_engine.max_tokens_per_microbatch=32768 inference_engine.servers=0 \
+        'inference_engine.addresses=[http://127.0.0.1:31000]'
+}
+if [ ${#served[@]} -gt 0 ]; then
+    server sglang 31000 "$folder/areal/bin/areal" serve "$config" "${settings[@]}" --gpus 0 --port 31000
+    server vllm 8000 env CUDA_VISIBLE_DEVICES=0 VLLM_SERVER_DEV_MODE=1 "$folder/trl/bin/vllm" serve "$model" \
+        --host 127.0.0.1 --port 8000 --dtype bfloat16 --gpu-memory-utilization 0.4 --max-model-len 1024 \
+        --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
+    curve "${served[@]}" || failed=1 # rows that did not come to their end; the others go on
+    stop
+fi
+[ ${#colocated[@]} -eq 0 ] || curve "${colocated[@]}" || failed=1
+exit "${failed:-0}"

@@ -4,11 +4,12 @@
     python benchmarks/curve.py --output curve.json --chart curve.svg        # table and chart of what is there
 
 A row is `sync` or `async-N`, where N is the bound on staleness, and may name a seed: `async-2/1`. `trl` and
-`trl-async-N` are TRL's trainers on the same task (`trl_curve.py`), in the environment of `--trl-python` and on the GPU
-of `--trl-gpus`; their vLLM server is running already. Everything else is the config's, with the overrides of the
-command line laid over it, the same for every row. Where `areal serve` has a server running,
-`inference_engine.servers=0 inference_engine.addresses=[http://...]` spares each row the start of its own; the run
-brings that server back to the weights that it begins with.
+`trl-async-N` are TRL's trainers on the same task (`trl_curve.py`), in the environment of `--trl-python` and on the
+first GPU of `--trl-gpus`; their vLLM server is running already. `trl-colocated` generates and trains on all of them by
+turns, without a server. Everything else is the config's, with the overrides of the command line laid over it, the same
+for every row. Where `areal serve` has a server running, `inference_engine.servers=0
+inference_engine.addresses=[http://...]` spares each row the start of its own; the run brings that server back to the
+weights that it begins with.
 
 The clock starts when generation may begin: models are loaded and servers ready, the evaluation before the first step is
 counted, and so are all later ones, during which an asynchronous run goes on generating. TRL's trainer stands still
@@ -70,9 +71,9 @@ def row_name(text: str) -> str:
     Raises:
         argparse.ArgumentTypeError: there is no such row.
     """
-    if not re.fullmatch(r"(sync|trl|(trl-)?async-[1-9]\d*)(/\d+)?", text):
+    if not re.fullmatch(r"(sync|trl|trl-colocated|(trl-)?async-[1-9]\d*)(/\d+)?", text):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no row: sync, async-2, trl or trl-async-2, with a seed: async-2/1"
+            f"{text!r} is no row: sync, async-2, trl, trl-colocated or trl-async-2, with a seed: async-2/1"
         )
     return text
 
@@ -80,7 +81,7 @@ def row_name(text: str) -> str:
 def overrides(row: str) -> list[str]:
     """What makes a row of the config."""
     way, _, seed = row.partition("/")
-    bound = 0 if way in ("sync", "trl") else int(way.rpartition("-")[2])
+    bound = int(way.rpartition("-")[2]) if "async-" in way else 0
     # One batch beyond the bound may be in the pipeline: with a bound of 0 that is the one that is waited for.
     words = [f"rollout.max_staleness={bound}", f"rollout.max_pending_batches={bound + 1}"]
     return [*words, f"seed={int(seed)}"] if seed else words
@@ -157,10 +158,13 @@ class Curves:
         command, variables = [*AREAL, "run", *run_words, f"run_dir={run_dir}"], environment()
         shutil.rmtree(run_dir, ignore_errors=True)  # of a row that is measured anew
         if name.startswith("trl"):
-            command = [given.trl_python, str(Path(__file__).with_name("trl_curve.py")), *run_words]
+            gpus = given.trl_gpus.split(",") if name.startswith("trl-colocated") else given.trl_gpus.split(",")[:1]
+            ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={len(gpus)}"]
+            command = [given.trl_python, *(ranks if len(gpus) > 1 else [])]
+            command += [str(Path(__file__).with_name("trl_curve.py")), *run_words]
             command += ["--metrics", str(run_dir / "metrics.jsonl")]
-            command += ["--asynchronous"] if name.startswith("trl-async") else []
-            variables |= {"CUDA_VISIBLE_DEVICES": given.trl_gpus}
+            command += [f"--{way}" for way in ("asynchronous", "colocated") if name.startswith(f"trl-{way[:5]}")]
+            variables |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
         deadline, seen = time.monotonic() + self._arguments.limit_s, 0
         with (self._folder / f"{name}.log").open("wb") as log:
             run = subprocess.Popen(command, env=variables, stdout=log, stderr=log, start_new_session=True)
@@ -194,7 +198,7 @@ def main() -> int:
     parser.add_argument("--warm-up", type=int, default=0, help="steps of a run before the first row; 0 is none")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="after which a row is ended as it stands")
     parser.add_argument("--trl-python", default=sys.executable, help="the interpreter of TRL's environment")
-    parser.add_argument("--trl-gpus", help="CUDA_VISIBLE_DEVICES of TRL's trainer")
+    parser.add_argument("--trl-gpus", help="of TRL's trainer, as in CUDA_VISIBLE_DEVICES")
     parser.add_argument("--every-s", type=float, default=20.0, help="seconds between columns of the second table")
     arguments = parser.parse_intermixed_args()
     if arguments.config is None and not arguments.output.is_file():

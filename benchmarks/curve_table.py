@@ -20,7 +20,10 @@ def title(row: str) -> str:
     """Of a row, for readers."""
     way, _, seed = row.partition("/")
     side, way = ("TRL", way[3:].lstrip("-")) if way.startswith("trl") else ("areal", way)
-    how = f"asynchronous, at most {way.removeprefix('async-')}" if way.startswith("async-") else "synchronous"
+    if way.startswith("async-"):
+        how = f"asynchronous, at most {way.removeprefix('async-')}"
+    else:
+        how = "synchronous, colocated" if way == "colocated" else "synchronous"
     words = f"{side}, {how}"
     return f"{words}, seed {seed}" if seed else words
 

@@ -2,6 +2,7 @@
 
     python benchmarks/trl_curve.py CONFIG --server http://127.0.0.1:8000 --metrics metrics.jsonl [section.key=value ...]
     python benchmarks/trl_curve.py CONFIG --asynchronous ...
+    torchrun --nproc-per-node 2 benchmarks/trl_curve.py CONFIG --colocated ...      # vLLM within the ranks, no server
 
 Runs in TRL's environment, which has areal-core and the plugins of the data set and rewards beside TRL and vLLM, so that
 both sides draw the same problems and score them with the same code. The server is vLLM's own, as TRL wants it:
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import time
 import types
 from pathlib import Path
@@ -30,6 +32,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
+from vllm import SamplingParams
 from vllm.utils.network_utils import get_open_port
 
 from areal_core.config import resolve
@@ -39,6 +42,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import torch
+
+
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
+"""As torchrun says."""
 
 
 class Problems:
@@ -111,12 +118,20 @@ class Clock:
 
 
 class Journal(TrainerCallback):
-    """Writes a line for each step with the names that areal's metrics have, and evaluates."""
+    """Writes a line for each step with the names that areal's metrics have, and evaluates.
 
-    def __init__(self, path: Path, problems: Problems, evaluate: Callable[[], tuple[float, float]]) -> None:
+    Args:
+        path: of the lines.
+        problems: to evaluate with.
+        tokenizer: of the model.
+        generate: answers for prompts, as `VLLMClient.generate` takes them: a list of token ids for each answer.
+    """
+
+    def __init__(self, path: Path, problems: Problems, tokenizer: Any, generate: Callable[..., Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        self._path, self._problems, self._evaluate = path, problems, evaluate
+        self._path, self._problems, self._tokenizer = path, problems, tokenizer
+        self.generate = generate
         self.clock = Clock()
         self.bring_weights: Callable[[int], None] = lambda step: None
         self._ended = 0.0
@@ -145,7 +160,8 @@ class Journal(TrainerCallback):
         every = self._problems.config.evaluation.every
         if every and step % every == 0:
             self.bring_weights(step)
-            self._line["evaluation/reward"], self._line["time/evaluate_s"] = self._evaluate()
+            scored = evaluation(self._problems, self._tokenizer, self.generate)
+            self._line["evaluation/reward"], self._line["time/evaluate_s"] = scored
             self._line["time"] = time.time()
             self.clock.take()  # what the evaluation took is no part of the next step
         self._ended = time.time()
@@ -174,8 +190,8 @@ class Journal(TrainerCallback):
             journal.write(json.dumps(line) + "\n")
 
 
-def evaluation(problems: Problems, client: VLLMClient, tokenizer: Any) -> tuple[float, float]:
-    """The held-out score by the server's weights, and the seconds that it took."""
+def evaluation(problems: Problems, tokenizer: Any, generate: Callable[..., Any]) -> tuple[float, float]:
+    """The held-out score by the weights that vLLM has, and the seconds that it took."""
     began, config = time.perf_counter(), problems.config
     rows, section = problems.held_out, config.evaluation
     count = min(len(rows), section.limit or len(rows))
@@ -185,19 +201,31 @@ def evaluation(problems: Problems, client: VLLMClient, tokenizer: Any) -> tuple[
         for i in range(count)
     ]
     sampling = {"temperature": temperature, "max_tokens": config.sampling.max_new_tokens}
-    found = client.generate(prompts, n=section.samples_per_prompt, logprobs=None, **sampling)["completion_ids"]
+    found = generate(prompts, n=section.samples_per_prompt, **sampling)
     texts = tokenizer.batch_decode(found, skip_special_tokens=True)
     scores = problems.score(rows, texts, [i for i in range(count) for _ in range(section.samples_per_prompt)])
     return sum(scores) / len(scores), time.perf_counter() - began
 
 
+def served_answers(client: VLLMClient, prompts: Sequence[Sequence[int]], **sampling: Any) -> Any:
+    """Of a vLLM server."""
+    return client.generate(prompts, logprobs=None, **sampling)["completion_ids"]
+
+
+def answers(engine: Any, prompts: Sequence[Sequence[int]], **sampling: Any) -> list[Sequence[int]]:
+    """Of a vLLM engine in this process."""
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    outputs = engine.generate(asked, sampling_params=SamplingParams(**sampling), use_tqdm=False)
+    return [answer.token_ids for output in outputs for answer in output.outputs]
+
+
 def common_settings(arguments: argparse.Namespace, config: Any, passes: int) -> dict[str, Any]:
-    """Of both trainers, from areal's config; a batch takes so many forward passes."""
+    """Of both trainers, from areal's config; a batch takes so many forward passes, of all ranks together."""
     engine = config.train_engine.settings
     return {
         "output_dir": f"{arguments.metrics}.trl",
         "per_device_train_batch_size": config.rollout.batch_size * config.rollout.group_size // passes,
-        "gradient_accumulation_steps": passes,
+        "gradient_accumulation_steps": passes // RANKS,
         "num_generations": config.rollout.group_size,
         "max_completion_length": config.sampling.max_new_tokens,
         "temperature": config.sampling.temperature,
@@ -221,24 +249,28 @@ def common_settings(arguments: argparse.Namespace, config: Any, passes: int) -> 
 
 
 def synchronous(arguments: argparse.Namespace, problems: Problems, journal: Journal, rows: Dataset) -> Any:
-    """`GRPOTrainer` with a vLLM server on another GPU."""
+    """`GRPOTrainer` with a vLLM server on another GPU, or with vLLM in its own ranks."""
     config = problems.config
+    place: dict[str, Any] = {"vllm_mode": "colocate"}
+    if not arguments.colocated:
+        port = get_open_port()  # of the weights' NCCL group
+        place = {"vllm_mode": "server", "vllm_server_base_url": arguments.server, "vllm_group_port": port}
     trainer = GRPOTrainer(
         model=str(config.model.path),
         reward_funcs=journal.clock.timed("reward", problems),
         args=GRPOConfig(
             **common_settings(arguments, config, passes=4),
             use_vllm=True,
-            vllm_mode="server",
-            vllm_server_base_url=arguments.server,
-            vllm_group_port=get_open_port(),  # of the weights' NCCL group
+            **place,
             vllm_importance_sampling_mode="token_truncate",
             vllm_importance_sampling_clip_max=config.algorithm.settings.corrections[0].settings.cap,
         ),
         train_dataset=rows,
-        callbacks=[journal],
+        callbacks=[journal] if int(os.environ.get("RANK", "0")) == 0 else [],
     )
     inner = trainer.vllm_generation
+    if arguments.colocated:
+        journal.generate = functools.partial(answers, inner.llm)
     inner.sync_weights = journal.clock.timed("weight_sync", inner.sync_weights)
     inner.generate = journal.clock.timed("generate", inner.generate)
 
@@ -318,12 +350,14 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="section.key=value")
     parser.add_argument("--server", default="http://127.0.0.1:8000")
     parser.add_argument("--metrics", type=Path, required=True, help="JSON lines, as areal writes them")
-    parser.add_argument("--asynchronous", action="store_true", help="with TRL's experimental AsyncGRPOTrainer")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--asynchronous", action="store_true", help="with TRL's experimental AsyncGRPOTrainer")
+    ways.add_argument("--colocated", action="store_true", help="with vLLM in the trainer's ranks, without a server")
     arguments = parser.parse_intermixed_args()
     problems = Problems(arguments.config, arguments.overrides)
     tokenizer = AutoTokenizer.from_pretrained(problems.config.model.path)
-    client = VLLMClient(base_url=arguments.server, connection_timeout=240)
-    journal = Journal(arguments.metrics, problems, lambda: evaluation(problems, client, tokenizer))
+    client = None if arguments.colocated else VLLMClient(base_url=arguments.server, connection_timeout=240)
+    journal = Journal(arguments.metrics, problems, tokenizer, functools.partial(served_answers, client))
     rows = Dataset.from_list(list(dataset_rows(problems)))
     make = asynchronous if arguments.asynchronous else synchronous
     make(arguments, problems, journal, rows).train()
