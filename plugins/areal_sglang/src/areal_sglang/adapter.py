@@ -123,7 +123,6 @@ class SGLangAdapter(HTTPAdapter):
             "incremental_streaming_output": True,
             "skip_tokenizer_init": not settings.detokenize,
             "skip_server_warmup": True,
-            "log_level_http": "warning",  # a line for each request is a tenth of what one costs its HTTP process
             "trust_remote_code": model.trust_remote_code,
             "enable_memory_saver": settings.memory_saver,
             "enable_return_routed_experts": settings.routed_experts,
