@@ -7,8 +7,8 @@
 #   benchmarks/against_trl_on_gpus.sh FOLDER [ROW...]     rows as in benchmarks/curve.py; three to six minutes each
 #
 # Needs two Hopper GPUs, a driver for CUDA 13, Python 3.12 with its headers (another one: PYTHON=...), a C compiler,
-# and 40 GB of disk for three environments in FOLDER; the model comes as a wheel. Starts both servers, and writes
-# FOLDER/curve.json and FOLDER/curve.svg. Run it again with further rows, such as async-4/0: what is there stays.
+# and 40 GB of disk for three environments in FOLDER; the model comes as a wheel. Starts the servers that rows need, and
+# writes FOLDER/curve.json and FOLDER/curve.svg. Run it again with further rows, such as async-4/0: what is there stays.
 set -euo pipefail
 export no_proxy=127.0.0.1
 folder=$(realpath -m -- "${1:?FOLDER [ROW...]}")
@@ -16,7 +16,7 @@ cd "$(dirname "$0")/.."
 shift
 rows=("$@")
 [ $# -gt 0 ] || rows=({async-1,trl,sync}/0 {async-1,trl,sync}/1 trl-colocated/{0,1})
-served=() colocated=()
+served=() colocated=() failed=0
 for row in "${rows[@]}"; do
     if [[ $row == trl-colocated* ]]; then colocated+=("$row"); else served+=("$row"); fi
 done
@@ -81,4 +81,4 @@ if [ ${#served[@]} -gt 0 ]; then
     stop
 fi
 [ ${#colocated[@]} -eq 0 ] || curve "${colocated[@]}" || failed=1
-exit "${failed:-0}"
+exit "$failed"

@@ -63,6 +63,8 @@ from asynchronous_peak import free_port, measure_peak, wait_until_healthy
 from asynchronous_table import summarize, table, table_of_load
 from gpu_runs import SIZES
 
+from areal_core.launchers.guard import kill_tree
+
 AREAL = [sys.executable, "-m", "areal_core"]
 SERVER_OPTIONS = {
     "attention_backend": "triton",
@@ -319,7 +321,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 def end_run(run: subprocess.Popen[bytes], run_dir: Path) -> None:
     """Kill a run, and wait until none of its processes is left: the next one needs the GPUs."""
     if run.poll() is None:
-        os.killpg(run.pid, signal.SIGKILL)
+        kill_tree(run.pid)  # and not its process group: torchrun's ranks have groups of their own
         run.wait()
     deadline = time.monotonic() + GONE_S
     while names_of(run_dir):

@@ -92,7 +92,7 @@ def _legend(offset_x: float, offset_y: float, ways: Mapping[str, Sequence[object
         parts.append(f'<text x="{x + 20}" y="{y}">{escape(title(way))}</text>')
         y += 18
     if any(len(seeds) > 1 for seeds in ways.values()):
-        parts.append(f'<text x="{x}" y="{y + 8}" fill="#666">line: median of the seeds; area: lowest to highest</text>')
+        parts.append(f'<text x="{x}" y="{y + 8}" fill="#666">line: median of the runs; area: lowest to highest</text>')
     return parts
 
 

@@ -48,7 +48,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def goal(rows: Mapping[str, Sequence[Point]]) -> float:
-    """The reward whose time is told for all rows: what TRL's end with, or else the row that ends lowest."""
+    """The reward whose time is told for all rows: what TRL's server mode ends with, or else the lowest end of a row."""
     trained = {row: [value for _, value in rewards(points)[-LAST:]] for row, points in rows.items()}
     ends = {row: mean(values) for row, values in trained.items() if values}
     theirs = [value for row, value in ends.items() if row.partition("/")[0] == "trl"]

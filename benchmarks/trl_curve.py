@@ -222,6 +222,8 @@ def answers(engine: Any, prompts: Sequence[Sequence[int]], **sampling: Any) -> l
 def common_settings(arguments: argparse.Namespace, config: Any, passes: int) -> dict[str, Any]:
     """Of both trainers, from areal's config; a batch takes so many forward passes, of all ranks together."""
     engine = config.train_engine.settings
+    if passes % RANKS:
+        raise SystemExit(f"{passes} passes cannot be shared by {RANKS} GPUs")
     return {
         "output_dir": f"{arguments.metrics}.trl",
         "per_device_train_batch_size": config.rollout.batch_size * config.rollout.group_size // passes,
