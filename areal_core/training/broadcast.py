@@ -85,7 +85,7 @@ class Broadcast:
         if self._store is None:  # one for all groups: the name of each is in front of its keys
             self._store = open_store(self._address, self._timeout)
         wanted = FormGroup(self._address, self._store.port, self._backend, self._name)
-        group: BroadcastGroup | None = rollouts.call(wanted, "a group of servers for the broadcast").group
+        group: BroadcastGroup | None = rollouts.call(wanted).group
         if group is None:
             return False
         if not group.is_new:
@@ -122,14 +122,14 @@ class Broadcast:
             pass
         else:
             with suppress(RunError):
-                return float(rollouts.wait(number, f"the broadcast of version {version} to be taken over").needs_folder)
+                return float(rollouts.wait(number).needs_folder)
             is_answered = True  # there is one answer, and whoever waited for another would wait for ever
         for _ in gathered:
             continue
         self._give_up()
         if not is_answered:
             with suppress(RunError):  # that it failed is known
-                rollouts.wait(number, "the end of a broadcast that has failed")
+                rollouts.wait(number)
         return -1.0
 
     def _broadcast(self, gathered: Any, rollouts: RolloutClient, number: Future[Any]) -> None:

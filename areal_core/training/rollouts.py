@@ -48,12 +48,11 @@ class RolloutClient:
         """Send a request; `wait` brings the reply."""
         return self._thread.start(self._peer.request(message, None, type(message).__name__))
 
-    def wait(self, reply: Future[Any], waiting_for: str, *, patience_s: float = math.inf) -> Any:
+    def wait(self, reply: Future[Any], *, patience_s: float = math.inf) -> Any:
         """The reply to a request.
 
         Args:
             reply: what `request` gave.
-            waiting_for: what the reply brings, in words.
             patience_s: how long the wait goes on once the run has been asked to stop.
 
         Raises:
@@ -66,7 +65,7 @@ class RolloutClient:
             if deadline == math.inf and self._is_interrupted():
                 deadline = time.monotonic() + patience_s
                 if 0 < patience_s < math.inf:
-                    self._log(f"asked to stop: {waiting_for} has {patience_s:g} s to end")
+                    self._log(f"asked to stop: the evaluation has {patience_s:g} s to end")
             if time.monotonic() >= deadline and not reply.done():
                 raise Interrupted
             try:
@@ -76,9 +75,9 @@ class RolloutClient:
             except TimeoutError:
                 pass
 
-    def call(self, message: Message, waiting_for: str) -> Any:
+    def call(self, message: Message) -> Any:
         """Send a request and wait for its reply; raises as `wait`."""
-        return self.wait(self.request(message), waiting_for)
+        return self.wait(self.request(message))
 
     def has_failed(self, reply: Future[Any]) -> bool:
         """Whether the reply to a request is there already, and is an error; does not wait."""
@@ -86,12 +85,12 @@ class RolloutClient:
 
     def where_to_begin(self) -> messages.Beginning:
         """See `BatchSource.where_to_begin`."""
-        beginning: messages.Beginning = self.call(messages.WhereToBegin(), "the step to begin with")
+        beginning: messages.Beginning = self.call(messages.WhereToBegin())
         return beginning
 
     def next_batch(self, step: int) -> bytes:
         """See `BatchSource.next_batch`: the frame of a `Manifest`."""
-        manifest = self.wait(self.request(messages.NextBatch(step)), f"batch {step}", patience_s=0.0)
+        manifest = self.wait(self.request(messages.NextBatch(step)), patience_s=0.0)
         return bytes(encode_frame(manifest))
 
     def begin_evaluation(self) -> None:
@@ -100,14 +99,14 @@ class RolloutClient:
 
     def end_evaluation(self, patience_s: float) -> dict[str, float]:
         """See `BatchSource.end_evaluation`."""
-        return dict(self.wait(self._evaluation, "the evaluation", patience_s=patience_s).metrics)
+        return dict(self.wait(self._evaluation, patience_s=patience_s).metrics)
 
     def commit(self, step: int, checkpoint: Path) -> None:
         """See `BatchSource.commit`."""
-        self.call(messages.Commit(step, checkpoint), "the ledger's commit")
+        self.call(messages.Commit(step, checkpoint))
 
     def close(self) -> None:
         """Say goodbye, so that the controller ends cleanly; safe to call after its death."""
         with suppress(RunError):
-            self.call(messages.Goodbye(), "the controller's goodbye")
+            self.call(messages.Goodbye())
         self._thread.call(self._peer.close())

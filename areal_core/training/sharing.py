@@ -121,7 +121,7 @@ class TensorSharing:
             ]
             try:
                 request = ReadTensors(version, tuple(told))
-                readers = self._rollouts.call(request, f"servers to read weights of version {version}")
+                readers = self._rollouts.call(request)
                 self._readers = set(readers.gpus)
             except RunError as error:
                 self._fail(error.message)
@@ -136,7 +136,7 @@ class TensorSharing:
             return 0.0
         try:
             request = SyncWeights(version, trained, None, self._tensors)
-            return float(self._rollouts.call(request, f"version {version} to be taken over").needs_folder)
+            return float(self._rollouts.call(request).needs_folder)
         except RunError as error:
             self._fail(error.message)
             return -1.0

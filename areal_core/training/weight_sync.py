@@ -115,7 +115,7 @@ class WeightSync:
             self._sync_folder(version, trained)
             self.finish()
         if self._rollouts is not None:
-            self._rollouts.call(Begin(), "the first prompts")
+            self._rollouts.call(Begin())
 
     def sync(self, trained: int) -> int:
         """Sync the parameters, which were trained on so many batches, as the next version; its number.
@@ -133,7 +133,7 @@ class WeightSync:
             if needs_folder:
                 folder = self._write(self.version)
                 if self._rollouts is not None:
-                    self._rollouts.call(OfferFolder(self.version, folder), "servers that missed an update")
+                    self._rollouts.call(OfferFolder(self.version, folder))
         return self.version
 
     def close(self) -> None:
@@ -145,20 +145,20 @@ class WeightSync:
         """The parameters, after so many batches, are still those that were synced last."""
         self.finish()
         if self._rollouts is not None:
-            self._rollouts.call(SkipSync(trained), "the rollouts to go on with the same weights")
+            self._rollouts.call(SkipSync(trained))
 
     def finish(self) -> None:
         """Wait until the engines generate with what was synced last."""
         number, self._pending = self._pending, None
         if number is not None and self._rollouts is not None:
-            answer = self._rollouts.wait(number, f"weights of version {self.version} to be taken over")
+            answer = self._rollouts.wait(number)
             assert isinstance(answer, Synced)
 
     def sleep(self) -> None:
         """The inference engines leave their memory to the trainer; no rank goes on before they have."""
         self.finish()
         if self._rollouts is not None:
-            self._rollouts.call(Sleep(), "the engines' memory")
+            self._rollouts.call(Sleep())
         wait_for_all()
 
     def check_logprobs(self, tolerance: float) -> dict[str, float]:
@@ -176,7 +176,7 @@ class WeightSync:
         self.finish()
         packed = b""
         if self._rollouts is not None:
-            packed = self._rollouts.call(LogprobCheck(), "answers for the log-probability check").packed
+            packed = self._rollouts.call(LogprobCheck()).packed
         batch = shift_to_predictions(PackedBatch.from_bytes(share_bytes(packed)))
         computed = self._engine.forward(batch, ["logprobs"])["logprobs"]
         gaps = (batch["logprobs"] - computed).abs()[batch["loss_mask"]]

@@ -46,8 +46,8 @@ class Parcels:
             folder = Path(__file__).parent / f"parcel-{{version}}"
             folder.mkdir(exist_ok=True)
             write_weights(folder / "model.safetensors", tensors, parameters)
-            self.rollouts.call(Parcel(folder), "a parcel to be taken")
-            self.rollouts.call(SyncWeights(version, trained, None, tensors), "the parcel to be opened")
+            self.rollouts.call(Parcel(folder))
+            self.rollouts.call(SyncWeights(version, trained, None, tensors))
         return False
 
 

@@ -40,7 +40,7 @@ class Rollouts:
         self.parts: list[ReadTensors] = []
         self.synced: list[SyncWeights] = []
 
-    def call(self, message: Any, waiting_for: str) -> Any:
+    def call(self, message: Any) -> Any:
         what = "end" if isinstance(message, SyncWeights) else "part" if message.tensors else "begin"
         if isinstance(message, SyncWeights):
             self.synced.append(message)
@@ -54,10 +54,10 @@ class Rollouts:
 
     def request(self, message: Any) -> int:
         self.refused = ""
-        self.call(message, "")
+        self.call(message)
         return 1
 
-    def wait(self, number: int, waiting_for: str) -> Synced:
+    def wait(self, number: int) -> Synced:
         return Synced(needs_folder=False)
 
 

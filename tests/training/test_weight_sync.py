@@ -37,7 +37,7 @@ class Rollouts:
         self.folders.append(message.folder.parent)
         return 1
 
-    def wait(self, number: int, waiting_for: str) -> Synced:
+    def wait(self, number: int) -> Synced:
         return Synced(needs_folder=False)
 
 
