@@ -158,12 +158,14 @@ class Curves:
         command, variables = [*AREAL, "run", *run_words, f"run_dir={run_dir}"], environment()
         shutil.rmtree(run_dir, ignore_errors=True)  # of a row that is measured anew
         if name.startswith("trl"):
-            gpus = given.trl_gpus.split(",") if name.startswith("trl-colocated") else given.trl_gpus.split(",")[:1]
+            is_colocated = name.startswith("trl-colocated")
+            gpus = given.trl_gpus.split(",")[: None if is_colocated else 1]
             ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={len(gpus)}"]
             command = [given.trl_python, *(ranks if len(gpus) > 1 else [])]
             command += [str(Path(__file__).with_name("trl_curve.py")), *run_words]
             command += ["--metrics", str(run_dir / "metrics.jsonl")]
-            command += [f"--{way}" for way in ("asynchronous", "colocated") if name.startswith(f"trl-{way[:5]}")]
+            command += ["--asynchronous"] if name.startswith("trl-async") else []
+            command += ["--colocated"] if is_colocated else []
             variables |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
         deadline, seen = time.monotonic() + self._arguments.limit_s, 0
         with (self._folder / f"{name}.log").open("wb") as log:

@@ -48,12 +48,13 @@ class RolloutClient:
         """Send a request; `wait` brings the reply."""
         return self._thread.start(self._peer.request(message, None, type(message).__name__))
 
-    def wait(self, reply: Future[Any], *, patience_s: float = math.inf) -> Any:
+    def wait(self, reply: Future[Any], *, patience_s: float = math.inf, waiting_for: str = "the reply") -> Any:
         """The reply to a request.
 
         Args:
             reply: what `request` gave.
             patience_s: how long the wait goes on once the run has been asked to stop.
+            waiting_for: what the reply brings, in words; told then.
 
         Raises:
             RunError: the controller reported an error.
@@ -65,7 +66,7 @@ class RolloutClient:
             if deadline == math.inf and self._is_interrupted():
                 deadline = time.monotonic() + patience_s
                 if 0 < patience_s < math.inf:
-                    self._log(f"asked to stop: the evaluation has {patience_s:g} s to end")
+                    self._log(f"asked to stop: {waiting_for} has {patience_s:g} s to end")
             if time.monotonic() >= deadline and not reply.done():
                 raise Interrupted
             try:
@@ -99,7 +100,7 @@ class RolloutClient:
 
     def end_evaluation(self, patience_s: float) -> dict[str, float]:
         """See `BatchSource.end_evaluation`."""
-        return dict(self.wait(self._evaluation, patience_s=patience_s).metrics)
+        return dict(self.wait(self._evaluation, patience_s=patience_s, waiting_for="the evaluation").metrics)
 
     def commit(self, step: int, checkpoint: Path) -> None:
         """See `BatchSource.commit`."""

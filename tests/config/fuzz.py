@@ -28,7 +28,7 @@ HOSTILE = [
     "[" + "x," * 20000 + "]", "{" + ", ".join(f"key{i}: 1" for i in range(20000)) + "}", "*nowhere", "&a [*a]",
     "null", "''", "{}", "[]", "[[]]", "[null]", "true", "{type: }", "{type: {type: x}}", "{type: [x]}", "{? [a] : b}",
     "~nobody/x", "'~nobody/x.py:f'", "'./nowhere.py:f'", "'/:x'", "':'", "'x:y'", "'os:getcwd'", "'run.yaml:f'",
-    "core/", "/core", "core/core/core", "kit", "env:HOME", "env:", "x" * 300 + ".py:f", "%s%n", "{0}", "`",
+    "core/", "/core", "core/core/core", "no:kit", "kit", "env:HOME", "env:", "x" * 300 + ".py:f", "%s%n", "{0}", "`",
     "a: b", "- a", "|\n  a", "? a", "---", "...", "# ",
 ]  # fmt: skip
 CHARACTERS = "\t\n :-[]{}#&*!|>'\"%@`,?\\\0\x1b\x85\ufeff\u2028aZ09._/~=éπ\U0001f600"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -11,9 +12,10 @@ from torch.distributed import TCPStore
 
 from areal_core.errors import RunError
 from areal_core.messages import Failed, LoopThread, Peer, private_folder, serve
-from areal_core.messages.rollouts import SkipSync
+from areal_core.messages.rollouts import Evaluated, SkipSync
 from areal_core.training.distribution import open_store
 from areal_core.training.rollouts import RolloutClient
+from areal_core.training.source import Interrupted
 
 HANG = timedelta(seconds=60)
 
@@ -57,4 +59,24 @@ def test_that_the_others_have_given_up_is_known_without_waiting():
             assert time.monotonic() < deadline
             time.sleep(0.01)
         with pytest.raises(RunError, match="no server took over"):
-            client.wait(reply, "an answer")
+            client.wait(reply)
+
+
+def test_an_evaluation_has_its_time_to_end_once_the_run_was_asked_to_stop():
+    """And the terminal hears what is waited for."""
+
+    async def evaluates_late(peer: Peer) -> None:
+        _, number = await peer.receive_request()
+        await asyncio.sleep(1.0)
+        peer.reply(number, Evaluated({"reward": 0.5}))
+        await peer.receive()
+
+    thread, told = LoopThread("server"), list[str]()
+    with private_folder() as folder:
+        server = thread.call(serve(f"unix:{folder / 'socket'}", evaluates_late))
+        client = RolloutClient(server.address, is_interrupted=lambda: True, log=told.append)
+        client.begin_evaluation()
+        assert client.end_evaluation(HANG.total_seconds()) == {"reward": 0.5}
+        with pytest.raises(Interrupted):
+            client.next_batch(1)
+    assert told == ["asked to stop: the evaluation has 60 s to end"]
