@@ -73,15 +73,16 @@ class TokenLog:
         """
         if not self._rows:
             return None
-        found: list[tuple[int, int, dict[str, torch.Tensor]]] = []
+        found: list[tuple[int, int, list[str], torch.Tensor]] = []
         for update, rows, lengths, values in self._seen:
             own = rows.tolist()
             if not values or not {*own}.intersection(self._rows):
                 continue
             # One copy for all: each would wait for the device.
             on_cpu = torch.stack([value.float() for value in values.values()]).cpu()
-            parts = (dict(zip(values, part, strict=True)) for part in torch.split(on_cpu, lengths.tolist(), dim=1))
-            found += [(update, row, part) for row, part in zip(own, parts, strict=True) if row in self._rows]
+            parts = zip(own, torch.split(on_cpu, lengths.tolist(), dim=1), strict=True)
+            # Copied, for a view is sent with all that it is a view of.
+            found += [(update, row, [*values], part.clone()) for row, part in parts if row in self._rows]
         self._seen.clear()
         everyone = gather_objects(found)
         if everyone is None:
@@ -94,9 +95,9 @@ class TokenLog:
         if "logprobs" in tokens:  # of the policy that sampled; among a loss's terms that is the one that learns
             columns["behavior_logprobs"] = tokens["logprobs"].where(tokens["versions"] >= 0, torch.nan)
             columns["logprobs"] = torch.full_like(tokens["logprobs"], torch.nan)
-        for _, row, part in sorted((one for rank in everyone for one in rank), key=lambda one: one[:2]):
+        for _, row, names, part in sorted((one for rank in everyone for one in rank), key=lambda one: one[:2]):
             place = self._rows.index(row)
-            for name, value in part.items():
+            for name, value in zip(names, part, strict=True):
                 column = columns.setdefault(name, torch.full((chosen.token_count,), torch.nan))
                 if len(value) == sizes[place]:
                     column[starts[place] : starts[place + 1]] = value
