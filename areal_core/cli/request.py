@@ -26,7 +26,7 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         "config",
         nargs="?",
         metavar="CONFIG",
-        help="a YAML file, or a preset as PLUGIN/NAME; without it, the default preset of the first plugin",
+        help="a YAML file, or a preset as PLUGIN/NAME; without it, the first default preset of --plugins",
     )
     parser.add_argument(
         "overrides",

@@ -73,19 +73,19 @@ def find_preset(manager: PluginManager, reference: str, *, is_config: bool) -> S
 
 
 def default_preset(manager: PluginManager, plugins: Sequence[str], errors: Sequence[PluginError]) -> Source:
-    """The preset that the first plugin of the list marks as its default; without one, an error with what there is."""
+    """The default preset of the first plugin of the list that has one; without any, an error with what there is."""
     if not plugins:
         raise UsageError(
             "nothing to run: name a config file, or a plugin that has a preset",
             hints=("areal run CONFIG, or areal run --plugins NAME", _listing(manager)),
         )
-    if plugins[0] in manager.failed:
+    if not manager.failed.isdisjoint(plugins):
         raise joined(errors)
-    for preset in manager.presets():
-        if preset.plugin == plugins[0] and preset.default:
-            return read_preset(manager, preset)
+    defaults = {preset.plugin: preset for preset in manager.presets() if preset.default}
+    if first := next((defaults[name] for name in plugins if name in defaults), None):
+        return read_preset(manager, first)
     raise UsageError(
-        f"plugin '{plugins[0]}' has no default preset, and no config file is named",
+        f"no default preset in {', '.join(plugins)}, and no config file is named",
         hints=("name a config file or a preset: areal run CONFIG", _listing(manager)),
     )
 

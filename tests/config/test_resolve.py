@@ -195,9 +195,10 @@ def test_presets(kit):
         "  install them with: pip install ./plugins/areal_hf (in a clone of areal)\n" in out
     )
     kit.plugin("bare")
-    out = kit.resolve(config=None, plugins=["bare", "kit"])
+    assert kit.shown("config.steps, resolved.name", config=None, plugins=["bare", "kit"]) == "5 small"
+    out = kit.resolve(config=None, plugins=["bare"])
     assert out == (
-        "UsageError 2\nplugin 'bare' has no default preset, and no config file is named\n"
+        "UsageError 2\nno default preset in bare, and no config file is named\n"
         "  name a config file or a preset: areal run CONFIG\n"
         "  presets: kit/needy (needs others), kit/small (a small run)\n"
     )

@@ -1,6 +1,6 @@
 """Train: resolve the config, check everything, start the run.
 
-Without CONFIG the run is the default preset of the first plugin in --plugins.
+Without CONFIG the run is the first default preset of --plugins.
 Ctrl-C writes a checkpoint and stops; --resume goes on from there.
 """
 
