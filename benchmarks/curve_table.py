@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,11 +49,11 @@ def mean(values: Sequence[float]) -> float:
 
 
 def goal(rows: Mapping[str, Sequence[Point]]) -> float:
-    """The reward whose time is told for all rows: what TRL's server mode ends with, or else the lowest end of a row."""
+    """The reward whose time is told for all rows: the median end of TRL's server mode, or else the lowest end."""
     trained = {row: [value for _, value in rewards(points)[-LAST:]] for row, points in rows.items()}
     ends = {row: mean(values) for row, values in trained.items() if values}
     theirs = [value for row, value in ends.items() if row.partition("/")[0] == "trl"]
-    return mean(theirs) if theirs else min(ends.values(), default=0.0)
+    return median(theirs) if theirs else min(ends.values(), default=0.0)
 
 
 def table(rows: Mapping[str, Sequence[Point]], gpus: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:

@@ -79,11 +79,12 @@ def default_preset(manager: PluginManager, plugins: Sequence[str], errors: Seque
             "nothing to run: name a config file, or a plugin that has a preset",
             hints=("areal run CONFIG, or areal run --plugins NAME", _listing(manager)),
         )
-    if not manager.failed.isdisjoint(plugins):
-        raise joined(errors)
     defaults = {preset.plugin: preset for preset in manager.presets() if preset.default}
-    if first := next((defaults[name] for name in plugins if name in defaults), None):
-        return read_preset(manager, first)
+    for name in plugins:
+        if name in manager.failed:  # its preset may have been the one that was meant
+            raise joined(errors)
+        if name in defaults:
+            return read_preset(manager, defaults[name])
     raise UsageError(
         f"no default preset in {', '.join(plugins)}, and no config file is named",
         hints=("name a config file or a preset: areal run CONFIG", _listing(manager)),

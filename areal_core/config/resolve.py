@@ -86,8 +86,8 @@ def resolve(
 ) -> Resolved:
     """Read a config and everything laid over it; all mistakes are told at once.
 
-    `config_path` is a YAML file or the name of a preset (`name` or `plugin/name`); None is the default preset of the
-    first of `plugins`. Of `overrides` those without `=` are YAML files, which lie below the others; their paths
+    `config_path` is a YAML file or the name of a preset (`name` or `plugin/name`); None is the first default
+    preset of `plugins`. Of `overrides` those without `=` are YAML files, which lie below the others; their paths
     begin at the folder of `config_path`. `environment` is read for AREAL_PLUGINS and AREAL_SET; by default it is the
     process's own.
     """

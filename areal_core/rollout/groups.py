@@ -109,8 +109,9 @@ class GroupRunner:
             return GroupEnded(facts)
         shaped = dict(zip(episodes, kept, strict=True))
         columns = pack_group(task.number, (task.row, task.epoch), len(task.samples), shaped)
-        if task.is_evaluation:
-            return GroupEnded(facts, packed=to_bytes(columns))
+        if task.is_evaluation:  # it looks at neither images nor wide columns, which may be many megabytes
+            narrow = {k: v for k, v in columns.items() if v.ndim == 1 and "multimodal." not in k}
+            return GroupEnded(facts, packed=to_bytes(narrow))
         assert self._segments is not None
         facts.versions, facts.layout = tuple(sampled_versions(columns)), column_layout(columns)
         return GroupEnded(facts, await self._segments.write(to_bytes(columns)))

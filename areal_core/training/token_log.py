@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from areal_core.data import Ragged
 from areal_core.training.distribution import gather_objects
 
 if TYPE_CHECKING:
@@ -87,9 +88,10 @@ class TokenLog:
         everyone = gather_objects(found)
         if everyone is None:
             return None
-        chosen = self.batch.select(self._rows)
-        tokens = {name: value for name, value in chosen.tokens.values.items() if value.ndim == 1}
-        sequences = {name: value for name, value in chosen.sequences.items() if name != ROW}
+        # Images and wide columns are not logged, and would be copied.
+        narrow = {name: value for name, value in self.batch.tokens.values.items() if value.ndim == 1}
+        chosen = replace(self.batch, tokens=Ragged(self.batch.lengths, narrow), multimodal={}).select(self._rows)
+        tokens, sequences = chosen.tokens.values, {k: v for k, v in chosen.sequences.items() if k != ROW}
         starts, sizes = chosen.tokens.offsets.tolist(), chosen.lengths.tolist()
         columns: dict[str, torch.Tensor] = {}
         if "logprobs" in tokens:  # of the policy that sampled; among a loss's terms that is the one that learns
@@ -101,5 +103,4 @@ class TokenLog:
                 column = columns.setdefault(name, torch.full((chosen.token_count,), torch.nan))
                 if len(value) == sizes[place]:
                     column[starts[place] : starts[place + 1]] = value
-        logged = replace(chosen.tokens, values=tokens | columns)
-        return replace(chosen, tokens=logged, sequences=sequences, multimodal={})
+        return replace(chosen, tokens=replace(chosen.tokens, values=tokens | columns), sequences=sequences)

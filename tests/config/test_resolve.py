@@ -196,6 +196,9 @@ def test_presets(kit):
     )
     kit.plugin("bare")
     assert kit.shown("config.steps, resolved.name", config=None, plugins=["bare", "kit"]) == "5 small"
+    out = kit.resolve("stepz=3", config=None, plugins=["kit", "typo"])
+    assert "'typo'" in out
+    assert "stepz" in out, "all mistakes are told at once"
     out = kit.resolve(config=None, plugins=["bare"])
     assert out == (
         "UsageError 2\nno default preset in bare, and no config file is named\n"

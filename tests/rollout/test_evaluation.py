@@ -8,9 +8,11 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from areal_core.config.sections import RolloutSection
+from areal_core.data.trajectory import TOKEN_DTYPES
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters
 from areal_core.rewards.scoring import RewardSum
@@ -67,6 +69,31 @@ def test_an_episode_without_a_component_counts_as_0_as_in_training() -> None:
     made, _ = evaluator(Sometimes(), dataset=CountingDataset(4))
     metrics = asyncio.run(made.run(RolloutSection()))
     assert (metrics["evaluation/reward/style"], metrics["evaluation/agents/calls"]) == (0.25, 0.5)
+
+
+def test_an_evaluation_sends_neither_images_nor_wide_columns() -> None:
+    """Those of 512 answers about an image were 13 GB in the controller."""
+
+    class Sees(FakeWorkflow):
+        async def run_episode(self, row: Any, context: Any) -> Any:
+            episode = await super().run_episode(row, context)
+            for trajectory in episode.trajectories:
+                count = len(trajectory.tokens["input_ids"])
+                trajectory.tokens["routed_experts"] = np.zeros((count, 4, 2), np.uint8)
+                trajectory.multimodal["images"] = {"patches": np.zeros((9, 16), np.float32)}
+            return episode
+
+    async def check() -> None:
+        runner = EpisodeRunner(Sees(), FakeEngine(), RewardSum([]), FakeTokenizer())
+        groups = GroupRunner(runner, None, CountingDataset(1), [], RolloutSection(), None)
+        played = await play_in_workers(groups, SamplingParameters(), 0, 0, 60.0)
+        assert played.episode is not None
+        (trajectory,) = played.episode.trajectories
+        assert trajectory.tokens.keys() == TOKEN_DTYPES.keys()
+        assert not trajectory.multimodal
+        assert "finish_reason" in trajectory.sequence
+
+    asyncio.run(check())
 
 
 @pytest.mark.parametrize("good", [None, 0])

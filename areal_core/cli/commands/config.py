@@ -3,7 +3,7 @@
 show    print every value, defaults included, and where it came from
 check   say whether it is valid (exit code 1 if not)
 schema  print the JSON schema, with the components of --plugins
-init    print the default preset of the plugin in --plugins, or write it to CONFIG;
+init    print the first default preset of --plugins, or write it to CONFIG;
         where CONFIG is a preset (NAME or PLUGIN/NAME), write that to NAME.yaml in this folder
 """
 
@@ -99,7 +99,7 @@ def _init(request: Request) -> int:
 
 
 def _starting_text(request: Request, chosen: str) -> str:
-    """The preset that is named, or the default one of the first plugin."""
+    """The preset that is named, or the first default one of the plugins."""
     from areal_core.config.presets import default_preset, find_preset
     from areal_core.plugins import PluginManager
 

@@ -254,6 +254,14 @@ def test_a_server_that_tells_no_experts_is_refused(replayed, recorded):
     assert found.version == "0.5.23"
 
 
+def test_a_server_with_several_http_processes_is_refused(replayed, recorded):
+    """Its update would wait for ever for requests that another of them has paused: seen on GPUs."""
+    with pytest.raises(ServerRefusedError, match="without --tokenizer-worker-num"):
+        replayed(told(recorded, tokenizer_worker_num=4), adapter().identify)
+    found, _ = replayed(told(recorded, tokenizer_worker_num=1), adapter().identify)
+    assert found.version == "0.5.23"
+
+
 def test_servers_of_adapters_are_started_with_room_for_them(replayed, recorded):
     speaks = adapter(adapter_rank=20)
     words = list(speaks.command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000).arguments)

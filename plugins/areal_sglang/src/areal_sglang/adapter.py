@@ -168,6 +168,11 @@ class SGLangAdapter(HTTPAdapter):
                 "does not tell which experts tokens went through, and routed_experts is set: start it with "
                 "--enable-return-routed-experts, or with areal serve"
             )
+        if int(told.get("tokenizer_worker_num") or 1) > 1:
+            raise ServerRefusedError(
+                "has several HTTP processes, which learn of a pause one after another: an update of the weights that "
+                "comes between never ends; start it without --tokenizer-worker-num"
+            )
         if self._prompts.sees:
             images.check_server(version, told)
         dtype = str(told.get("dtype") or "auto")

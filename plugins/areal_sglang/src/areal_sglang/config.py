@@ -59,11 +59,6 @@ class SGLangConfig(FleetSettings):
             )
         if config.sampling.min_new_tokens and not self.detokenize:
             yield "SGLang honors sampling.min_new_tokens only with its tokenizer: set detokenize to true"
-        if self.options.get("tokenizer_worker_num", 1) != 1:
-            yield (
-                "options.tokenizer_worker_num: SGLang's HTTP processes learn of a pause one after another, and an "
-                "update of the weights that comes between never ends: leave it out"
-            )
         if self.api_key and "config" in self.options:
             yield "the key reaches SGLang through its own `config`: write what that file says into `options`"
 
