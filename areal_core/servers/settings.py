@@ -246,6 +246,8 @@ class FleetSettings(ServerSettings):
             yield "sampling.stop is a text, and the servers see only tokens: set detokenize to true"
         if config.deterministic:
             yield "servers do not repeat the same bits; use the embedded engine (hf) with deterministic=true"
+        if own := self.options.keys() & {"host", "port", "model", "model_path"}:
+            yield f"options.{min(own)}: areal tells servers that itself; leave it out"
 
     def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:
         """How a server of `model` is started on this machine, listening on `host`; with the run's key, if it has one.
@@ -263,9 +265,7 @@ class FleetSettings(ServerSettings):
         if self.servers and not self.program and find_spec(package) is None:
             raise ConfigError(
                 f"{name} is not installed beside areal, and the run is to start {name} servers",
-                hints=[
-                    f"{install_command(package, extra='engine')}; or set program, where it is installed, or addresses",
-                ],
+                hints=[f"{install_command(package, extra='engine')}; or set program, or addresses and servers=0"],
             )
 
 
