@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import shutil
 import socket
 import tempfile
 from pathlib import Path
@@ -353,14 +352,10 @@ class LoopThread:
 
 
 @contextlib.contextmanager
-def private_folder(parent: Path | None = None) -> Iterator[Path]:
+def private_folder() -> Iterator[Path]:
     """A new folder, for sockets, that only this user can enter; it goes when the block ends."""
-    folder = tempfile.mkdtemp(prefix="areal-", dir=parent)
-    if len(folder) > _LONGEST_SOCKET_PATH - len("/socket"):
-        # The kernel limits a socket's path to 108 bytes; a long TMPDIR must not stop a run.
-        shutil.rmtree(folder)
-        folder = tempfile.mkdtemp(prefix="areal-", dir="/tmp")
-    try:
+    # The kernel limits a socket's path to 108 bytes; a long TMPDIR must not stop a run.
+    is_short = len(tempfile.gettempdir() + "/areal-abcdefgh/socket") <= _LONGEST_SOCKET_PATH
+    where = None if is_short else "/tmp"
+    with tempfile.TemporaryDirectory(prefix="areal-", dir=where, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

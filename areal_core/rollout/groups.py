@@ -110,7 +110,7 @@ class GroupRunner:
         shaped = dict(zip(episodes, kept, strict=True))
         columns = pack_group(task.number, (task.row, task.epoch), len(task.samples), shaped)
         if task.is_evaluation:  # it looks at neither images nor wide columns, which may be many megabytes
-            narrow = {k: v for k, v in columns.items() if v.ndim == 1 and "multimodal." not in k}
+            narrow = {k: v for k, v in columns.items() if v.ndim == 1 and not k.startswith("multimodal.")}
             return GroupEnded(facts, packed=to_bytes(narrow))
         assert self._segments is not None
         facts.versions, facts.layout = tuple(sampled_versions(columns)), column_layout(columns)

@@ -160,7 +160,8 @@ class RolloutWorkers:
                 except PeerClosed:
                     lost = worker.peer.name
                     await asyncio.sleep(SETTLED_S)
-        failure = f"{losses} rollout workers were lost with this prompt, row {task.row}, {lost} the last: see its log"
+        which = f"this prompt, data row {task.row}, {lost} the last"
+        failure = f"{losses} rollout workers were lost with {which}: see its log"
         self.on_failure(task.number, task.samples[0], losses, failure)
         return GroupEnded(GroupFacts((), {}, (), len(task.samples), failure, is_kept=True))
 
@@ -186,9 +187,10 @@ class RolloutWorkers:
         began = time.time()
         try:
             ended: GroupEnded = await worker.peer.request(task, None, f"the end of group {task.number}")
-        except BaseException as error:
-            if not isinstance(error, PeerClosed):  # what it was lost with is told
-                worker.tasks.remove(task)
+        except PeerClosed:
+            raise  # what it was lost with is told
+        except BaseException:
+            worker.tasks.remove(task)
             raise
         worker.tasks.remove(task)
         self._lost_in_a_row = 0

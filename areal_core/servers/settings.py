@@ -246,7 +246,7 @@ class FleetSettings(ServerSettings):
             yield "sampling.stop is a text, and the servers see only tokens: set detokenize to true"
         if config.deterministic:
             yield "servers do not repeat the same bits; use the embedded engine (hf) with deterministic=true"
-        if own := self.options.keys() & {"host", "port", "model", "model_path"}:
+        if own := {name.replace("-", "_") for name in self.options} & {"host", "port", "model", "model_path"}:
             yield f"options.{min(own)}: areal tells servers that itself; leave it out"
 
     def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:

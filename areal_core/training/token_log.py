@@ -91,7 +91,8 @@ class TokenLog:
         # Images and wide columns are not logged, and would be copied.
         narrow = {name: value for name, value in self.batch.tokens.values.items() if value.ndim == 1}
         chosen = replace(self.batch, tokens=Ragged(self.batch.lengths, narrow), multimodal={}).select(self._rows)
-        tokens, sequences = chosen.tokens.values, {k: v for k, v in chosen.sequences.items() if k != ROW}
+        tokens = chosen.tokens.values
+        sequences = {name: value for name, value in chosen.sequences.items() if name != ROW}
         starts, sizes = chosen.tokens.offsets.tolist(), chosen.lengths.tolist()
         columns: dict[str, torch.Tensor] = {}
         if "logprobs" in tokens:  # of the policy that sampled; among a loss's terms that is the one that learns

@@ -134,7 +134,9 @@ def test_a_group_that_loses_one_worker_after_another_fails() -> None:
             batch, facts = read(await under_way)
         assert batch is None
         assert facts.failed == 3
-        assert facts.failure == "4 rollout workers were lost with this prompt, row 5, worker-0 the last: see its log"
+        assert (
+            facts.failure == "4 rollout workers were lost with this prompt, data row 5, worker-0 the last: see its log"
+        )
         assert failures == [(5, 0, 4, facts.failure)]
 
     run(check())

@@ -135,6 +135,7 @@ def test_a_server_leaves_a_run_that_goes_on_and_a_name_that_is_taken_is_refused(
         (["sampling.stop=[x]"], "set detokenize to true"),
         (["placement.generation=[0]", "placement.training=[0]"], "memory_saver"),
         (["inference_engine.options.host=0.0.0.0"], "options.host: areal tells servers that itself"),
+        (["inference_engine.options.model-path=x"], "options.model_path: areal tells servers that itself"),
         (["inference_engine.servers=0"], "there is no server"),
         (["inference_engine.addresses=[localhost:80]"], "http://host:port"),
         (["deterministic=true"], "embedded engine"),
