@@ -81,10 +81,10 @@ def default_preset(manager: PluginManager, plugins: Sequence[str], errors: Seque
         )
     defaults = {preset.plugin: preset for preset in manager.presets() if preset.default}
     for name in plugins:
-        if name in manager.failed:  # its preset may have been the one that was meant
-            raise joined(errors)
         if name in defaults:
             return read_preset(manager, defaults[name])
+    if not manager.failed.isdisjoint(plugins):  # its preset may have been the one that was meant
+        raise joined(errors)
     raise UsageError(
         f"no default preset in {', '.join(plugins)}, and no config file is named",
         hints=("name a config file or a preset: areal run CONFIG", _listing(manager)),

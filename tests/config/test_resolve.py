@@ -196,9 +196,11 @@ def test_presets(kit):
     )
     kit.plugin("bare")
     assert kit.shown("config.steps, resolved.name", config=None, plugins=["bare", "kit"]) == "5 small"
-    out = kit.resolve("stepz=3", config=None, plugins=["kit", "typo"])
-    assert "'typo'" in out
-    assert "stepz" in out, "all mistakes are told at once"
+    for names in (["kit", "typo"], ["typo", "kit"]):
+        out = kit.resolve("stepz=3", config=None, plugins=names)
+        assert "'typo'" in out
+        assert "stepz" in out, "all mistakes are told at once"
+    assert "no plugin named 'typo' is installed" in kit.resolve(config=None, plugins=["typo"])
     out = kit.resolve(config=None, plugins=["bare"])
     assert out == (
         "UsageError 2\nno default preset in bare, and no config file is named\n"
