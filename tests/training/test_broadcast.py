@@ -69,6 +69,7 @@ def test_an_evaluation_has_its_time_to_end_once_the_run_was_asked_to_stop():
         _, number = await peer.receive_request()
         await asyncio.sleep(1.0)
         peer.reply(number, Evaluated({"reward": 0.5}))
+        await peer.receive()  # `NextBatch`, never answered
         await peer.receive()
 
     thread, told = LoopThread("server"), list[str]()
