@@ -1,4 +1,5 @@
-"""Writing to disk so that a power cut takes nothing that was called durable, and saying which disk refuses."""
+"""Writing to disk so that a power cut takes nothing that was called durable, and saying which disk refuses; and what
+is in the weights of a model's folder."""
 
 from __future__ import annotations
 
@@ -305,3 +306,40 @@ def sync_tree(folder: Path) -> None:
 def is_folder(path: Path) -> bool:
     """Whether a folder is there; a name that is too long for one is none (`Path.is_dir` raises)."""
     return os.path.isdir(path)  # noqa: PTH112
+
+
+def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor in the safetensors files of a folder, from their headers; imports no torch.
+
+    Raises:
+        RunError: there are none, or one of them is not complete; or there is an index that does not fit them.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    if not (files := sorted(folder.glob("*.safetensors"))):
+        raise RunError(f"there are no weights in {folder}: it holds no *.safetensors")
+    for path in files:
+        try:
+            with safe_open(path, "np") as file:
+                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise RunError(f"the weights in {path} are not complete, or are none: {error}") from None
+    _check_index(folder, shapes)
+    return shapes
+
+
+def _check_index(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise `RunError` where an index is none, or names files or tensors that are not there."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file() or (folder / "model.safetensors").is_file():  # which is read first
+        return
+    try:
+        places = dict(json.loads(index.read_text())["weight_map"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise RunError(f"{index.name} is not an index: {type(error).__name__}: {error}") from error
+    missing = sorted({str(name) for name in places.values() if not (folder / str(name)).is_file()})
+    if missing:
+        raise RunError(f"{index.name} names files that are missing: {', '.join(missing[:3])}")
+    if absent := sorted(places.keys() - shapes.keys()):
+        raise RunError(f"{index.name} names tensors that no file holds: {', '.join(absent[:3])}")

@@ -96,7 +96,8 @@ class RunConfig(Section):
         changes: dict[str, Section] = {}
         if placed.placement.training and "dtype" not in placed.model.model_fields_set:
             changes["model"] = placed.model.model_copy(update={"dtype": "bfloat16"})
-        if placed.has_servers and "transport" not in placed.weight_sync.model_fields_set:
+        is_left_open = "transport" not in placed.weight_sync.model_fields_set
+        if placed.has_servers and is_left_open and not placed.placement.servers_share_gpus:
             by = "broadcast" if placed.placement.disaggregated else "ipc"
             is_apt = placed.placement.disaggregated or placed.has_rank_on_every_gpu
             settings = getattr(placed.inference_engine, "settings", None)
@@ -112,8 +113,9 @@ class RunConfig(Section):
 
     @property
     def has_rank_on_every_gpu(self) -> bool:
-        """Whether the GPUs generate and train in turns, and each has a rank of the trainer."""
-        return self.placement.colocated and self.trainer_processes == len(self.placement.training or ())
+        """Whether the GPUs generate and train in turns, and each has a rank of the trainer and one server."""
+        training, generation = self.placement.training or (), self.placement.generation or ()
+        return self.placement.colocated and len(generation) == len(training) == self.trainer_processes
 
     @property
     def has_servers(self) -> bool:
@@ -184,8 +186,9 @@ class RunConfig(Section):
 
     def _generation(self) -> Iterator[Problem]:
         """What generates must be there together, and its probabilities must be ones that the trainer can compute."""
-        if self.placement.colocated and self.weight_sync.transport.target == "core/broadcast":
-            message = "a broadcast has no group in which a GPU is twice, and placement uses the same GPUs in turns"
+        names_twice = self.placement.colocated or self.placement.servers_share_gpus
+        if names_twice and self.weight_sync.transport.target == "core/broadcast":
+            message = "a broadcast has no group in which a GPU is twice, and placement names one twice"
             yield Problem(("weight_sync", "transport"), message, ("leave it out, or set it to memory",))
         if self.workflow is not None and self.inference_engine is None:
             yield Problem(("inference_engine",), "is required beside a workflow: something has to generate")

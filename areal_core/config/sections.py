@@ -188,7 +188,7 @@ class PlacementSection(Section):
     layout: str | None = None
     """counts: train=8 generate=tp2x4 is 8 GPUs that train and 4 servers on 2 each; colocated: the same GPUs do both"""
     generation: list[GPU] | None = None
-    """GPUs of one machine for the inference servers; null is all"""
+    """GPUs of one machine for the inference servers, a number again for each further server on that GPU; null is all"""
     training: list[GPU] | None = None
     """GPUs of one machine for the trainer's ranks; null is all"""
     gpu_memory_gib: float | None = Field(default=None, ge=0.001, le=100_000)
@@ -206,9 +206,8 @@ class PlacementSection(Section):
     def _whole(self) -> PlacementSection:
         if self.layout is not None and (self.generation is not None or self.training is not None):
             raise ValueError(f"GPUs are named in words ('{self.layout}') and in lists: leave one of them out")
-        for name, gpus in (("training", self.training or []), ("generation", self.generation or [])):
-            if twice := [gpu for gpu, times in Counter(gpus).items() if times > 1]:
-                raise ValueError(f"GPU {twice[0]} is named twice in {name}: name each once")
+        if twice := [gpu for gpu, times in Counter(self.training or []).items() if times > 1]:
+            raise ValueError(f"GPU {twice[0]} is named twice in training: name each once")
         if self.generation is not None and self.training is not None:
             shared = set(self.generation) & set(self.training)
             if shared and set(self.generation) != set(self.training):
@@ -230,6 +229,11 @@ class PlacementSection(Section):
     def colocated(self) -> bool:
         """Whether the same GPUs generate and train, one after the other."""
         return bool(self.generation) and set(self.generation or ()) == set(self.training or ())
+
+    @property
+    def servers_share_gpus(self) -> bool:
+        """Whether a GPU has several inference servers, which compute there at the same time."""
+        return len(self.generation or ()) > len(set(self.generation or ()))
 
     @property
     def disaggregated(self) -> bool:

@@ -12,11 +12,10 @@ from areal_core.config import Settings
 from areal_core.config.needs import roles_of
 from areal_core.config.problems import dotted
 from areal_core.config.selection import selections
-from areal_core.disk import is_folder
+from areal_core.disk import is_folder, read_shapes
 from areal_core.driver.describing import spans
 from areal_core.driver.fingerprints import data_record
 from areal_core.driver.groups import process_groups
-from areal_core.driver.stored_model import read_shapes
 from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces.dataset import name_row
 from areal_core.interfaces.model import StoredModel
@@ -230,12 +229,10 @@ def _stored(resolved: Resolved, problems: list[str], files: Sequence[str], key: 
         return None
     try:
         shapes = read_shapes(folder)
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, AttributeError) as error:
-        problems.append(f"{key}: the *.safetensors of {folder} cannot be read ({error}); save the model again")
+    except RunError as error:
+        problems.append(f"{key}: {error.message}; save the model again, with save_pretrained")
         return None
-    if not shapes:
-        problems.append(f"{key}: {folder} holds no *.safetensors; save the model with save_pretrained")
-    return StoredModel(folder, description, shapes) if shapes else None
+    return StoredModel(folder, description, shapes)
 
 
 def _check_context(config: RunConfig, description: Mapping[str, Any], problems: list[str]) -> None:

@@ -43,7 +43,7 @@ def build_engine(config: RunConfig, run: RunFolder, scratch: Path, member: Membe
         )
     if transport == "core/ipc" and not config.has_rank_on_every_gpu:
         raise RunError(
-            "weight_sync.transport is ipc, and not every GPU that generates has a rank of the trainer: set it to memory"
+            "weight_sync.transport is ipc, and not every GPU has a rank of the trainer and one server: set it to memory"
         )
     if config.placement.colocated and not engine.capabilities.can_sleep:
         raise RunError(

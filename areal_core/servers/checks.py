@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError, safe_open
-
 from areal_core.errors import RunError
 from areal_core.servers.errors import ServerRefusedError
 
@@ -44,24 +42,6 @@ def check_identity(identity: ServerIdentity, model: ModelReference) -> None:
     ]
     if different:
         raise ServerRefusedError(f"serves another model, {identity.model}: {', '.join(different)}")
-
-
-def describe_folder(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor in the safetensors files of a folder.
-
-    Raises:
-        RunError: there are none, or one of them is not complete.
-    """
-    found: dict[str, tuple[int, ...]] = {}
-    if not (files := sorted(folder.glob("*.safetensors"))):
-        raise RunError(f"there are no weights in {folder}: it holds no *.safetensors")
-    for path in files:
-        try:
-            with safe_open(path, "pt") as file:
-                found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise RunError(f"the weights in {path} are not complete, or are none: {error}") from None
-    return found
 
 
 def check_fit(shapes: Mapping[str, Sequence[int]], model: Mapping[str, Sequence[int]], *, is_tied: bool) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from areal_core.driver.serving import INTERVAL_S, Joining
 from areal_core.driver.terminal import log as _log
 from areal_core.errors import RunError, UsageError
+from areal_core.interfaces.launcher import ProcessEnd
 from areal_core.launchers.guard import SCRATCH_VARIABLE, adopt_orphans, end_descendants, last_words, make_scratch
 from areal_core.launchers.machine import free_port, visible_gpus
 from areal_core.runs import RunFolder, model_reference
@@ -111,8 +112,10 @@ def _keep(
         server = start_program(command, os.environ, stdout=file, stderr=file, start_new_session=True)
     is_ready, deadline = joining is not None, time.monotonic() + limit_s
     while not interrupted.wait(INTERVAL_S):
-        if server.poll() is not None or (not is_ready and time.monotonic() > deadline):
-            raise RunError(f"the server {'has ended' if is_ready else 'did not start'}: {last_words(log)}")
+        if (code := server.poll()) is not None:
+            raise RunError(f"the server {ProcessEnd(code, last_words(log)).describe()}")
+        if not is_ready and time.monotonic() > deadline:
+            raise RunError(f"the server is not healthy after {limit_s:g} s; the end of its log:\n{last_words(log)}")
         if joining is not None:
             joining.renew()
         elif not is_ready and is_healthy_at(f"{address}{command.health_path}"):

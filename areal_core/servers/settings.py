@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from areal_core.config import Seconds, Secret, ServerBounds, Settings
 from areal_core.errors import ConfigError
@@ -25,7 +25,17 @@ if TYPE_CHECKING:
     from areal_core.servers.interface import ServerCommand
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-OptionValue = bool | int | float | str | list[int | str]
+_Plain = bool | int | float | str
+
+
+def _option(value: Any) -> Any:
+    """Judge it here: of a union every part would be told."""
+    if not all(isinstance(one, _Plain) for one in (value if isinstance(value, list) else [value])):
+        raise ValueError("must be text, a number, true, false, or a list of these")
+    return value
+
+
+OptionValue = Annotated[_Plain | list[_Plain], BeforeValidator(_option)]
 
 
 class ServerSettings(Settings):
@@ -110,6 +120,8 @@ class ServerSettings(Settings):
         if isinstance(self.servers, int) and gpus is not None and self.servers * self.gpus_each > len(gpus):
             need = f"{self.servers} servers on {self.gpus_each} GPUs each need {self.servers * self.gpus_each}"
             yield f"{need}; placement.generation names {len(gpus)}"
+        if shared := [own for own in self.gpus_of_servers(gpus) if len(set(own)) < len(own)]:
+            yield f"placement.generation gives one server GPUs {list(shared[0])}: name each of them once"
         if config.placement.colocated and self.is_elastic:
             yield "servers that come and go need GPUs of their own: write servers as a number, or split placement"
         if self.routed_experts:

@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
+from areal_core.disk import read_shapes
 from areal_core.errors import RunError
 from areal_core.interfaces import BroadcastGroup, ServerLostError, WeightUpdate
 from areal_core.messages.hub import Restart, TrainersTurn
-from areal_core.servers.checks import check_fit, describe_folder
+from areal_core.servers.checks import check_fit
 from areal_core.servers.errors import FAULTS, RequestRefusedError, UpdateRefusedError, in_time, known_form
 from areal_core.servers.interface import WeightGroup
 from areal_core.servers.pool import State
@@ -150,7 +151,7 @@ class Updater:
         Raises:
             RunError: it holds none, or some that are not complete.
         """
-        self._shapes, self._is_tied = describe_folder(model), is_tied
+        self._shapes, self._is_tied = read_shapes(model), is_tied
         self._set_current(WeightUpdate(0, model))
 
     def _set_current(self, update: WeightUpdate) -> None:
@@ -185,7 +186,7 @@ class Updater:
         await self.agree()
         self._is_agreed = False
         try:
-            shapes = describe_folder(update.path) if update.path else {one.name: one.shape for one in update.tensors}
+            shapes = read_shapes(update.path) if update.path else {one.name: one.shape for one in update.tensors}
             if not all(".lora_" in name for name in shapes):  # an adapter is judged by the servers that take it
                 check_fit(shapes, self._shapes, is_tied=self._is_tied)
             await self._groups.joined()

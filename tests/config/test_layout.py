@@ -6,7 +6,10 @@ from hypothesis import strategies as st
 
 from areal_core.config import resolve
 from areal_core.config.layout import Layout, LayoutError
+from areal_core.driver.groups import process_groups
+from areal_core.driver.placement import place
 from areal_core.errors import ConfigError
+from areal_core.interfaces.launcher import Node
 
 SMALL = st.integers(1, 9)
 
@@ -162,10 +165,23 @@ def test_servers_that_the_words_forget_and_lists_beside_words_are_refused(config
     ("lists", "message"),
     [
         ("{training: [0, 0], generation: [1]}", "GPU 0 is named twice in training"),
-        ("{training: [0], generation: [1, 2, 1, 2]}", "GPU 1 is named twice in generation: name each once"),
         ("{training: [0, 0], generation: [0]}", "GPU 0 is named twice in training"),
     ],
 )
 def test_a_gpu_that_is_named_twice_is_refused(config, lists, message):
     with pytest.raises(ConfigError, match=message):
         resolve(config, [], [f"placement={lists}"])
+
+
+def test_a_gpu_may_have_several_servers_whose_weights_then_go_through_a_folder(config, tmp_path):
+    """Of a small model: one server leaves most of a GPU idle, and a broadcast has no group in which a GPU is twice."""
+    words = ["placement={generation: [0, 0, 1, 1], training: [2]}", "inference_engine.data_parallel=1"]
+    shared = resolve(config, [], [*words, "inference_engine.servers=4"]).config
+    groups = [group for group in process_groups(shared, tmp_path) if group.role == "server"]
+    places = place(groups, [Node("here", "127.0.0.1", gpus=3)], {})
+    assert [places[f"server-{number}", 0].gpus for number in range(4)] == [(0,), (0,), (1,), (1,)]
+    assert shared.weight_sync.transport.target == "core/memory"
+    with pytest.raises(ConfigError, match="a broadcast has no group in which a GPU is twice"):
+        resolve(config, [], [*words, "weight_sync.transport=broadcast"])
+    with pytest.raises(ConfigError, match=r"gives one server GPUs \[0, 0\]: name each of them once"):
+        resolve(config, [], [*words, "inference_engine.tensor_parallel=2"])

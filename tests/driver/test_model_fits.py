@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +11,7 @@ from areal_core.cli import main
 from areal_core.config import resolve
 from areal_core.driver.plan import check_model, make_plan
 from areal_core.errors import ConfigError
+from tests.driver.header_only import write_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +43,6 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
 
 
 def written(folder: Path, kind: str) -> Path:
-    """A model whose weights are nothing but a header."""
     description, layer = MODELS[kind]
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(description))
@@ -53,9 +52,7 @@ def written(folder: Path, kind: str) -> Path:
     if kind == "images":
         shapes["model.visual.blocks.0.attn.qkv.weight"] = [96, 32]
         (folder / "preprocessor_config.json").write_text("{}")
-    tensors = {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
-    header = json.dumps(tensors).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    write_weights(folder / "model.safetensors", shapes)
     return folder
 
 

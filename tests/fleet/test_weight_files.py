@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from areal_core.disk import read_shapes
 from areal_core.errors import RunError
-from areal_core.servers.checks import check_fit, describe_folder
+from areal_core.servers.checks import check_fit
 
 MODEL = {"embed.weight": (7, 4), "layer.weight": (4, 4), "lm_head.weight": (7, 4)}
 
@@ -22,13 +23,13 @@ def folder(tmp_path):
 
 
 def test_a_complete_file(folder):
-    assert describe_folder(folder) == MODEL
-    check_fit(describe_folder(folder), MODEL, is_tied=False)
+    assert read_shapes(folder) == MODEL
+    check_fit(read_shapes(folder), MODEL, is_tied=False)
 
 
 def test_tensors_in_several_files(folder):
     save_file({"more.weight": torch.zeros(3)}, folder / "second.safetensors")
-    assert describe_folder(folder) == {**MODEL, "more.weight": (3,)}
+    assert read_shapes(folder) == {**MODEL, "more.weight": (3,)}
 
 
 def test_a_file_that_is_half_written_at_any_place(folder):
@@ -37,10 +38,10 @@ def test_a_file_that_is_half_written_at_any_place(folder):
     for length in range(len(data)):
         path.write_bytes(data[:length])
         with pytest.raises(RunError, match="not complete"):
-            describe_folder(folder)
+            read_shapes(folder)
     path.write_bytes(data + b"\0")
     with pytest.raises(RunError, match="not complete"):
-        describe_folder(folder)
+        read_shapes(folder)
 
 
 @pytest.mark.parametrize(
@@ -59,13 +60,13 @@ def test_a_file_that_is_half_written_at_any_place(folder):
 def test_a_file_that_is_something_else(folder, data):
     (folder / "model.safetensors").write_bytes(data)
     with pytest.raises(RunError, match=r"model\.safetensors"):
-        describe_folder(folder)
+        read_shapes(folder)
 
 
 def test_a_folder_without_weights(tmp_path):
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(RunError, match=r"holds no \*\.safetensors"):
-            describe_folder(place)
+            read_shapes(place)
 
 
 def test_a_missing_tensor_and_one_too_many():

@@ -311,7 +311,7 @@ def test_servers_that_the_run_cannot_use(place, load, proxied, wait_until, repla
             requests.check(place.log_files)
             folder = tmp_path / "alone"
             folder.mkdir()
-            with pytest.raises(RunError, match="of 1 servers have been ready") as caught:
+            with pytest.raises(RunError, match="of 1 servers are ready") as caught:
                 async with fleet_of(place, names, folder):
                     pass
             for words in ("serves another model", "cannot serve this model"):

@@ -194,7 +194,7 @@ def test_a_model_that_cannot_be_loaded_is_told_with_the_servers_own_words(model_
 def test_a_start_that_takes_too_long_leaves_no_process(model_folder, tmp_path):
     async def work():
         engine = HFEngine(HFConfig(device="cpu", start_timeout_s=0.2), tmp_path)
-        with pytest.raises(RunError, match=r"0 of 1 servers have been ready") as caught:
+        with pytest.raises(RunError, match=r"0 of 1 servers are ready") as caught:
             await engine.start(ModelReference(str(model_folder)))
         await engine.close()
         assert "start_timeout_s" in caught.value.hints[0]

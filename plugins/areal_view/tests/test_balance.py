@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from areal_core.config.sections import PlacementSection
 from areal_view.balance import STEPS, Balance, Split, bottleneck
 from areal_view.diagnostics import Diagnostics
 
@@ -110,8 +111,7 @@ def test_a_run_says_it_once() -> None:
 
 def test_the_split_of_a_config() -> None:
     def of(generation: list[int] | None, training: list[int] | None, **keywords: int) -> Split | None:
-        colocated = generation is not None and generation == training
-        placement = SimpleNamespace(generation=generation, training=training, colocated=colocated)
+        placement = PlacementSection(generation=generation, training=training)
         engine = SimpleNamespace(keywords=lambda: keywords)
         config: Any = SimpleNamespace(placement=placement, inference_engine=engine)
         return Split.of(config)
@@ -119,6 +119,7 @@ def test_the_split_of_a_config() -> None:
     assert of([0, 1], [2, 3, 4], tensor_parallel=2) == Split(2, 3, 2)
     assert of([0], [1]) == Split(1, 1)
     assert of([0], [0]) is None, "in turns"
+    assert of([0, 0], [1]) is None, "other splits would not have as many servers"
     assert of(None, [0]) is None
 
 

@@ -55,7 +55,8 @@ class SGLangConfig(FleetSettings):
         ):
             yield (
                 "weight_sync.transport is ipc, which is for servers of the run that take turns with the trainer on the "
-                "same GPUs, a rank on each, with memory_saver, data_parallel 1 and whole weights: set it to memory"
+                "same GPUs, a rank and one server on each, with memory_saver, data_parallel 1 and whole weights: set "
+                "it to memory"
             )
         if config.sampling.min_new_tokens and not self.detokenize:
             yield "SGLang honors sampling.min_new_tokens only with its tokenizer: set detokenize to true"

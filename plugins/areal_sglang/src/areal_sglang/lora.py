@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 NAME = "areal"
 """Of the one adapter that a server has."""
 
-_MATRICES: list[int | str] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+_MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Of which a server has room for A and B; `options: {lora_target_modules: [...]}` names others."""
 
 
 def options_for(rank: int) -> dict[str, OptionValue]:
     """Of a server that takes adapters of so high a rank; one place more is for its base."""
-    return {"enable_lora": True, "max_lora_rank": rank, "max_loras_per_batch": 2, "lora_target_modules": _MATRICES}
+    return {"enable_lora": True, "max_lora_rank": rank, "max_loras_per_batch": 2, "lora_target_modules": [*_MATRICES]}
 
 
 def check_room(told: dict[str, Any], rank: int) -> None:
@@ -37,7 +37,7 @@ def check_room(told: dict[str, Any], rank: int) -> None:
     if room < rank:
         raise ServerRefusedError(
             f"takes adapters of rank {room} at most, and adapter_rank is {rank}: start it with areal serve, or with "
-            f"--enable-lora --max-lora-rank {rank} --lora-target-modules {' '.join(map(str, _MATRICES))}"
+            f"--enable-lora --max-lora-rank {rank} --lora-target-modules {' '.join(_MATRICES)}"
         )
 
 

@@ -44,9 +44,10 @@ class Split:
 
     @classmethod
     def of(cls, config: RunConfig) -> Split | None:
-        """What a config says; None where it does not name both kinds, or the same ones take turns."""
+        """What a config says; None where it does not name both kinds, or some have several uses."""
         placement = config.placement
-        if not placement.generation or not placement.training or placement.colocated or config.inference_engine is None:
+        has_own = placement.disaggregated and not placement.servers_share_gpus
+        if not (has_own and placement.generation and placement.training and config.inference_engine):
             return None
         server = config.inference_engine.keywords().get("tensor_parallel", 1)
         return cls(len(placement.generation), len(placement.training), server)
