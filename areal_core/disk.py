@@ -317,29 +317,25 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     from safetensors import SafetensorError, safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}
-    if not (files := sorted(folder.glob("*.safetensors"))):
-        raise RunError(f"there are no weights in {folder}: it holds no *.safetensors")
-    for path in files:
+    for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, "np") as file:
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
+        except SafetensorError as error:
             raise RunError(f"the weights in {path} are not complete, or are none: {error}") from None
-    _check_index(folder, shapes)
-    return shapes
-
-
-def _check_index(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise `RunError` where an index is none, or names files or tensors that are not there."""
+        except OSError as error:
+            raise RunError(f"the weights in {path} cannot be read: {error}") from None
+    if not shapes:
+        raise RunError(f"there are no weights in {folder}: it holds no *.safetensors with tensors")
     index = folder / "model.safetensors.index.json"
-    if not index.is_file() or (folder / "model.safetensors").is_file():  # which is read first
-        return
-    try:
-        places = dict(json.loads(index.read_text())["weight_map"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise RunError(f"{index.name} is not an index: {type(error).__name__}: {error}") from error
-    missing = sorted({str(name) for name in places.values() if not (folder / str(name)).is_file()})
-    if missing:
-        raise RunError(f"{index.name} names files that are missing: {', '.join(missing[:3])}")
-    if absent := sorted(places.keys() - shapes.keys()):
-        raise RunError(f"{index.name} names tensors that no file holds: {', '.join(absent[:3])}")
+    if index.is_file() and not (folder / "model.safetensors").is_file():  # which is read first
+        try:
+            places = {str(name): str(file) for name, file in json.loads(index.read_text())["weight_map"].items()}
+            missing = sorted({file for file in places.values() if not (folder / file).is_file()})
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise RunError(f"{index} is not an index: {type(error).__name__}: {error}") from error
+        if missing:
+            raise RunError(f"{index} names files that are missing: {', '.join(missing[:3])}")
+        if absent := sorted(places.keys() - shapes.keys()):
+            raise RunError(f"{index} names tensors that no file holds: {', '.join(absent[:3])}")
+    return shapes

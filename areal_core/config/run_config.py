@@ -188,7 +188,7 @@ class RunConfig(Section):
         """What generates must be there together, and its probabilities must be ones that the trainer can compute."""
         names_twice = self.placement.colocated or self.placement.servers_share_gpus
         if names_twice and self.weight_sync.transport.target == "core/broadcast":
-            message = "a broadcast has no group in which a GPU is twice, and placement names one twice"
+            message = "a broadcast has no group in which a GPU is twice, and placement uses one twice"
             yield Problem(("weight_sync", "transport"), message, ("leave it out, or set it to memory",))
         if self.workflow is not None and self.inference_engine is None:
             yield Problem(("inference_engine",), "is required beside a workflow: something has to generate")

@@ -80,10 +80,8 @@ def _free(group: ProcessGroup, groups: Sequence[ProcessGroup], nodes: Sequence[N
 
 
 def _counts(name: str, group: ProcessGroup, sharing: set[str]) -> bool:
-    """Whether what another group uses is not free for this one: of those who share, only their like."""
-    if group.name not in sharing or name not in sharing:
-        return True
-    return _side(name) == _side(group.name)
+    """Whether what another group uses is not free for this one: where one of them shares, only its like."""
+    return not sharing & {group.name, name} or _side(name) == _side(group.name)
 
 
 def _side(name: str) -> str:

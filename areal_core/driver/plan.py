@@ -133,7 +133,8 @@ def _group_rows(groups: Sequence[ProcessGroup]) -> Iterator[tuple[str, str]]:
         count = sum(group.count for group in same)
         each = f", {gpus} GPU(s) each" if gpus else ""
         named = [gpu for group in same for gpu in group.gpus or ()]
-        which = f" ({spans(named)})" if named else ""
+        alone = sorted(set(named))
+        which = f" ({spans(alone)}{', several on one' if len(alone) < len(named) else ''})" if named else ""
         message = f"{count} x {role}{each}{which}{', colocated' if shares else ''}; the end of one {end}"
         yield "" if number else "groups", message
 
@@ -230,7 +231,7 @@ def _stored(resolved: Resolved, problems: list[str], files: Sequence[str], key: 
     try:
         shapes = read_shapes(folder)
     except RunError as error:
-        problems.append(f"{key}: {error.message}; save the model again, with save_pretrained")
+        problems.append(f"{key}: {error.message}; save the model with save_pretrained")
         return None
     return StoredModel(folder, description, shapes)
 

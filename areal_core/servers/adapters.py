@@ -23,7 +23,7 @@ def describe_adapter(folder: Path) -> bool:
     weights = folder / "model.safetensors"
     if not weights.is_file():  # the run's model, in several files
         return False
-    with safe_open(weights, "pt") as file:
+    with safe_open(weights, "np") as file:
         names = [name for name in file.keys() if ".lora_A." in name]  # noqa: SIM118
         ranks = {name: file.get_slice(name).get_shape()[0] for name in names}
     if not ranks:

@@ -115,7 +115,7 @@ def _keep(
         if (code := server.poll()) is not None:
             raise RunError(f"the server {ProcessEnd(code, last_words(log)).describe()}")
         if not is_ready and time.monotonic() > deadline:
-            raise RunError(f"the server is not healthy after {limit_s:g} s; the end of its log:\n{last_words(log)}")
+            raise RunError(f"the server is not healthy after {limit_s:g} s (start_timeout_s); see {log}")
         if joining is not None:
             joining.renew()
         elif not is_ready and is_healthy_at(f"{address}{command.health_path}"):

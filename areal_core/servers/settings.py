@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from contextlib import suppress
@@ -30,12 +31,13 @@ _Plain = bool | int | float | str
 
 def _option(value: Any) -> Any:
     """Judge it here: of a union every part would be told."""
-    if not all(isinstance(one, _Plain) for one in (value if isinstance(value, list) else [value])):
-        raise ValueError("must be text, a number, true, false, or a list of these")
-    return value
+    parts = [*value] if isinstance(value, list | tuple) else [value]
+    if any(not isinstance(one, _Plain) or (isinstance(one, float) and not math.isfinite(one)) for one in parts):
+        raise ValueError("must be text, a number, true, false, or a list of these; write JSON as text")
+    return parts if isinstance(value, tuple) else value
 
 
-OptionValue = Annotated[_Plain | list[_Plain], BeforeValidator(_option)]
+OptionValue = Annotated[_Plain | list[int | float | str], BeforeValidator(_option)]
 
 
 class ServerSettings(Settings):
@@ -116,10 +118,11 @@ class ServerSettings(Settings):
         if self.bounds.minimum > self.bounds.maximum + len(self.elsewhere):
             named = f"servers.maximum is {self.bounds.maximum}, with {len(self.elsewhere)} in addresses"
             yield f"servers.minimum is {self.bounds.minimum}, and {named}: there would never be enough"
-        gpus = config.placement.generation
-        if isinstance(self.servers, int) and gpus is not None and self.servers * self.gpus_each > len(gpus):
-            need = f"{self.servers} servers on {self.gpus_each} GPUs each need {self.servers * self.gpus_each}"
-            yield f"{need}; placement.generation names {len(gpus)}"
+        gpus, need = config.placement.generation, self.bounds.maximum * self.gpus_each
+        is_short = gpus is not None and isinstance(self.servers, int) and need > len(gpus)
+        if gpus is not None and (is_short or (config.placement.servers_share_gpus and need < len(gpus))):
+            servers = f"{self.bounds.maximum} servers on {self.gpus_each} GPUs each need {need}"
+            yield f"{servers}; placement.generation names {len(gpus)}"
         if shared := [own for own in self.gpus_of_servers(gpus) if len(set(own)) < len(own)]:
             yield f"placement.generation gives one server GPUs {list(shared[0])}: name each of them once"
         if config.placement.colocated and self.is_elastic:

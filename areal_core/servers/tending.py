@@ -327,7 +327,7 @@ class Tending:
                 enough_at = now()
             lacking_s, ready = now() - enough_at, len(self.pool.ready)
             if lacking_s > limit or self.pool.possible < (1 if self._has_begun else wanted):
-                message = f"{ready} of {wanted} servers are ready, for {lacking_s:.0f} s now; {self.pool.explain()}"
+                message = f"{ready} of {wanted} servers are ready, too few for {lacking_s:.0f} s; {self.pool.explain()}"
                 own = LACK if self.settings.is_elastic else OWN_FAILED
                 self.pool.fail(RunError(message, hints=[own if self.settings.servers else NONE_ANSWERS]))
 

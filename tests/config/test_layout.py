@@ -184,4 +184,14 @@ def test_a_gpu_may_have_several_servers_whose_weights_then_go_through_a_folder(c
     with pytest.raises(ConfigError, match="a broadcast has no group in which a GPU is twice"):
         resolve(config, [], [*words, "weight_sync.transport=broadcast"])
     with pytest.raises(ConfigError, match=r"gives one server GPUs \[0, 0\]: name each of them once"):
-        resolve(config, [], [*words, "inference_engine.tensor_parallel=2"])
+        resolve(config, [], [*words, "inference_engine.tensor_parallel=2", "inference_engine.servers=2"])
+    with pytest.raises(ConfigError, match=r"1 servers on 1 GPUs each need 1; placement\.generation names 4"):
+        resolve(config, [], words)
+
+
+def test_ranks_and_servers_of_a_colocated_placement_stand_on_the_same_gpus(config, tmp_path):
+    words = ["placement=train=4 generate=tp2x2 colocated", "inference_engine={data_parallel: 1, memory_saver: true}"]
+    groups = process_groups(resolve(config, [], words).config, tmp_path)
+    places = place(groups, [Node("here", "127.0.0.1", gpus=4)], {})
+    assert [places["trainer", rank].gpus for rank in range(4)] == [(0,), (1,), (2,), (3,)]
+    assert [places[f"server-{number}", 0].gpus for number in range(2)] == [(0, 1), (2, 3)]

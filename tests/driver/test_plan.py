@@ -106,6 +106,11 @@ def test_a_file_of_another_length_than_its_header_says_is_refused(model: Path) -
         assert f"the weights in {path} are not complete" in problem_of(model)
 
 
+def test_a_file_without_tensors_is_refused(model: Path) -> None:
+    write_weights(model / "model.safetensors", {})
+    assert "it holds no *.safetensors with tensors" in problem_of(model)
+
+
 def test_an_index_that_names_what_is_not_there_is_refused(model: Path) -> None:
     first, index = model / "model-00001-of-00002.safetensors", model / "model.safetensors.index.json"
     (model / "model.safetensors").rename(first)
@@ -116,9 +121,9 @@ def test_an_index_that_names_what_is_not_there_is_refused(model: Path) -> None:
     assert f"{index.name} names tensors that no file holds: more" in problem_of(model)
     index.write_text(json.dumps({"weight_map": {**places, "more": "model-00002-of-00002.safetensors"}}))
     assert f"{index.name} names files that are missing: model-00002-of-00002.safetensors" in problem_of(model)
-    for text in ("not JSON", "[]", "{}", '{"weight_map": 3}'):
+    for text in ("not JSON", "[]", "{}", '{"weight_map": 3}', json.dumps({"weight_map": {"a": "b" * 300}}), "[" * 9999):
         index.write_text(text)
-        assert f"{index.name} is not an index: " in problem_of(model)
+        assert f"{index} is not an index: " in problem_of(model)
 
 
 def test_what_cannot_fit_is_refused_with_what_would(model: Path) -> None:

@@ -63,7 +63,7 @@ def test_below_the_minimum_the_run_ends_after_a_while_with_what_to_do(running, o
             await running.until(lambda: len(names(fleet, "ready")) == 1, "one is left")
             assert len((await fleet.generate(running.request(most=5))).output_ids) == 5, "it goes on with the rest"
             await running.until(lambda: fleet.pool.failure, "the deadline")
-            with pytest.raises(RunError, match="1 of 2 servers are ready, for 2 s now") as caught:
+            with pytest.raises(RunError, match="1 of 2 servers are ready, too few for 2 s") as caught:
                 await fleet.generate(running.request())
             assert "server-0 waiting for room: its process has ended" in str(caught.value)
             assert "give the run more nodes, lower servers.minimum" in caught.value.hints[0]

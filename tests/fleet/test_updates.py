@@ -125,7 +125,7 @@ def test_with_no_server_left_requests_end_with_the_reasons(running):
             for server in servers.values():
                 server.is_healthy = False
             await running.until(lambda: set(running.states(fleet).values()) <= {"lost", "starting"}, "both are lost")
-            with pytest.raises(RunError, match=r"0 of 2 servers are ready, for \S+ s now;") as caught:
+            with pytest.raises(RunError, match=r"0 of 2 servers are ready, too few for \S+ s;") as caught:
                 await asyncio.wait_for(fleet.generate(running.request()), 60)
             for name in "ab":
                 assert re.search(rf"{name} (lost|starting): /health: ClientConnectorError", str(caught.value))

@@ -236,9 +236,10 @@ def test_colocated_it_is_the_default_where_servers_can_read():
     assert resolved("launcher.trainer_processes=1").config.weight_sync.transport.target == "core/memory", (
         "a GPU without a rank"
     )
-    assert resolved("placement.generation=[0,0,1,1]").config.weight_sync.transport.target == "core/memory", (
-        "a copy that is offered is read once"
-    )
+    assert (
+        resolved("placement.generation=[0,0,1,1]", "inference_engine.servers=4").config.weight_sync.transport.target
+        == "core/memory"
+    ), "a copy that is offered is read once"
     others = ["placement.training=[2,3]"]
     assert resolved(*others).config.weight_sync.transport.target == "core/broadcast"
 
@@ -247,7 +248,7 @@ def test_colocated_it_is_the_default_where_servers_can_read():
     "words",
     [
         ["placement.training=[2,3]"],
-        ["placement.generation=[0,0,1,1]"],
+        ["placement.generation=[0,0,1,1]", "inference_engine.servers=4"],
         ["inference_engine.data_parallel=2", "inference_engine.servers=1"],
     ],
 )

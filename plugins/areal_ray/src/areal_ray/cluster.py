@@ -69,11 +69,15 @@ def connect(settings: RaySettings) -> str:
 def bundles_for(groups: Sequence[ProcessGroup], nodes: int | None) -> list[int]:
     """The GPUs of each bundle that groups need: one for each member, or one a machine where `nodes` says how many.
 
-    Those that are used in turns are counted once, in the larger parts: servers' rather than ranks'.
+    Those that are used in turns are counted once, in the larger parts: servers' rather than ranks'. Those that the
+    config names are of one machine, and may be named for several servers.
     """
+    if not nodes and (named := {gpu for group in groups for gpu in group.gpus or ()}):
+        return [len(named)]
     sides: dict[str, list[int]] = {"": []}
+    shared = {"trainer", "server"} if any(group.shares_gpus for group in groups) else set[str]()
     for group in groups:
-        sides.setdefault(group.role if group.shares_gpus else "", []).extend([group.gpus_each] * group.count)
+        sides.setdefault(group.role if group.role in shared else "", []).extend([group.gpus_each] * group.count)
     own = sides.pop("") + max(sides.values(), key=lambda sizes: (sum(sizes), max(sizes)), default=[])
     own = [gpus for gpus in own if gpus]
     return [-(-sum(own) // (nodes or 1))] * (nodes or 1) if nodes or not own else own
