@@ -104,7 +104,7 @@ def test_members_have_gpus_of_ray_and_nothing_else_that_it_sets(
 
 def test_groups_that_take_turns_have_the_same_gpus_and_others_their_own(cluster: RayCluster) -> None:
     async def work() -> None:
-        ranks = ProcessGroup("trainer", "trainer", SHOW, count=2, gpus_each=1, shares_gpus=True)
+        ranks = ProcessGroup("trainer", "trainer", SHOW, count=2, gpus_each=1)
         turns = ProcessGroup("server-0", "server", SHOW, gpus_each=2, shares_gpus=True)
         async with launched(cluster) as launcher:
             assert [node.gpus for node in await launcher.nodes([ranks, turns])] == [2]

@@ -134,6 +134,7 @@ def test_gpus_that_are_used_in_common_are_counted_once_in_the_larger_parts():
     ranks = ProcessGroup("trainer", "trainer", [], count=4, gpus_each=1)
     assert bundles_for([ranks, *groups((1, 2), (1, 2), shares_gpus=True)], None) == [2, 2]
     assert bundles_for([ranks, *groups((1, 2), shares_gpus=True)], None) == [1, 1, 1, 1]
+    assert bundles_for([ranks, *groups((1, 2), shares_gpus=True), *groups((1, 8))], None) == [8, 1, 1, 1, 1]
 
 
 def test_gpus_that_are_named_are_of_one_machine_however_many_servers_they_have():

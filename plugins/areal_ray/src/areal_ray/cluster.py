@@ -75,9 +75,10 @@ def bundles_for(groups: Sequence[ProcessGroup], nodes: int | None) -> list[int]:
     if not nodes and (named := {gpu for group in groups for gpu in group.gpus or ()}):
         return [len(named)]
     sides: dict[str, list[int]] = {"": []}
-    shared = {"trainer", "server"} if any(group.shares_gpus for group in groups) else set[str]()
+    has_turns = any(group.shares_gpus for group in groups)
     for group in groups:
-        sides.setdefault(group.role if group.role in shared else "", []).extend([group.gpus_each] * group.count)
+        takes_turns = group.shares_gpus or (has_turns and group.role == "trainer")
+        sides.setdefault(group.role if takes_turns else "", []).extend([group.gpus_each] * group.count)
     own = sides.pop("") + max(sides.values(), key=lambda sizes: (sum(sizes), max(sizes)), default=[])
     own = [gpus for gpus in own if gpus]
     return [-(-sum(own) // (nodes or 1))] * (nodes or 1) if nodes or not own else own
