@@ -319,10 +319,12 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:
+            if not path.is_file():  # a pipe would be waited for
+                raise OSError("it is not a file, nor a link to one")
             with safe_open(path, "np") as file:
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
-            raise RunError(f"the weights in {path} are not complete, or are none: {error}") from None
+            raise RunError(f"the weights in {path} are not complete, or a Git LFS pointer: {error}") from None
         except OSError as error:
             raise RunError(f"the weights in {path} cannot be read: {error}") from None
     if not shapes:

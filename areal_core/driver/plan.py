@@ -231,7 +231,7 @@ def _stored(resolved: Resolved, problems: list[str], files: Sequence[str], key: 
     try:
         shapes = read_shapes(folder)
     except RunError as error:
-        problems.append(f"{key}: {error.message}; save the model with save_pretrained")
+        problems.append(f"{key}: {error.message}; copy or download the model again, or save it with save_pretrained")
         return None
     return StoredModel(folder, description, shapes)
 

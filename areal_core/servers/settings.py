@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from areal_core.servers.interface import ServerCommand
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+OWN_OPTIONS = {"host", "port", "model", "model_path", "tp", "tp_size", "tensor_parallel_size", "data_parallel_size"}
+"""Of servers, which follow from the config elsewhere."""
 _Plain = bool | int | float | str
 
 
@@ -118,11 +120,11 @@ class ServerSettings(Settings):
         if self.bounds.minimum > self.bounds.maximum + len(self.elsewhere):
             named = f"servers.maximum is {self.bounds.maximum}, with {len(self.elsewhere)} in addresses"
             yield f"servers.minimum is {self.bounds.minimum}, and {named}: there would never be enough"
-        gpus, need = config.placement.generation, self.bounds.maximum * self.gpus_each
-        is_short = gpus is not None and isinstance(self.servers, int) and need > len(gpus)
-        if gpus is not None and (is_short or (config.placement.servers_share_gpus and need < len(gpus))):
-            servers = f"{self.bounds.maximum} servers on {self.gpus_each} GPUs each need {need}"
-            yield f"{servers}; placement.generation names {len(gpus)}"
+        gpus, most = config.placement.generation, self.bounds.maximum
+        least = self.bounds.minimum - len(self.elsewhere) if self.is_elastic else most
+        if gpus is not None and most and not least * self.gpus_each <= len(gpus) <= most * self.gpus_each:
+            servers = f"{self.servers} servers with {self.gpus_each} GPU(s) each"
+            yield f"{servers} do not fit placement.generation, which names {len(gpus)}: set servers, or name other GPUs"
         if shared := [own for own in self.gpus_of_servers(gpus) if len(set(own)) < len(own)]:
             yield f"placement.generation gives one server GPUs {list(shared[0])}: name each of them once"
         if config.placement.colocated and self.is_elastic:
@@ -261,7 +263,7 @@ class FleetSettings(ServerSettings):
             yield "sampling.stop is a text, and the servers see only tokens: set detokenize to true"
         if config.deterministic:
             yield "servers do not repeat the same bits; use the embedded engine (hf) with deterministic=true"
-        if own := {name.replace("-", "_") for name in self.options} & {"host", "port", "model", "model_path"}:
+        if own := {name.replace("-", "_") for name in self.options} & OWN_OPTIONS:
             yield f"options.{min(own)}: areal tells servers that itself; leave it out"
 
     def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:

@@ -185,8 +185,14 @@ def test_a_gpu_may_have_several_servers_whose_weights_then_go_through_a_folder(c
         resolve(config, [], [*words, "weight_sync.transport=broadcast"])
     with pytest.raises(ConfigError, match=r"gives one server GPUs \[0, 0\]: name each of them once"):
         resolve(config, [], [*words, "inference_engine.tensor_parallel=2", "inference_engine.servers=2"])
-    with pytest.raises(ConfigError, match=r"1 servers on 1 GPUs each need 1; placement\.generation names 4"):
+    with pytest.raises(
+        ConfigError, match=r"1 servers with 1 GPU\(s\) each do not fit placement\.generation, which names 4"
+    ):
         resolve(config, [], words)
+    for bounds in ("{minimum: 5, maximum: 9}", "{minimum: 1, maximum: 3}"):
+        with pytest.raises(ConfigError, match=r" to \d servers with 1 GPU\(s\) each do not fit"):
+            resolve(config, [], [*words, f"inference_engine.servers={bounds}"])
+    resolve(config, [], [*words, "inference_engine.servers=0", "inference_engine.addresses=['http://10.0.0.5:30000']"])
 
 
 def test_ranks_and_servers_of_a_colocated_placement_stand_on_the_same_gpus(config, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +107,12 @@ def test_a_file_of_another_length_than_its_header_says_is_refused(model: Path) -
         assert f"the weights in {path} are not complete" in problem_of(model)
 
 
+def test_what_is_no_file_is_not_waited_for(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    os.mkfifo(model / "model.safetensors")
+    assert "cannot be read: it is not a file, nor a link to one" in problem_of(model)
+
+
 def test_a_file_without_tensors_is_refused(model: Path) -> None:
     write_weights(model / "model.safetensors", {})
     assert "it holds no *.safetensors with tensors" in problem_of(model)
@@ -206,7 +213,7 @@ def test_files_that_are_no_weights_are_told(model: Path) -> None:
     (model / "model.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(ConfigError) as raised:
         plan(model)
-    assert "model.safetensors are not complete, or are none" in str(raised.value.problems)
+    assert "model.safetensors are not complete, or a Git LFS pointer" in str(raised.value.problems)
 
 
 def test_a_broken_description_is_named(model: Path) -> None:

@@ -1,5 +1,17 @@
+import pytest
+
+from areal_core.config import resolve
+from areal_core.errors import ConfigError
 from areal_core.testing.conformance import PluginSuite
 
 
 class TestPlugin(PluginSuite):
     plugin = "vllm"
+
+
+def test_several_servers_on_a_gpu_must_say_how_much_of_it_each_has():
+    pytest.importorskip("areal_grpo", reason="the preset is another plugin's")
+    words = ["inference_engine=vllm", "inference_engine.servers=2", "placement={generation: [0, 0], training: [1]}"]
+    with pytest.raises(ConfigError, match=r"each would take 0\.92 of it: set options\.gpu_memory_utilization"):
+        resolve(None, ["grpo"], words)
+    resolve(None, ["grpo"], [*words, "inference_engine.options={gpu-memory-utilization: 0.3}"])
