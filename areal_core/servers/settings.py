@@ -252,6 +252,11 @@ class FleetSettings(ServerSettings):
         return self.tensor_parallel * self.data_parallel
 
     @property
+    def option_names(self) -> set[str]:
+        """The names in `options`, which may be written with hyphens."""
+        return {name.replace("-", "_") for name in self.options}
+
+    @property
     def transports(self) -> frozenset[str]:
         """See `InferenceCapabilities.transports`; adapters of their own travel in files."""
         return frozenset({"core/broadcast"} if getattr(self, "adapter_rank", None) is None else ())
@@ -263,7 +268,7 @@ class FleetSettings(ServerSettings):
             yield "sampling.stop is a text, and the servers see only tokens: set detokenize to true"
         if config.deterministic:
             yield "servers do not repeat the same bits; use the embedded engine (hf) with deterministic=true"
-        if own := {name.replace("-", "_") for name in self.options} & OWN_OPTIONS:
+        if own := self.option_names & OWN_OPTIONS:
             yield f"options.{min(own)}: areal tells servers that itself; leave it out"
 
     def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:

@@ -101,7 +101,7 @@ def test_it_agrees_with_the_evaluations_of_a_run(workplace: Workplace) -> None:
     assert best.code == 0, best.err
     assert f"model            {workplace.folder / 'run' / 'best'}\n" in best.out
     assert "2 prompts, 2 answers to each at temperature 0\n" in best.out
-    assert "starting the engine" in best.err
+    assert "starting the engine: 0 episodes" in best.err
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,7 @@ class VLLMConfig(FleetSettings):
         yield from super().check(config)
         if config.placement.colocated and not self.sleep_mode:
             yield "placement gives the same GPUs to generation and training: set sleep_mode to true"
-        named = {name.replace("-", "_") for name in self.options}
-        if config.placement.servers_share_gpus and "gpu_memory_utilization" not in named:
+        if config.placement.servers_share_gpus and "gpu_memory_utilization" not in self.option_names:
             yield "a GPU has several servers, and each would take 0.92 of it: set options.gpu_memory_utilization"
         if self.adapter_rank is not None:
             adapter = getattr(config.train_engine.settings, "adapter", None)
