@@ -112,8 +112,14 @@ class RunConfig(Section):
         return launching(self.launcher).trainer_processes or len(self.placement.training or ()) or 1
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether the GPUs generate and train one after the other: servers give the trainer their memory."""
+        settings = getattr(self.inference_engine, "settings", None)
+        return self.placement.colocated and getattr(settings, "gives_memory", False)
+
+    @property
     def has_rank_on_every_gpu(self) -> bool:
-        """Whether the GPUs generate and train in turns, and each has a rank of the trainer and one server."""
+        """Whether the same GPUs generate and train, and each has a rank of the trainer and one server."""
         training, generation = self.placement.training or (), self.placement.generation or ()
         return self.placement.colocated and len(generation) == len(training) == self.trainer_processes
 
@@ -140,7 +146,7 @@ class RunConfig(Section):
         """Whether the next batch is trained on while an evaluation runs. Synchronous generation and GPUs used in turns
         leave nothing to do meanwhile; in deterministic runs nothing else may share the engine's batches with it."""
         asked = self.evaluation is not None and self.evaluation.beside_training
-        is_asynchronous = self.rollout.max_staleness > 0 and not self.deterministic and not self.placement.colocated
+        is_asynchronous = self.rollout.max_staleness > 0 and not self.deterministic and not self.takes_turns
         return asked and is_asynchronous and self.workflow is not None
 
     def cross_checks(self) -> Iterator[Problem]:

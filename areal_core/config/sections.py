@@ -227,7 +227,7 @@ class PlacementSection(Section):
 
     @property
     def colocated(self) -> bool:
-        """Whether the same GPUs generate and train, one after the other."""
+        """Whether the same GPUs generate and train."""
         return bool(self.generation) and set(self.generation or ()) == set(self.training or ())
 
     @property
@@ -279,7 +279,7 @@ class EvaluationSection(Section):
     keep_best: bool = True
     """export the model with the best score to best/"""
     beside_training: bool = True
-    """train on the next batch meanwhile, but where the run is synchronous or GPUs are colocated"""
+    """train on the next batch meanwhile, but where the run is synchronous or servers sleep"""
 
 
 class CheckpointSection(Section):

@@ -274,7 +274,6 @@ class InferenceCapabilities:
         seeded: whether a request's seed decides its tokens.
         transports: how weights may reach it beside folders, as `plugin/name`: `core/broadcast` is for a
             `BroadcastReceiver`, `core/ipc` for a `TensorReader`.
-        can_sleep: whether it can give its memory to the trainer while that trains (`MemorySharer`).
         images: whether requests may have images.
     """
 
@@ -283,7 +282,6 @@ class InferenceCapabilities:
     deterministic: bool = False
     seeded: bool = True
     transports: frozenset[str] = field(default_factory=frozenset)
-    can_sleep: bool = False
     images: bool = False
 
 
@@ -397,7 +395,8 @@ class BroadcastReceiver(Protocol):
 
 
 class MemorySharer(Protocol):
-    """What an inference engine offers beyond `InferenceEngine` where it shares its GPUs with the trainer."""
+    """What an inference engine offers beyond `InferenceEngine` where it takes turns with the trainer on the same GPUs:
+    where `gives_memory` of its settings is true."""
 
     async def sleep(self) -> None:
         """Stop, keep what every request has so far, and give the memory away until the next `update_weights`.

@@ -45,11 +45,6 @@ def build_engine(config: RunConfig, run: RunFolder, scratch: Path, member: Membe
         raise RunError(
             "weight_sync.transport is ipc, and not every GPU has a rank of the trainer and one server: set it to memory"
         )
-    if config.placement.colocated and not engine.capabilities.can_sleep:
-        raise RunError(
-            f"placement gives the same GPUs to both, and {name} as it is set keeps its memory",
-            hints=["sglang: set memory_saver to true; vllm: sleep_mode; or give each its own GPUs"],
-        )
     if getattr(getattr(config.workflow, "settings", None), "shows_images", False) and not engine.capabilities.images:
         raise RunError(f"the workflow shows images, and {name} takes none", hints=["choose one that does, as hf"])
     asked = sampling_parameters(config).unsupported(engine.capabilities.sampling)

@@ -106,6 +106,11 @@ class ServerSettings(Settings):
         return frozenset()
 
     @property
+    def gives_memory(self) -> bool:
+        """Whether servers on the trainer's GPUs give it their memory while it trains (`MemorySharer`)."""
+        return False
+
+    @property
     def is_elastic(self) -> bool:
         """Whether servers come and go with their nodes."""
         return isinstance(self.servers, ServerBounds)

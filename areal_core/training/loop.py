@@ -103,7 +103,7 @@ class Trainer:
             while self._step < self._config.steps:
                 with self._phase("wait"):
                     batch, groups, metrics = self._next_batch()
-                if self._config.placement.colocated and self._weight_sync is not None:
+                if self._config.takes_turns and self._weight_sync is not None:
                     with self._phase("sleep"):
                         self._weight_sync.sleep()
                 with self._phase("train"):
@@ -179,10 +179,10 @@ class Trainer:
         if self._weight_sync is None:
             return {}
         with self._phase("weight_sync"):
-            if not self._learner.has_learned and not self._config.placement.colocated:
+            if not self._learner.has_learned and not self._config.takes_turns:
                 self._weight_sync.keep(self._step)
                 return {"version": float(self._version)}
-            if self._config.placement.colocated:
+            if self._config.takes_turns:
                 torch.cuda.empty_cache()  # the engines take their memory back with this weight sync
             version = self._version = self._weight_sync.sync(self._step)
             self._learner.has_learned = False

@@ -3,6 +3,7 @@
 import pytest
 
 from areal_core.config import resolve
+from areal_core.errors import ConfigError
 
 pytest.importorskip("areal_grpo", reason="the first-party plugins are not installed")
 
@@ -35,6 +36,22 @@ def test_where_gpus_are_named_what_is_right_on_them_holds(tmp_path, words, dtype
     turns = ["inference_engine.memory_saver=true"] if "placement.training=[0]" in words else []
     config = resolve(path, [], [*words, *turns]).config
     assert (config.model.dtype, config.weight_sync.transport.target) == (dtype, f"core/{transport}")
+
+
+def test_on_the_trainers_gpus_servers_take_turns_with_it_or_are_bounded(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    same = ["placement.generation=[0]", "placement.training=[0]"]
+    with pytest.raises(ConfigError, match=r"set memory_saver to true, or options\.max_total_tokens"):
+        resolve(path, [], same)
+    stale = ["rollout.max_staleness=1", "evaluation={dataset: grpo/additions}"]
+    turns = resolve(path, [], [*same, *stale, "inference_engine.memory_saver=true"]).config
+    assert turns.takes_turns
+    assert not turns.evaluates_beside_training
+    beside = resolve(path, [], [*same, *stale, "inference_engine.options={max-total-tokens: 4096}"]).config
+    assert not beside.takes_turns
+    assert beside.evaluates_beside_training
+    assert beside.weight_sync.transport.target == "core/memory"
 
 
 def test_what_a_resume_says_of_the_training_engine_holds_for_roles_that_had_the_same(tmp_path):

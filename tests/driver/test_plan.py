@@ -185,9 +185,13 @@ def test_without_a_gpu_nothing_is_refused_and_the_need_is_told(model: Path) -> N
 
 
 def test_colocated_the_plan_says_what_is_left_to_servers(model: Path) -> None:
-    turns = ["weight_sync.transport=memory", "placement.generation=[0]", "placement.training=[0]"]
-    words = ["placement.gpu_memory_gib=80", *turns]
-    assert f"the trainer keeps {14 * COUNT / 2**30:.1f} GiB while servers generate" in str(plan(model, *words))
+    same = ["weight_sync.transport=memory", "placement.generation=[0]", "placement.training=[0]"]
+    words = ["placement.gpu_memory_gib=80", *same]
+    beside = plan(model, *words)
+    peak = beside.figures["memory"]["peak"]
+    assert f"the trainer holds {peak / 2**30:.1f} GiB while servers generate" in str(beside)
+    turns = ["plugins=[grpo, sglang, fsdp, hf]", "inference_engine={type: sglang, program: [x], memory_saver: true}"]
+    assert f"the trainer holds {14 * COUNT / 2**30:.1f} GiB while servers" in str(plan(model, *words, *turns))
 
 
 def test_this_machines_gpus_count_where_the_config_names_none(

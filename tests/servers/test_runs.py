@@ -39,6 +39,23 @@ def test_the_demonstration_with_a_server(server, transport, request, tmp_path, m
 
 
 @pytest.mark.long
+def test_servers_that_keep_their_memory_generate_while_the_same_gpu_trains(sglang_program, tmp_path):
+    run_dir = tmp_path / "run"
+    words = ["placement={generation: [0, 0], training: [0]}", "inference_engine.servers=2", "model.dtype=float32"]
+    words += ["steps=6", "evaluation=null", f"run_dir={run_dir}", "weight_sync.logprob_check_every=1"]
+    words += [f"inference_engine.program=[{','.join(map(str, sglang_program))}]", "rollout.max_staleness=1"]
+    found = areal("run", f"{CONFIGS}/sglang.yaml", *words)
+    assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
+    steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert max(step["staleness/mean"] for step in steps) > 0.5, "they waited while it trained"
+    assert not any("time/sleep_s" in step for step in steps)
+    assert all(step["logprob_check/difference_max"] < 1e-3 for step in steps), "a server holds other weights"
+    assert areal("audit", run_dir).returncode == 0
+    ready = [[state for state, _ in transitions(run_dir, f"server-{number}")] for number in (0, 1)]
+    assert ready == [["syncing", "ready"]] * 2
+
+
+@pytest.mark.long
 def test_an_option_that_the_server_does_not_know_ends_the_run_in_its_words(sglang_program, tmp_path):
     words = ["inference_engine.options.no_such_option=1", f"run_dir={tmp_path / 'run'}", "steps=2", "evaluation=null"]
     words += [f"inference_engine.program=[{','.join(map(str, sglang_program))}]"]
@@ -133,7 +150,6 @@ def test_a_server_leaves_a_run_that_goes_on_and_a_name_that_is_taken_is_refused(
     ("words", "told"),
     [
         (["sampling.stop=[x]"], "set detokenize to true"),
-        (["placement.generation=[0]", "placement.training=[0]"], "memory_saver"),
         (["inference_engine.options.host=0.0.0.0"], "options.host: areal tells servers that itself"),
         (["inference_engine.options.model-path=x"], "options.model_path: areal tells servers that itself"),
         (["inference_engine.servers=0"], "there is no server"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from areal_core.config.sections import CheckpointSection, PlacementSection, TrainingSection
+from areal_core.config.sections import CheckpointSection, TrainingSection
 from areal_core.data import Metric, PackedBatch, Trajectory
 from areal_core.interfaces import ACTOR, LossResult, LossSpec, Role
 from areal_core.training.checkpoint import ConsumptionLog
@@ -159,7 +159,7 @@ def config(steps: int = 3, **changes: Any) -> Any:
         "checkpoint": CheckpointSection(),
         "evaluation": None,
         "evaluates_beside_training": True,
-        "placement": PlacementSection(),
+        "takes_turns": False,
         "model": SimpleNamespace(dtype="float32"),
     }
     return SimpleNamespace(**sections | changes)

@@ -15,7 +15,6 @@ import torch
 from areal_core.config.sections import (
     CheckpointSection,
     EvaluationSection,
-    PlacementSection,
     TrainingSection,
 )
 from areal_core.data import Metric
@@ -272,10 +271,10 @@ def test_evaluation_comes_when_it_is_due_and_keeps_the_best(tmp_path: Path) -> N
     assert [line.get("evaluation/reward") for line in metrics(tmp_path)] == [0.1, None, 0.4, 0.3]
 
 
-def test_engines_give_their_memory_away_where_gpus_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_give_their_memory_away_where_they_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     parts = Parts()
-    train(tmp_path, parts, config(1, placement=PlacementSection(generation=[0], training=[0])))
+    train(tmp_path, parts, config(1, takes_turns=True))
     order = [word for word in parts.asked if word in ("batch 0", "release memory", "prepare for 1", "sync 1")]
     assert order == ["batch 0", "release memory", "prepare for 1", "sync 1"]
 

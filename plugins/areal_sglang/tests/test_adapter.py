@@ -112,11 +112,6 @@ def test_seeds_count_only_in_the_deterministic_mode():
     assert adapter(options={"enable_deterministic_inference": True}).capabilities().seeded
 
 
-def test_memory_is_released_only_with_the_memory_saver():
-    assert not adapter().capabilities().can_sleep
-    assert adapter(memory_saver=True).capabilities().can_sleep
-
-
 @pytest.mark.parametrize("streaming", ["incremental", "cumulative"])
 def test_recorded_answers_are_read(replayed, recorded, streaming):
     """A server that repeats everything with every event gives the same as one that sends what is new."""

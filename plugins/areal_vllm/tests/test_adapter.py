@@ -120,11 +120,6 @@ def test_stop_texts_need_detokenize():
     assert "--skip-tokenizer-init" not in words
 
 
-def test_memory_is_released_only_in_sleep_mode():
-    assert not adapter().capabilities().can_sleep
-    assert adapter(sleep_mode=True).capabilities().can_sleep
-
-
 def test_a_recorded_answer_is_read(replayed, recorded):
     events = recorded[GENERATE]["events"]
     chunks, (body,) = generated(replayed, recorded)

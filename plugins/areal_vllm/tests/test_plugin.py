@@ -15,3 +15,13 @@ def test_several_servers_on_a_gpu_must_say_how_much_of_it_each_has():
     with pytest.raises(ConfigError, match=r"each would take 0\.92 of it: set options\.gpu_memory_utilization"):
         resolve(None, ["grpo"], words)
     resolve(None, ["grpo"], [*words, "inference_engine.options={gpu-memory-utilization: 0.3}"])
+
+
+def test_on_the_trainers_gpus_servers_take_turns_with_it_or_are_bounded():
+    pytest.importorskip("areal_grpo", reason="the preset is another plugin's")
+    words = ["inference_engine=vllm", "placement={generation: [0], training: [0]}"]
+    with pytest.raises(ConfigError, match=r"sleep_mode to true, or options\.gpu_memory_utilization where"):
+        resolve(None, ["grpo"], words)
+    assert resolve(None, ["grpo"], [*words, "inference_engine.sleep_mode=true"]).config.takes_turns
+    bounded = resolve(None, ["grpo"], [*words, "inference_engine.options={gpu-memory-utilization: 0.3}"]).config
+    assert not bounded.takes_turns

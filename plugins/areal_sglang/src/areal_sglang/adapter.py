@@ -107,7 +107,6 @@ class SGLangAdapter(HTTPAdapter):
             seeded=bool(self._settings.options.get("enable_deterministic_inference")),
             transports=self._settings.transports,
             images=True,
-            can_sleep=self._settings.memory_saver,
         )
 
     def command(self, model: ModelReference, host: str, port: int) -> ServerCommand:

@@ -25,7 +25,12 @@ class SGLangConfig(FleetSettings):
     """the highest rank of adapters (LoRA) that servers take by themselves, for `train_engine.adapter.sync: alone`;
     null: they take merged weights"""
     memory_saver: bool = False
-    """servers can give their GPU memory back: needed where they share GPUs with the trainer"""
+    """servers on the trainer's GPUs give it their memory while it trains"""
+
+    @property
+    def gives_memory(self) -> bool:
+        """See `ServerSettings.gives_memory`."""
+        return self.memory_saver
 
     @property
     def transports(self) -> frozenset[str]:
@@ -46,10 +51,14 @@ class SGLangConfig(FleetSettings):
             adapter = getattr(config.train_engine.settings, "adapter", None)
             if getattr(adapter, "sync", None) != "alone":
                 yield "adapter_rank is set, and no adapter is synced: set train_engine.adapter.sync=alone"
-            if config.placement.colocated:
+            if config.takes_turns:
                 yield "servers that give their memory away lose an adapter's base: split placement, or sync: merged"
-        if config.placement.colocated and not self.memory_saver:
-            yield "placement gives the same GPUs to generation and training: set memory_saver to true"
+        keeps = config.placement.colocated and not self.memory_saver
+        if keeps and not self.option_names & {"mem_fraction_static", "max_total_tokens"}:
+            yield (
+                "placement gives the same GPUs to generation and training: set memory_saver to true, or "
+                "options.max_total_tokens where servers can keep their memory beside the trainer's"
+            )
         if config.weight_sync.transport.target == "core/ipc" and not (
             config.has_rank_on_every_gpu and self.reads_tensors
         ):

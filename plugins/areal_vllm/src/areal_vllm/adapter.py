@@ -115,7 +115,6 @@ class VLLMAdapter(HTTPAdapter):
             sampling=frozenset(sampling | ({"stop"} if self._settings.detokenize else set())),
             transports=self._settings.transports,
             images=True,
-            can_sleep=self._settings.sleep_mode,
         )
 
     def command(self, model: ModelReference, host: str, port: int) -> ServerCommand:

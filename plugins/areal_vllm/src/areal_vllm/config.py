@@ -21,23 +21,32 @@ class VLLMConfig(FleetSettings):
     """Settings of a fleet of vLLM servers."""
 
     sleep_mode: bool = False
-    """servers can give their GPU memory back: needed where they share GPUs with the trainer"""
+    """servers on the trainer's GPUs give it their memory while it trains"""
     adapter_rank: int | None = Field(None, ge=1, le=512)
     """the highest rank of adapters (LoRA) that servers take by themselves, for `train_engine.adapter.sync: alone`;
     null: they take merged weights"""
 
+    @property
+    def gives_memory(self) -> bool:
+        """See `ServerSettings.gives_memory`."""
+        return self.sleep_mode
+
     def check(self, config: RunConfig) -> Iterable[str]:
         """What vLLM cannot do beside the rest of the config."""
         yield from super().check(config)
-        if config.placement.colocated and not self.sleep_mode:
-            yield "placement gives the same GPUs to generation and training: set sleep_mode to true"
-        if config.placement.servers_share_gpus and "gpu_memory_utilization" not in self.option_names:
+        is_bounded = "gpu_memory_utilization" in self.option_names
+        if config.placement.colocated and not self.sleep_mode and not is_bounded:
+            yield (
+                "placement gives the same GPUs to generation and training: set sleep_mode to true, or "
+                "options.gpu_memory_utilization where servers can keep their memory beside the trainer's"
+            )
+        if config.placement.servers_share_gpus and not is_bounded:
             yield "a GPU has several servers, and each would take 0.92 of it: set options.gpu_memory_utilization"
         if self.adapter_rank is not None:
             adapter = getattr(config.train_engine.settings, "adapter", None)
             if getattr(adapter, "sync", None) != "alone":
                 yield "adapter_rank is set, and no adapter is synced: set train_engine.adapter.sync=alone"
-            if config.placement.colocated:
+            if config.takes_turns:
                 yield "servers that give their memory away lose an adapter's base: split placement, or sync: merged"
 
     def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:

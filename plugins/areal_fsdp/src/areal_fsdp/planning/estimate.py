@@ -70,8 +70,9 @@ def _rows(config: RunConfig, plan: MemoryPlan) -> Iterator[tuple[str, str]]:
         place = f"its GPU has {plan.gpu_bytes / GIB:.1f}, of which CUDA itself takes some"
     yield "", f"{plan.peak / GIB:.1f} GiB for each of {plan.ranks} rank(s) in all; {place}"
     if config.placement.colocated and plan.gpu_bytes is not None:
-        left = (plan.gpu_bytes - plan.resident) / GIB
-        yield "colocated", f"the trainer keeps {plan.resident / GIB:.1f} GiB while servers generate in {left:.1f} GiB"
+        held = plan.resident if config.takes_turns else plan.peak
+        left = (plan.gpu_bytes - held) / GIB
+        yield "colocated", f"the trainer holds {held / GIB:.1f} GiB while servers generate in {left:.1f} GiB"
 
 
 def gpu_bytes_of(config: RunConfig) -> int | None:
