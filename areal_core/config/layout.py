@@ -27,7 +27,7 @@ class Layout:
         trainer_gpus: that train, on however many nodes.
         tensor_parallel: GPUs that share the weights of one server; 0 where the placement names no servers.
         servers: how many there are.
-        colocated: whether the same GPUs do both, one after the other.
+        colocated: whether the same GPUs do both.
     """
 
     trainer_gpus: int

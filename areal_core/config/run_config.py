@@ -119,9 +119,9 @@ class RunConfig(Section):
 
     @property
     def has_rank_on_every_gpu(self) -> bool:
-        """Whether the same GPUs generate and train, and each has a rank of the trainer and one server."""
+        """Whether the GPUs generate and train in turns, and each has a rank of the trainer and one server."""
         training, generation = self.placement.training or (), self.placement.generation or ()
-        return self.placement.colocated and len(generation) == len(training) == self.trainer_processes
+        return self.takes_turns and len(generation) == len(training) == self.trainer_processes
 
     @property
     def has_servers(self) -> bool:

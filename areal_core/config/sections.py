@@ -279,7 +279,7 @@ class EvaluationSection(Section):
     keep_best: bool = True
     """export the model with the best score to best/"""
     beside_training: bool = True
-    """train on the next batch meanwhile, but where the run is synchronous or servers sleep"""
+    """train on the next batch meanwhile, except where the run is synchronous or servers sleep"""
 
 
 class CheckpointSection(Section):

@@ -252,7 +252,7 @@ async def _attempt_or_lose(
             raise
         recoveries.note(error, max((path.name for path in run.checkpoints()), default=""))
         # Servers outlive an attempt, unless their memory may be away when it ends.
-        await driver.end_attempt(keeps=lambda group: group.role == "server" and not group.shares_gpus)
+        await driver.end_attempt(keeps=lambda group: group.role == "server" and not resolved.config.takes_turns)
         return None
 
 

@@ -18,7 +18,7 @@ Places = dict[tuple[str, int], Place]
 def place(groups: Sequence[ProcessGroup], nodes: Sequence[Node], taken: Mapping[tuple[str, int], Place]) -> Places:
     """Place every member of some groups.
 
-    Members with GPUs fill the nodes one after the other, and none stands on two; those that use GPUs in turns with
+    Members with GPUs fill the nodes one after the other, and none stands on two; those that share GPUs with
     others take these others' GPUs. Ranks without GPUs are spread over the nodes, as are servers; everything else
     stands beside the group that it names, or on the first node.
 

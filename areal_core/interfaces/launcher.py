@@ -34,7 +34,7 @@ class ProcessGroup:
         beside: name of the group on whose first member's node it must stand; empty for any node.
         end: what a member's end means.
         restarts: times within five minutes that a member that had come up is started again; None for any number.
-        shares_gpus: whether it uses GPUs that another group has as well, in turns with it.
+        shares_gpus: whether it uses GPUs that another group has as well.
         environment: added to the node's own.
     """
 

@@ -139,6 +139,11 @@ class ServerSettings(Settings):
 
             yield from replay_problems(config)
 
+    def notes(self, config: RunConfig) -> Iterable[str]:
+        """What the plan of memory leaves out."""
+        if config.placement.colocated and not self.gives_memory:
+            yield "servers keep their memory beside the trainer's, and the plan of memory does not count it"
+
     def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
         """Of a model without experts, or whose choices are not known, nothing can be told."""
         del config

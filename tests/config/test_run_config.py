@@ -42,14 +42,22 @@ def test_on_the_trainers_gpus_servers_take_turns_with_it_or_are_bounded(tmp_path
     path = tmp_path / "run.yaml"
     path.write_text(RUN)
     same = ["placement.generation=[0]", "placement.training=[0]"]
-    with pytest.raises(ConfigError, match=r"set memory_saver to true, or options\.max_total_tokens"):
+    alone = ["inference_engine.adapter_rank=8", "train_engine.adapter={rank: 8, sync: alone}"]
+    with pytest.raises(ConfigError, match="lose an adapter's base"):
+        resolve(path, [], [*same, *alone, "inference_engine.memory_saver=true"])
+    with pytest.raises(ConfigError, match=r"\(they take turns\), or options\.max_total_tokens \(both"):
         resolve(path, [], same)
     stale = ["rollout.max_staleness=1", "evaluation={dataset: grpo/additions}"]
     turns = resolve(path, [], [*same, *stale, "inference_engine.memory_saver=true"]).config
     assert turns.takes_turns
+    assert not list(turns.inference_engine.settings.notes(turns))
     assert not turns.evaluates_beside_training
-    beside = resolve(path, [], [*same, *stale, "inference_engine.options={max-total-tokens: 4096}"]).config
+    bounded = [*same, *stale, "inference_engine.options={max-total-tokens: 4096}"]
+    resolve(path, [], [*bounded, *alone])
+    beside = resolve(path, [], bounded).config
     assert not beside.takes_turns
+    (note,) = beside.inference_engine.settings.notes(beside)
+    assert "keep their memory beside the trainer's" in note
     assert beside.evaluates_beside_training
     assert beside.weight_sync.transport.target == "core/memory"
 

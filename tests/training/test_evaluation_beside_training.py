@@ -157,7 +157,7 @@ def test_what_ends_it_after_the_next_batch_was_trained_on_loses_no_step(
     assert scores(tmp_path) == expected
 
 
-def test_colocated_with_training_it_ends_first(tmp_path: Path) -> None:
+def test_where_it_cannot_go_on_beside_training_it_ends_first(tmp_path: Path) -> None:
     parts = Parts()
     train(tmp_path, parts, config(3, evaluation=section(), evaluates_beside_training=False))
     order = [word for word in parts.asked if word in ("batch 2", "evaluate", "evaluated", "sync 3", "export best")]

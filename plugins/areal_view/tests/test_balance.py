@@ -118,7 +118,7 @@ def test_the_split_of_a_config() -> None:
 
     assert of([0, 1], [2, 3, 4], tensor_parallel=2) == Split(2, 3, 2)
     assert of([0], [1]) == Split(1, 1)
-    assert of([0], [0]) is None, "in turns"
+    assert of([0], [0]) is None, "shared"
     assert of([0, 0], [1]) is None, "other splits would not have as many servers"
     assert of(None, [0]) is None
 

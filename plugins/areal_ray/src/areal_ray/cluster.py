@@ -69,16 +69,16 @@ def connect(settings: RaySettings) -> str:
 def bundles_for(groups: Sequence[ProcessGroup], nodes: int | None) -> list[int]:
     """The GPUs of each bundle that groups need: one for each member, or one a machine where `nodes` says how many.
 
-    Those that are used in turns are counted once, in the larger parts: servers' rather than ranks'. Those that the
+    Those that are shared are counted once, in the larger parts: servers' rather than ranks'. Those that the
     config names are of one machine, and may be named for several servers.
     """
     if not nodes and (named := {gpu for group in groups for gpu in group.gpus or ()}):
         return [len(named)]
     sides: dict[str, list[int]] = {"": []}
-    has_turns = any(group.shares_gpus for group in groups)
+    are_shared = any(group.shares_gpus for group in groups)
     for group in groups:
-        takes_turns = group.shares_gpus or (has_turns and group.role == "trainer")
-        sides.setdefault(group.role if takes_turns else "", []).extend([group.gpus_each] * group.count)
+        shares = group.shares_gpus or (are_shared and group.role == "trainer")
+        sides.setdefault(group.role if shares else "", []).extend([group.gpus_each] * group.count)
     own = sides.pop("") + max(sides.values(), key=lambda sizes: (sum(sizes), max(sizes)), default=[])
     own = [gpus for gpus in own if gpus]
     return [-(-sum(own) // (nodes or 1))] * (nodes or 1) if nodes or not own else own

@@ -45,7 +45,7 @@ class RayLauncher:
     """A `Launcher` for a Ray cluster; this process is Ray's driver as long as the run goes on.
 
     A member is shown all GPUs that the run has on its node, and narrows them to its own. Its actor has none: the
-    placement group holds them, whoever uses them in turns.
+    placement group holds them, whoever uses them.
     """
 
     def __init__(self, settings: RaySettings) -> None:

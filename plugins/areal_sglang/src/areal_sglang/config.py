@@ -42,7 +42,7 @@ class SGLangConfig(FleetSettings):
         """Whether servers may read weights in the memory of the trainer's GPUs: the run must know which are theirs, and
         SGLang takes that of one copy of the weights."""
         is_own = bool(self.servers) and not self.addresses and not self.is_elastic
-        return self.memory_saver and is_own and self.data_parallel == 1 and self.adapter_rank is None
+        return is_own and self.data_parallel == 1 and self.adapter_rank is None
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """What SGLang cannot do beside the rest of the config."""
@@ -54,10 +54,10 @@ class SGLangConfig(FleetSettings):
             if config.takes_turns:
                 yield "servers that give their memory away lose an adapter's base: split placement, or sync: merged"
         keeps = config.placement.colocated and not self.memory_saver
-        if keeps and not self.option_names & {"mem_fraction_static", "max_total_tokens"}:
+        if keeps and "max_total_tokens" not in self.option_names:
             yield (
-                "placement gives the same GPUs to generation and training: set memory_saver to true, or "
-                "options.max_total_tokens where servers can keep their memory beside the trainer's"
+                "placement gives the same GPUs to generation and training: set memory_saver to true (they take "
+                "turns), or options.max_total_tokens (both keep their memory)"
             )
         if config.weight_sync.transport.target == "core/ipc" and not (
             config.has_rank_on_every_gpu and self.reads_tensors

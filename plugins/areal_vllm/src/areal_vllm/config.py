@@ -34,19 +34,15 @@ class VLLMConfig(FleetSettings):
     def check(self, config: RunConfig) -> Iterable[str]:
         """What vLLM cannot do beside the rest of the config."""
         yield from super().check(config)
-        is_bounded = "gpu_memory_utilization" in self.option_names
-        if config.placement.colocated and not self.sleep_mode and not is_bounded:
-            yield (
-                "placement gives the same GPUs to generation and training: set sleep_mode to true, or "
-                "options.gpu_memory_utilization where servers can keep their memory beside the trainer's"
-            )
-        if config.placement.servers_share_gpus and not is_bounded:
+        if config.placement.colocated and not self.sleep_mode:  # it would count the trainer's memory as its own
+            yield "placement gives the same GPUs to generation and training: set sleep_mode to true"
+        if config.placement.servers_share_gpus and "gpu_memory_utilization" not in self.option_names:
             yield "a GPU has several servers, and each would take 0.92 of it: set options.gpu_memory_utilization"
         if self.adapter_rank is not None:
             adapter = getattr(config.train_engine.settings, "adapter", None)
             if getattr(adapter, "sync", None) != "alone":
                 yield "adapter_rank is set, and no adapter is synced: set train_engine.adapter.sync=alone"
-            if config.takes_turns:
+            if config.placement.colocated:
                 yield "servers that give their memory away lose an adapter's base: split placement, or sync: merged"
 
     def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:
