@@ -23,10 +23,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * HANG_S)]
 
 
 @pytest.mark.long
-def test_servers_outlive_a_trainer_that_is_killed(sglang_program, tmp_path):
+@pytest.mark.parametrize(
+    "placed",
+    [
+        ["weight_sync.transport=broadcast"],
+        ["placement={generation: [0], training: [0]}", "model.dtype=float32"],
+    ],
+    ids=["apart", "on the trainer's GPU, with its memory"],
+)
+def test_servers_outlive_a_trainer_that_is_killed(placed, sglang_program, tmp_path):
     """The same process goes on with the weights that the run goes back to."""
     run_dir, log = tmp_path / "run", tmp_path / "out"
-    words = ["weight_sync.transport=broadcast", "weight_sync.logprob_check_every=1", "steps=8", "evaluation=null"]
+    words = [*placed, "weight_sync.logprob_check_every=1", "steps=8", "evaluation=null"]
     words += ["checkpoint.every=1", "inference_engine.health_timeout_s=120"]
     words += [f"inference_engine.program=[{','.join(map(str, sglang_program))}]", f"run_dir={run_dir}"]
     with log.open("w") as out:
