@@ -175,7 +175,8 @@ def test_a_gpu_that_is_named_twice_is_refused(config, lists, message):
 
 def test_a_gpu_may_have_several_servers_whose_weights_then_go_through_a_folder(config, tmp_path):
     """Of a small model: one server leaves most of a GPU idle, and a broadcast has no group in which a GPU is twice."""
-    words = ["placement={generation: [0, 0, 1, 1], training: [2]}", "inference_engine.data_parallel=1"]
+    words = ["placement={generation: [0, 0, 1, 1], training: [2]}"]
+    words += ["inference_engine={data_parallel: 1, options: {max_total_tokens: 4096}}"]
     shared = resolve(config, [], [*words, "inference_engine.servers=4"]).config
     groups = [group for group in process_groups(shared, tmp_path) if group.role == "server"]
     places = place(groups, [Node("here", "127.0.0.1", gpus=3)], {})

@@ -134,7 +134,8 @@ def _resumed(folder: Path, request: Request, log: Callable[[str], None]) -> Reso
     paths = [path for path in {**before, **after} if before.get(path) != after.get(path)]
     lines = [f"{path}: {before.get(path)} -> {after.get(path)}" for path in paths]
     unsafe = [line for path, line in zip(paths, lines, strict=True) if not _is_safe(path)]
-    unsafe += [f"{word}: cannot be set on a resume" for word in request.overrides if _sets_folder(word)]
+    folders = {"run_dir", "base_dir", "preset"}
+    unsafe += [f"{word}: cannot be set on a resume" for word in request.overrides if word.partition("=")[0] in folders]
     if unsafe:
         raise ConfigError(
             f"{len(unsafe)} of these settings cannot change on resume",
@@ -168,7 +169,3 @@ def _is_safe(path: str) -> bool:
     first, _, rest = path.partition(".")
     path = f"train_engine.{rest.partition('.')[2]}" if first == "roles" else path
     return any(path == safe or path.startswith(f"{safe}.") for safe in (*SAFE_ON_RESUME, "plugins"))
-
-
-def _sets_folder(word: str) -> bool:
-    return word.partition("=")[0] in {"run_dir", "base_dir", "preset"}

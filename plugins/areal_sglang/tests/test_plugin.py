@@ -31,3 +31,11 @@ def test_options_that_follow_from_the_config_are_refused(name):
     pytest.importorskip("areal_grpo", reason="the preset is another plugin's")
     with pytest.raises(ConfigError, match=f"options.{name.replace('-', '_')}: areal tells servers that itself"):
         resolve(None, ["grpo"], [*WORDS, f"inference_engine.options={{{name}: 2}}"])
+
+
+def test_several_servers_on_a_gpu_must_say_how_large_their_caches_are():
+    pytest.importorskip("areal_grpo", reason="the preset is another plugin's")
+    words = [*WORDS, "inference_engine.servers=2", "placement={generation: [0, 0], training: [1]}"]
+    with pytest.raises(ConfigError, match=r"a GPU has several servers: set options\.max_total_tokens"):
+        resolve(None, ["grpo"], words)
+    resolve(None, ["grpo"], [*words, "inference_engine.options={max-total-tokens: 4096}"])

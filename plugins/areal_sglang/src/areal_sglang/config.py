@@ -53,8 +53,10 @@ class SGLangConfig(FleetSettings):
                 yield "adapter_rank is set, and no adapter is synced: set train_engine.adapter.sync=alone"
             if config.takes_turns:
                 yield "servers that give their memory away lose an adapter's base: split placement, or sync: merged"
-        keeps = config.placement.colocated and not self.memory_saver
-        if keeps and "max_total_tokens" not in self.option_names:
+        is_bounded = "max_total_tokens" in self.option_names or not self.servers
+        if config.placement.servers_share_gpus and not is_bounded:
+            yield "a GPU has several servers: set options.max_total_tokens, the size of each one's cache"
+        if config.placement.colocated and not self.memory_saver and not is_bounded:
             yield (
                 "placement gives the same GPUs to generation and training: set memory_saver to true (they take "
                 "turns), or options.max_total_tokens (both keep their memory)"
