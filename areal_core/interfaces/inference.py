@@ -395,8 +395,7 @@ class BroadcastReceiver(Protocol):
 
 
 class MemorySharer(Protocol):
-    """What an inference engine offers beyond `InferenceEngine` where it takes turns with the trainer on the same GPUs:
-    where `gives_memory` of its settings is true."""
+    """What an inference engine offers beyond `InferenceEngine` where `gives_memory` of its settings is true."""
 
     async def sleep(self) -> None:
         """Stop, keep what every request has so far, and give the memory away until the next `update_weights`.

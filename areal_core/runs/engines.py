@@ -41,10 +41,6 @@ def build_engine(config: RunConfig, run: RunFolder, scratch: Path, member: Membe
             f"weight_sync.transport is {transport}, and {name} as it is set takes no weights that way",
             hints=["set it to memory or disk, or leave it out: placement then decides"],
         )
-    if transport == "core/ipc" and not config.has_rank_on_every_gpu:
-        raise RunError(
-            "weight_sync.transport is ipc, and not every GPU has a rank of the trainer and one server: set it to memory"
-        )
     if getattr(getattr(config.workflow, "settings", None), "shows_images", False) and not engine.capabilities.images:
         raise RunError(f"the workflow shows images, and {name} takes none", hints=["choose one that does, as hf"])
     asked = sampling_parameters(config).unsupported(engine.capabilities.sampling)

@@ -219,7 +219,8 @@ def test_beside_a_server_that_somebody_else_started_nobody_reads(replay, tmp_pat
     assert asyncio.run(run()) == [[], []]
 
 
-TURNS = ["placement.generation=[0,1]", "placement.training=[0,1]", "inference_engine.memory_saver=true"]
+TURNS = ["placement.generation=[0,1]", "placement.training=[0,1]"]
+TURNS += ["inference_engine.memory_saver=true", "inference_engine.options={max_total_tokens: 4096}"]
 
 
 def resolved(*words):
