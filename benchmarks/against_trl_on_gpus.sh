@@ -66,7 +66,8 @@ stop() { kill $(jobs -p) 2> /dev/null && wait || true; }
 trap stop EXIT
 settings=(model.source=null "model.path=$model"
     "inference_engine.program=[$folder/sglang/bin/python, -m, sglang.launch_server]"
-    inference_engine.options.mem_fraction_static=0.4 inference_engine.options.max_total_tokens=131072)
+    inference_engine.options.mem_fraction_static=0.4)
+[ "$servers" = 1 ] || settings+=(inference_engine.options.max_total_tokens=131072)
 addresses=
 for ((number = 0; number < servers; number++)); do addresses+=,http://127.0.0.1:$((31000 + number)); done
 curve() { # rows

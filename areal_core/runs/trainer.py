@@ -191,8 +191,7 @@ def build_engines(
 def _weights_folders(config: RunConfig, attempt: AttemptFolder, model: ModelReference) -> list[Path]:
     """Where weights are synced, best first; empty. In memory only where all versions that are kept have room."""
     are_apart = config.has_servers and (int(os.environ.get(NODES_VARIABLE, "1")) > 1 or config.has_elastic_servers)
-    others = getattr(getattr(config.inference_engine, "settings", None), "elsewhere", ())
-    are_apart = are_apart or not all(address.startswith(("http://127.0.0.1", "http://localhost")) for address in others)
+    are_apart = are_apart or getattr(getattr(config.inference_engine, "settings", None), "has_distant", False)
     # Servers on other nodes see the run's folder alone.
     if config.weight_sync.transport.target == "core/disk" or are_apart:
         folders = [attempt.weights]

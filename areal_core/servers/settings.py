@@ -9,6 +9,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
@@ -255,6 +256,11 @@ class FleetSettings(ServerSettings):
     def elsewhere(self) -> Sequence[str]:
         """See `ServerSettings.elsewhere`."""
         return self.addresses
+
+    @property
+    def has_distant(self) -> bool:
+        """Whether a server that runs already is, by its address, on another machine."""
+        return any(urlsplit(address).hostname not in LOOPBACK for address in self.addresses)
 
     @property
     def gpus_each(self) -> int:

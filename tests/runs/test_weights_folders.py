@@ -15,8 +15,9 @@ pytest.importorskip("areal_grpo", reason="the first-party plugins are not instal
 @pytest.mark.parametrize(
     ("addresses", "is_shared"),
     [
-        (["http://127.0.0.1:30000", "http://localhost:30001"], False),
+        (["http://127.0.0.1:30000", "http://localhost:30001", "http://[::1]:30002"], False),
         (["http://127.0.0.1:30000", "http://10.0.0.5:30000"], True),
+        (["http://localhost.example.org:30000"], True),
     ],
 )
 def test_servers_on_other_machines_read_the_runs_folder(

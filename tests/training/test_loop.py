@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from areal_core.config.sections import (
-    CheckpointSection,
-    EvaluationSection,
-    TrainingSection,
-)
+from areal_core.config.sections import CheckpointSection, EvaluationSection, TrainingSection
 from areal_core.data import Metric
 from areal_core.data.digest import chain_digests
 from areal_core.disk import DiskError, tree_size
