@@ -1,27 +1,26 @@
 #!/usr/bin/env bash
 # areal with SGLang against TRL with vLLM, reward and held-out score against the clock, on a host with two GPUs and a
-# network: GPU 0 generates, GPU 1 trains. Rows run one after another, so that areal's servers and TRL's, which have 40%
-# of GPU 0's memory each, never work at the same time. TRL's colocated rows generate and train on both GPUs, without a
-# server, and run last. SERVERS=4 gives areal so many servers on GPU 0; its figures stand apart from those of one.
+# network: GPU 0 generates, GPU 1 trains. Rows run one after another, so that areal's servers, four unless SERVERS says
+# otherwise, and TRL's, which has 40% of GPU 0's memory, never work at the same time. TRL's colocated rows generate and
+# train on both GPUs, without a server, and run last.
 #
 #   benchmarks/against_trl_on_gpus.sh FOLDER [ROW...]     rows as in benchmarks/curve.py; three to six minutes each
 #
 # Needs two Hopper GPUs, a driver for CUDA 13, Python 3.12 with its headers (another one: PYTHON=...), a C compiler,
 # and 40 GB of disk for three environments in FOLDER; the model comes as a wheel. Starts the servers that rows need, and
-# writes FOLDER/curve.json and FOLDER/curve.svg (curve-4 for SERVERS=4). Run it again with further rows, such as
-# async-4/0: what is there stays.
+# writes FOLDER/curve.json and FOLDER/curve.svg. Run it again with further rows, such as async-4/0: what is there stays.
 set -euo pipefail
 export no_proxy=127.0.0.1
 folder=$(realpath -m -- "${1:?FOLDER [ROW...]}")
 cd "$(dirname "$0")/.."
 shift
 rows=("$@")
-servers=${SERVERS:-1}
-name=curve$([ "$servers" = 1 ] || echo "-$servers")
+servers=${SERVERS:-4}
 [ $# -gt 0 ] || rows=({async-1,trl,sync}/0 {async-1,trl,sync}/1 trl-colocated/{0,1})
-served=() colocated=() failed=0
+served=() colocated=() warm_up=0 failed=0
 for row in "${rows[@]}"; do
     if [[ $row == trl-colocated* ]]; then colocated+=("$row"); else served+=("$row"); fi
+    [[ $row == trl* ]] || warm_up=10 # areal compiles, once on a machine
 done
 config=examples/reasoning_gym.yaml
 python=${PYTHON:-python3.12}
@@ -66,15 +65,14 @@ stop() { kill $(jobs -p) 2> /dev/null && wait || true; }
 trap stop EXIT
 settings=(model.source=null "model.path=$model"
     "inference_engine.program=[$folder/sglang/bin/python, -m, sglang.launch_server]"
-    inference_engine.options.mem_fraction_static=0.4)
-[ "$servers" = 1 ] || settings+=(inference_engine.options.max_total_tokens=131072)
+    inference_engine.options.mem_fraction_static=0.4 inference_engine.options.max_total_tokens=131072)
 addresses=
 for ((number = 0; number < servers; number++)); do addresses+=,http://127.0.0.1:$((31000 + number)); done
 curve() { # rows
     "$folder/areal/bin/python" benchmarks/curve.py "$config" --rows "$@" --limit-s 900 \
-        --output "$folder/$name.json" --folder "$folder/runs" --chart "$folder/$name.svg" \
+        --output "$folder/curve.json" --folder "$folder/runs" --chart "$folder/curve.svg" \
         --trl-python "$folder/trl/bin/python" --trl-gpus 1,0 "${settings[@]}" steps=80 \
-        evaluation.keep_best=false checkpoint.export=false train_engine.compile=false \
+        evaluation.keep_best=false checkpoint.export=false \
         train_engine.max_tokens_per_microbatch=32768 inference_engine.servers=0 \
         "inference_engine.addresses=[${addresses#,}]"
 }
@@ -86,7 +84,7 @@ if [ ${#served[@]} -gt 0 ]; then
     server vllm 8000 env CUDA_VISIBLE_DEVICES=0 VLLM_SERVER_DEV_MODE=1 "$folder/trl/bin/vllm" serve "$model" \
         --host 127.0.0.1 --port 8000 --dtype bfloat16 --gpu-memory-utilization 0.4 --max-model-len 1024 \
         --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
-    curve "${served[@]}" || failed=1 # rows that did not come to their end; the others go on
+    curve "${served[@]}" --warm-up "$warm_up" || failed=1 # rows that did not come to their end; the others go on
     stop
 fi
 [ ${#colocated[@]} -eq 0 ] || curve "${colocated[@]}" || failed=1
