@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 300, 48, 20, 34, 44
 """Of a panel, and the margins around its axes."""
-COLORS = ("#3b6fd4", "#d9822b", "#2f9e6e", "#b0428f", "#7a6a4f", "#5fa8c9")
+COLORS = ("#3b6fd4", "#d9822b", "#2f9e6e", "#b0428f", "#7a6a4f", "#5fa8c9", "#8fae3c")
 
 
 def draw(rows: Mapping[str, Sequence[Point]]) -> str:

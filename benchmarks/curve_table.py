@@ -21,10 +21,7 @@ def title(row: str) -> str:
     """Of a row, for readers."""
     way, _, seed = row.partition("/")
     side, way = ("TRL", way[3:].lstrip("-")) if way.startswith("trl") else ("areal", way)
-    if way.startswith("async-"):
-        how = f"asynchronous, at most {way.removeprefix('async-')}"
-    else:
-        how = "synchronous, colocated" if way == "colocated" else "synchronous"
+    how = {"sync": "synchronous", "": "server"}.get(way, way.replace("async-", "at most "))
     words = f"{side}, {how}"
     return f"{words}, seed {seed}" if seed else words
 
