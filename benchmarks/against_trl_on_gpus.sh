@@ -8,7 +8,8 @@
 #
 # Rows are those of benchmarks/curve.py: async-1/0, sync/0, async-4/0, trl/0, trl-async-4/0, trl-colocated/0, where the
 # number behind the slash is the seed; two to five minutes each. KEY=VALUE changes the config of all rows of a FOLDER,
-# such as train_engine.compile=false. areal colocated:
+# such as inference_engine.options.attention_backend=triton, with which, and sampling_backend=pytorch, the published rows
+# ran. One server, not compiled: SERVERS=1 and train_engine.compile=false. areal colocated:
 #   SERVERS=0 ... FOLDER async-1/0 inference_engine.servers=4 placement="{generation: [0, 0, 1, 1], training: [0, 1]}"
 #
 # Needs two Hopper GPUs, a driver for CUDA 13, Python 3.12 with its headers (another one: PYTHON=...), a C compiler,
@@ -96,7 +97,8 @@ curve() { # rows
 if [ ${#served[@]} -gt 0 ]; then
     for ((number = 0; number < ours; number++)); do
         port=$((31000 + number))
-        server "sglang-$number" "$port" "$folder/areal/bin/areal" serve "$config" "${settings[@]}" --gpus 0 --port "$port"
+        server "sglang-$number" "$port" "$folder/areal/bin/areal" serve "$config" "${settings[@]}" "${changes[@]}" \
+            --gpus 0 --port "$port"
     done
     [ "$theirs" = 0 ] || server vllm 8000 env CUDA_VISIBLE_DEVICES=0 VLLM_SERVER_DEV_MODE=1 "$folder/trl/bin/vllm" serve "$model" \
         --host 127.0.0.1 --port 8000 --dtype bfloat16 --gpu-memory-utilization 0.4 --max-model-len 1024 \
