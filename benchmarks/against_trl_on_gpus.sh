@@ -10,7 +10,7 @@
 # number behind the slash is the seed; two to five minutes each. KEY=VALUE changes the config of all rows of a FOLDER,
 # such as inference_engine.options.attention_backend=triton, with which, and sampling_backend=pytorch, the published rows
 # ran. One server, not compiled: SERVERS=1 and train_engine.compile=false. areal colocated:
-#   SERVERS=0 ... FOLDER async-1/0 inference_engine.servers=4 placement="{generation: [0, 0, 1, 1], training: [0, 1]}"
+#   ... FOLDER async-1/0 inference_engine.servers=4 placement="{generation: [0, 0, 1, 1], training: [0, 1]}"
 #
 # Needs two Hopper GPUs, a driver for CUDA 13, Python 3.12 with its headers (another one: PYTHON=...), a C compiler,
 # and 40 GB of disk for three environments in FOLDER; the model comes as a wheel. Starts the servers that rows need, and
@@ -26,18 +26,20 @@ esac
 folder=$(realpath -m -- "$1")
 cd "$(dirname "$0")/.."
 shift
-rows=() changes=()
+servers=${SERVERS:-4} rows=() changes=()
+[[ $servers == [1-9] ]] || { echo "SERVERS is 1 to 9, not $servers" >&2 && exit 2; }
 for word in "$@"; do
     if [[ $word == *=* ]]; then changes+=("$word"); else rows+=("$word"); fi
+    if [[ $word == inference_engine.servers=* ]]; then servers=0; fi # each run starts its own
 done
-servers=${SERVERS:-4}
 [ ${#rows[@]} -gt 0 ] || rows=({async-1,trl,sync}/0 {async-1,trl,sync}/1 trl-colocated/{0,1})
 served=() colocated=() ours=0 theirs=0 failed=0
 for row in "${rows[@]}"; do
     case $row in
     trl-colocated*) colocated+=("$row") ;;
     trl*) served+=("$row") theirs=1 ;;
-    *) served+=("$row") ours=$servers ;;
+    async-[1-9]* | sync*) served+=("$row") ours=$servers ;;
+    *) echo "$row is no row: async-1/0, sync/0, trl/0, trl-async-4/0, trl-colocated/0" >&2 && exit 2 ;;
     esac
 done
 config=examples/reasoning_gym.yaml
@@ -104,6 +106,10 @@ if [ ${#served[@]} -gt 0 ]; then
         --host 127.0.0.1 --port 8000 --dtype bfloat16 --gpu-memory-utilization 0.4 --max-model-len 1024 \
         --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
     curve "${served[@]}" --warm-up 10 || failed=1 # rows that did not come to their end; the others go on
+    if [ "$(jobs -pr | wc -l)" -lt $((ours + theirs)) ]; then
+        echo "a server ended, and rows went on without it: see $folder/sglang-*.log and vllm.log" >&2
+        failed=1
+    fi
     stop
 fi
 [ ${#colocated[@]} -eq 0 ] || curve "${colocated[@]}" || failed=1

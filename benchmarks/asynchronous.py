@@ -336,9 +336,15 @@ def names_of(run_dir: Path) -> list[str]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             program, *words = path.read_bytes().decode(errors="replace").split("\0")
-            if "python" in program and any(f"{run_dir}/" in f"{word}/" for word in words):
+            if "python" in program and "view" not in words and any(f"{run_dir}/" in f"{word}/" for word in words):
                 found.append(" ".join([program, *words]))
     return found
+
+
+def leave_when_asked() -> None:
+    """Ctrl-C, a request to end and a lost connection also end what was started, which has sessions of its own."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 def machine() -> dict[str, str]:
@@ -382,6 +388,7 @@ def main() -> int:
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="areal-asynchronous-"))
     folder.mkdir(parents=True, exist_ok=True)
     bench, failed = Bench(arguments, folder.resolve()), []
+    leave_when_asked()
     try:
         for name in arguments.rows.split(","):
             try:

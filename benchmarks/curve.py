@@ -28,7 +28,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -36,7 +35,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from asynchronous import end_run, machine, read_metrics
+from asynchronous import end_run, leave_when_asked, machine, read_metrics
 from curve_chart import draw
 from curve_gpus import GPUWatch
 from curve_table import by_time, table
@@ -209,16 +208,14 @@ def main() -> int:
         arguments.trl_gpus and shutil.which(arguments.trl_python)
     ):
         parser.error("TRL's rows need --trl-gpus, or its trainer would take all of them, and --trl-python")
-    # A request to end, or a lost connection, must end the row's processes as well: they have a session of their own.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(143))
+    leave_when_asked()
     failed = run_rows(arguments, parser) if arguments.config is not None else []
     results = json.loads(arguments.output.read_text())
     if rows := results["rows"]:
-        if arguments.chart is not None:
-            arguments.chart.write_text(draw(rows))
         print(table(rows, results.get("gpus", {})))
         print(f"\n{by_time(rows, arguments.every_s)}\n")
+        if arguments.chart is not None:
+            arguments.chart.write_text(draw(rows))
     for row, points in results.get("unfinished", {}).items():
         print(f"left out: {row}, which ended early after {len(points)} points")
     print(json.dumps(results.get("machine", {})))
@@ -233,13 +230,13 @@ def run_rows(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> 
     curves = Curves(arguments, folder.resolve())
     others = curves.results.get("settings", curves.settings)
     if curves.results["rows"] and others != curves.settings:
-        parser.error(f"{arguments.output} has rows of other settings, {' '.join(others)}: take another --output")
+        parser.error(f"{arguments.output} has rows of other settings, {' '.join(others)}: take another file or FOLDER")
     failed: list[str] = []
     missing = set(arguments.rows) - set(curves.results["rows"])
     has_ours = any(not row.startswith("trl") for row in missing)
     if arguments.warm_up and has_ours and not curves.warm_up(arguments.warm_up):
         failed.append("warm-up")
-        print(f"the warm-up failed, see {folder}; the rows go on", flush=True)
+        print(f"the warm-up failed, see {folder}/warm-up.log; the rows go on", flush=True)
     for row in arguments.rows:
         if row in curves.results["rows"]:
             print(f"{row} is in {arguments.output} already", flush=True)
@@ -247,7 +244,8 @@ def run_rows(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> 
         began = time.monotonic()
         has_ended = curves.measure(row)
         failed += [] if has_ended else [row]
-        told = "with start and end" if has_ended else f"did not come to its end, see {folder}"
+        name = row.replace("/", "-seed-")
+        told = "with start and end" if has_ended else f"did not come to its end, see {folder}/{name}.log"
         print(f"{row}: {time.monotonic() - began:.0f} s, {told}", flush=True)
     curves.save()
     return failed
