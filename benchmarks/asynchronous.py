@@ -62,8 +62,7 @@ from asynchronous_parts import CUT
 from asynchronous_peak import free_port, measure_peak, wait_until_healthy
 from asynchronous_table import summarize, table, table_of_load
 from gpu_runs import SIZES
-
-from areal_core.launchers.guard import kill_tree
+from run_ends import GONE_S, end_run, leave_when_asked
 
 AREAL = [sys.executable, "-m", "areal_core"]
 SERVER_OPTIONS = {
@@ -77,8 +76,6 @@ SERVER_OPTIONS = {
 }
 SERVERS_ON_CPU = Path(__file__).parents[1] / "tests" / "servers_on_cpu" / "sglang.yaml"
 ENVIRONMENT = {"NCCL_CUMEM_ENABLE": "0", "OMP_NUM_THREADS": "1"}
-GONE_S = 60.0
-"""For the processes of a run that was killed to end."""
 
 
 @dataclass(frozen=True)
@@ -316,35 +313,6 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     """The complete lines of a journal, none where it is not there yet."""
     text = path.read_text() if path.is_file() else ""
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-
-
-def end_run(run: subprocess.Popen[bytes], run_dir: Path) -> None:
-    """Kill a run, and wait until none of its processes is left: the next one needs the GPUs."""
-    if run.poll() is None:
-        kill_tree(run.pid)  # and not its process group: torchrun's ranks have groups of their own
-        run.wait()
-    deadline = time.monotonic() + GONE_S
-    while names_of(run_dir):
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"processes of {run_dir} are still there: {names_of(run_dir)}")
-        time.sleep(0.2)
-
-
-def names_of(run_dir: Path) -> list[str]:
-    """The Python processes that have a run's folder, or a file in it, among their arguments."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            program, *words = path.read_bytes().decode(errors="replace").split("\0")
-            if "python" in program and "view" not in words and any(f"{run_dir}/" in f"{word}/" for word in words):
-                found.append(" ".join([program, *words]))
-    return found
-
-
-def leave_when_asked() -> None:
-    """Ctrl-C, a request to end and a lost connection also end what was started, which has sessions of its own."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 def machine() -> dict[str, str]:

@@ -35,10 +35,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from asynchronous import end_run, leave_when_asked, machine, read_metrics
+from asynchronous import machine, read_metrics
 from curve_chart import draw
 from curve_gpus import GPUWatch
 from curve_table import by_time, table
+from run_ends import end_run, leave_when_asked
 
 AREAL = [sys.executable, "-m", "areal_core"]
 KEPT = (
