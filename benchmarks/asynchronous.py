@@ -62,7 +62,7 @@ from asynchronous_parts import CUT
 from asynchronous_peak import free_port, measure_peak, wait_until_healthy
 from asynchronous_table import summarize, table, table_of_load
 from gpu_runs import SIZES
-from run_ends import GONE_S, end_run, leave_when_asked
+from run_ends import GONE_S, RUN_VARIABLE, end_run, leave_when_asked
 
 AREAL = [sys.executable, "-m", "areal_core"]
 SERVER_OPTIONS = {
@@ -271,7 +271,7 @@ class Bench:
         addresses = [] if row.colocated else list(self._servers)
         config = self._write(name, make_config(self._arguments, row, self._model, self._vocabulary, addresses))
         run_dir = self._folder / "runs" / name
-        run = self._start(name, ["run", str(config), f"run_dir={run_dir}"])
+        run = self._start(name, ["run", str(config), f"run_dir={run_dir}"], **{RUN_VARIABLE: str(run_dir)})
         steps = 4 if row.verified else self._arguments.steps * (1 if row.is_synchronous else 2)
         wanted, deadline = self._warm_up(row) + steps, min(self._ends, time.monotonic() + self._arguments.limit_s)
         lines: list[dict[str, float]] = []
@@ -298,11 +298,11 @@ class Bench:
         path.write_text(yaml.safe_dump(config, sort_keys=False))
         return path
 
-    def _start(self, name: str, words: list[str]) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, words: list[str], **variables: str) -> subprocess.Popen[bytes]:
         with (self._folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen(
                 [*AREAL, *words],
-                env={**os.environ, **ENVIRONMENT},
+                env={**os.environ, **ENVIRONMENT, **variables},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

@@ -14,7 +14,7 @@ weights that it begins with.
 The clock starts when generation may begin: models are loaded and servers ready, the evaluation before the first step is
 counted, and so are all later ones, during which an asynchronous run goes on generating. TRL's trainer stands still
 meanwhile, so that the seconds of its evaluations are left out. `--warm-up STEPS` makes a run first whose points are
-thrown away, so that no row pays for compiled graphs that the next one finds in a cache.
+thrown away, so that no row of areal's pays for compiled graphs that the next one finds in a cache.
 
 `--output` is written anew while a row goes on. Rows are added to those of the same config and overrides; one that is
 there is not run again. One that ended early (`--limit-s`, Ctrl-C, a failure) is named, is in no table and no chart, and
@@ -39,7 +39,7 @@ from asynchronous import machine, read_metrics
 from curve_chart import draw
 from curve_gpus import GPUWatch
 from curve_table import by_time, table
-from run_ends import end_run, leave_when_asked
+from run_ends import RUN_VARIABLE, end_run, leave_when_asked
 
 AREAL = [sys.executable, "-m", "areal_core"]
 KEPT = (
@@ -137,7 +137,7 @@ class Curves:
 
         self.results |= {"settings": self.settings, "machine": machine()}
         with GPUWatch() as gpus:
-            code = self._run(row.replace("/", "-seed-"), overrides(row), keep)
+            code = self._run(file_name(row), overrides(row), keep)
         if code == 0 and points:
             self.results["rows"][row] = self.results["unfinished"].pop(row)
             self.results["gpus"][row] = gpus.found(points)
@@ -155,7 +155,7 @@ class Curves:
         """Start a run, hand on its journal as it grows, and wait; its exit code, or None where it was ended early."""
         run_dir, given = self._folder / name, self._arguments
         run_words = [str(given.config), *given.overrides, *words]
-        command, variables = [*AREAL, "run", *run_words, f"run_dir={run_dir}"], environment()
+        command, variables = [*AREAL, "run", *run_words, f"run_dir={run_dir}"], environment(run_dir)
         shutil.rmtree(run_dir, ignore_errors=True)  # of a row that is measured anew
         if name.startswith("trl"):
             is_colocated = name.startswith("trl-colocated")
@@ -183,9 +183,14 @@ class Curves:
         return code
 
 
-def environment() -> dict[str, str]:
+def environment(run_dir: Path) -> dict[str, str]:
     """Of a run: with one thread for each process, unless something else was asked for."""
-    return {"OMP_NUM_THREADS": "1", **os.environ}
+    return {"OMP_NUM_THREADS": "1", **os.environ, RUN_VARIABLE: str(run_dir)}
+
+
+def file_name(row: str) -> str:
+    """Of a row's folder and log."""
+    return row.replace("/", "-seed-")
 
 
 def main() -> int:
@@ -245,8 +250,7 @@ def run_rows(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> 
         began = time.monotonic()
         has_ended = curves.measure(row)
         failed += [] if has_ended else [row]
-        name = row.replace("/", "-seed-")
-        told = "with start and end" if has_ended else f"did not come to its end, see {folder}/{name}.log"
+        told = "with start and end" if has_ended else f"did not come to its end, see {folder}/{file_name(row)}.log"
         print(f"{row}: {time.monotonic() - began:.0f} s, {told}", flush=True)
     curves.save()
     return failed

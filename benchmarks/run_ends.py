@@ -5,17 +5,19 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.launchers.guard import kill_tree
+from areal_core.launchers.identity import processes_with
 
 if TYPE_CHECKING:
     import subprocess
+    from pathlib import Path
 
 GONE_S = 60.0
 """For processes that were asked or made to end."""
+RUN_VARIABLE = "AREAL_BENCHMARK_RUN"
+"""Has the run's folder in the environment of all its processes."""
 
 
 def end_run(run: subprocess.Popen[bytes], run_dir: Path) -> None:
@@ -24,21 +26,10 @@ def end_run(run: subprocess.Popen[bytes], run_dir: Path) -> None:
         kill_tree(run.pid)  # and not its process group: torchrun's ranks have groups of their own
         run.wait()
     deadline = time.monotonic() + GONE_S
-    while names_of(run_dir):
+    while left := processes_with(RUN_VARIABLE, str(run_dir)):
         if time.monotonic() > deadline:
-            raise RuntimeError(f"processes of {run_dir} are still there: {names_of(run_dir)}")
+            raise RuntimeError(f"processes of {run_dir} are still there: {left}")
         time.sleep(0.2)
-
-
-def names_of(run_dir: Path) -> list[str]:
-    """The Python processes that have a run's folder, or a file in it, among their arguments."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            program, *words = path.read_bytes().decode(errors="replace").split("\0")
-            if "python" in program and "view" not in words and any(f"{run_dir}/" in f"{word}/" for word in words):
-                found.append(" ".join([program, *words]))
-    return found
 
 
 def leave_when_asked() -> None:
