@@ -140,8 +140,9 @@ class Peer(asyncio.Protocol):
         """Say nothing more; what the other side still says is heard until it closes."""
         self._flush()
         self._has_hung_up = True
-        if self._transport is not None and self._closed is None and self._transport.can_write_eof():
-            self._transport.write_eof()
+        if self._transport is not None and self._closed is None:
+            with contextlib.suppress(OSError):  # a peer that reset the connection: the event loop is yet to say so
+                self._transport.write_eof()
 
     async def close(self) -> None:
         """Write what is queued and close; safe to call twice."""
@@ -166,12 +167,9 @@ class Peer(asyncio.Protocol):
 
     def _flush(self) -> None:
         frames, self._outgoing = self._outgoing, []
-        if (
-            self._transport is not None
-            and self._closed is None
-            and frames
-            and not (self._has_hung_up or self._transport.is_closing())
-        ):
+        if not frames or self._transport is None or self._closed is not None or self._has_hung_up:
+            return
+        if not self._transport.is_closing():
             self._transport.writelines(frames)
 
     def _end(self, reason: PeerClosed) -> None:
