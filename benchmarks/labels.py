@@ -311,7 +311,7 @@ async def control(arguments: argparse.Namespace, settings: Any, folder: Path) ->
     slots = CountedSlots(engine)
     workers = RolloutWorkers(
         f"unix:{folder}/workers", slots, count=arguments.workers, start_timeout_s=120.0,
-        welcome=Welcome(trains=True, evaluates=False), timeline=folder / "timeline.jsonl", log=print,
+        welcome=Welcome(trains=True), timeline=folder / "timeline.jsonl", log=print,
     )  # fmt: skip
     workers.on_failure = lambda *told: print("an attempt failed:", *told, file=sys.stderr)
     address = await workers.listen()

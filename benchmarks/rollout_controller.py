@@ -142,7 +142,7 @@ async def running(
         return
     workers = RolloutWorkers(
         f"unix:{folder}/workers", Pool(engine), count=count, start_timeout_s=120.0,
-        welcome=Welcome(trains=True, evaluates=False), timeline=folder / "timeline.jsonl", log=print,
+        welcome=Welcome(trains=True), timeline=folder / "timeline.jsonl", log=print,
     )  # fmt: skip
     address = await workers.listen()
     processes = [SPAWN.Process(target=work, args=(address, folder, tokens, n), daemon=True) for n in range(count)]

@@ -149,7 +149,7 @@ async def control(arguments: argparse.Namespace, folder: str) -> None:
     engine = SGLangEngine(settings(arguments.address), Path(folder))
     workers = RolloutWorkers(
         f"unix:{folder}/workers", engine, count=arguments.workers, start_timeout_s=120.0,
-        welcome=Welcome(trains=True, evaluates=False), timeline=Path(folder) / "timeline.jsonl", log=print,
+        welcome=Welcome(trains=True), timeline=Path(folder) / "timeline.jsonl", log=print,
     )  # fmt: skip
     address, times = await workers.listen(), SPAWN.Array("d", arguments.workers)
     processes = [

@@ -25,7 +25,6 @@ from areal_core.driver.restarts import Restarts
 from areal_core.errors import RunError
 from areal_core.launchers.guard import HUB_VARIABLE
 from areal_core.launchers.member import ASKED_TO_STOP, LOGS_VARIABLE, TOKEN_FILE_VARIABLE
-from areal_core.launchers.node import TakesNodes
 from areal_core.messages import Credentials, Done, Failed, PeerClosed
 from areal_core.messages.hub import (
     Driving,
@@ -87,7 +86,7 @@ class Driver:
             self.credentials,
             on_message=self._take,
             on_end=self._has_ended,
-            on_node=launcher.take_node if isinstance(launcher, TakesNodes) else None,
+            on_node=getattr(launcher, "take_node", None),
             on_visitor=self._receive_visitor,
         )
         self._liveness = Liveness(self._run.log_path, log, self._hub.hang_up)

@@ -276,7 +276,7 @@ async def _attempt(resolved: Resolved, run: RunFolder, driver: Driver, view: Vie
 def _on_message(view: View, process: Process, said: Any) -> None:
     """What processes say that is for whoever watches."""
     match said:
-        case Status(fields):
-            view.on_message(process.group.role, dict(fields))
+        case Status(text):
+            view.on_status(text)
         case StepMetrics(line):
             view.add(dict(line))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ANSWER_S = 10.0
 POLL_S = 0.5
 PROGRESS_S = 10.0
-SHOWN = ("reward/all_episodes", "train/loss", "staleness/mean", "evaluation/reward")
+SHOWN = ("reward/all_episodes", "train/loss", "staleness/mean", "evaluation/reward", "servers/ready")
 """Metrics of the last step that a status tells, where they are there."""
 
 

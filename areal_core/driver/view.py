@@ -40,7 +40,7 @@ class View:
         self._run, self._steps, self.log = run, steps, log
         self._new: deque[dict[str, Any]] = deque()
         self._seconds: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._statuses: dict[str, dict[str, Any]] = {}
+        self._status = ""
         self._began, self._printed = time.monotonic(), 0.0
 
     def add(self, line: dict[str, Any]) -> None:
@@ -48,9 +48,9 @@ class View:
         self._new.append(line)
         self._seconds.append(line.get("time/step_s", 0.0))
 
-    def on_message(self, role: str, status: dict[str, Any]) -> None:
-        """A role says how it is."""
-        self._statuses[role] = status
+    def on_status(self, text: str) -> None:
+        """The rollouts are like this now."""
+        self._status = text
 
     def begin_again(self) -> None:
         """The run has gone back to its last checkpoint."""
@@ -74,8 +74,7 @@ class View:
                 self._print(summary_line(line, self._steps) + self._left(line["step"]))
         if time.monotonic() - max(self._began, self._printed) > QUIET_S:
             phases = {name: process.phase for name, process in describe().processes.items()}
-            said = [str(text) for text in self._statuses.get("controller", {}).values()]
-            self._print("; ".join(filter(None, [describe_phases(phases), *said])) or "starting")
+            self._print("; ".join(filter(None, [describe_phases(phases), self._status])) or "starting")
 
     def _left(self, step: int) -> str:
         left = (self._steps - step) * sum(self._seconds) / len(self._seconds)

@@ -206,7 +206,7 @@ class Member:
 
     def _exit(self, code: int) -> None:
         def leave() -> None:
-            self.notify(Finished(code))
+            self.notify(Finished())
             self.flush()
             sys.stderr.flush()
             os._exit(code)
@@ -315,9 +315,9 @@ def _hello(connection: socket.socket, group: str, place: OwnPlace) -> Welcome:
     sees_run = False
     with suppress(OSError, KeyError):
         sees_run = Path(os.environ[TOKEN_FILE_VARIABLE]).read_text() == Credentials.from_environment().token
-    host, own = place.node or socket.gethostname(), str(connection.getsockname()[0])
+    host = place.node or socket.gethostname()
     try:
-        frames.send(connection, Join(group, place.number, host, own, os.getpid(), sees_run), 1)
+        frames.send(connection, Join(group, place.number, host, os.getpid(), sees_run), 1)
         answer = frames.receive(connection).message
     except (PeerClosed, TimeoutError) as error:
         sys.stderr.write(f"the driver does not answer: {error}\n")
@@ -366,7 +366,7 @@ def run_role(role: Callable[[Member], int]) -> int:
         code = role(member)
     except BaseException as error:  # noqa: BLE001 - whatever it is, also `sys.exit`, the driver must be told
         return member.die(error)
-    member.notify(Finished(code))
+    member.notify(Finished())
     member.flush()
     return code
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import socket
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
 from areal_core.errors import RunError
@@ -26,14 +26,6 @@ GRACE_S = 5.0
 """For guards to end what is theirs when the hub is gone."""
 NODE_VARIABLE = "AREAL_NODE"
 """Names a machine among its like, where the host's name does not."""
-
-
-@runtime_checkable
-class TakesNodes(Protocol):
-    """A launcher to which machines come by themselves (`areal node RUN_DIR`)."""
-
-    async def take_node(self, peer: Peer, ready: NodeReady, number: int) -> None:
-        """A machine offers itself to the driver: answer the request with this number, and return when it has gone."""
 
 
 async def serve_node(address: str, credentials: Credentials, on_taken: Callable[[], None]) -> None:

@@ -99,13 +99,14 @@ class Ledger:
             folder.mkdir(parents=True, exist_ok=True)
             sync_names(folder, run_dir)
         with sqlite_errors(folder):
-            self._database = sqlite3.connect(folder / DATABASE, isolation_level=None)
+            self.database = sqlite3.connect(folder / DATABASE, isolation_level=None)
+            """Others only read it: an audit of the run while it goes on."""
             # Exclusive: no second process may read along, and no file is shared in memory, which network file systems
             # cannot. Write-ahead logging keeps what a killed process had committed.
-            self._database.execute("PRAGMA locking_mode=EXCLUSIVE")
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=NORMAL")
-            self._database.executescript(SCHEMA)
+            self.database.execute("PRAGMA locking_mode=EXCLUSIVE")
+            self.database.execute("PRAGMA journal_mode=WAL")
+            self.database.execute("PRAGMA synchronous=NORMAL")
+            self.database.executescript(SCHEMA)
         self._pending = _Pending()
 
     @classmethod
@@ -222,7 +223,7 @@ class Ledger:
             database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [(k, str(v)) for k, v in facts.items()])
         # The commit is on the disk itself before anything that the former one rests on is removed.
         with sqlite_errors(self.folder):
-            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._remove_what_is_done(step)
 
     def _remove_what_is_done(self, step: int) -> None:
@@ -231,7 +232,7 @@ class Ledger:
         Of this attempt, files that no row names stay: their writers may be about to tell of them.
         """
         needed = "state = 'finished' OR (state = 'consumed' AND step >= ?)"
-        rows = self._database.execute(
+        rows = self.database.execute(
             f"SELECT segment, MAX({needed}) FROM groups WHERE segment IS NOT NULL GROUP BY segment",
             (step,),
         ).fetchall()
@@ -291,7 +292,7 @@ class Ledger:
 
     def facts(self) -> dict[str, str]:
         """What was committed, by name."""
-        return dict(self._database.execute("SELECT name, value FROM facts").fetchall())
+        return dict(self.database.execute("SELECT name, value FROM facts").fetchall())
 
     def rollback(self, *, discard: bool) -> None:
         """Undo what steps after the committed one did to groups; call once at the start of a resumed run.
@@ -310,7 +311,7 @@ class Ledger:
 
     def unfinished(self) -> list[int]:
         """Groups that were dispatched and whose fate was not recorded, in order."""
-        rows = self._database.execute("SELECT number FROM groups WHERE state = 'running' ORDER BY number")
+        rows = self.database.execute("SELECT number FROM groups WHERE state = 'running' ORDER BY number")
         return [number for (number,) in rows]
 
     def finished(self, log: Callable[[str], None] = lambda _: None) -> list[PromptGroup]:
@@ -321,7 +322,7 @@ class Ledger:
         Args:
             log: told of each such group.
         """
-        rows = self._database.execute(
+        rows = self.database.execute(
             "SELECT number, data_row, epoch, oldest, segment, position, size, digest FROM groups "
             "WHERE state = 'finished' ORDER BY step IS NULL, step, place, number"
         ).fetchall()
@@ -342,16 +343,11 @@ class Ledger:
 
     def position(self) -> int:
         """One more than the last group ever dispatched."""
-        return int(self._database.execute("SELECT COALESCE(MAX(number) + 1, 0) FROM groups").fetchone()[0])
+        return int(self.database.execute("SELECT COALESCE(MAX(number) + 1, 0) FROM groups").fetchone()[0])
 
     def weight_syncs(self) -> dict[int, int]:
         """For each weight version the batches trained when it was synced."""
-        return dict(self._database.execute("SELECT version, trained FROM weight_syncs").fetchall())
-
-    @property
-    def database(self) -> sqlite3.Connection:
-        """For an audit of the run while it goes on."""
-        return self._database
+        return dict(self.database.execute("SELECT version, trained FROM weight_syncs").fetchall())
 
     def close(self, interrupted: Iterable[int] = ()) -> None:
         """Write what is pending and close; safe to call twice.
@@ -370,19 +366,19 @@ class Ledger:
         except sqlite3.ProgrammingError:  # it is closed
             return
         finally:
-            self._database.close()
+            self.database.close()
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """`BEGIN IMMEDIATE` to `COMMIT`, or nothing."""
         with sqlite_errors(self.folder):
             try:
-                self._database.execute("BEGIN IMMEDIATE")
-                yield self._database
-                self._database.execute("COMMIT")
+                self.database.execute("BEGIN IMMEDIATE")
+                yield self.database
+                self.database.execute("COMMIT")
             except sqlite3.DatabaseError:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
+                if self.database.in_transaction:
+                    self.database.execute("ROLLBACK")
                 raise
 
 

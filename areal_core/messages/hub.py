@@ -17,7 +17,6 @@ class Join(Message):
         group: its name.
         index: of the member in its group, from 0.
         host: name of its machine.
-        address: under which other machines reach it.
         pid: of the process.
         sees_run: whether it has read the run's token in the run's folder: else it is not part of the run.
     """
@@ -25,7 +24,6 @@ class Join(Message):
     group: str
     index: int
     host: str
-    address: str
     pid: int
     sees_run: bool
 
@@ -98,9 +96,7 @@ class Failing(Message):
 
 
 class Finished(Message):
-    """The process has done all its work, and ends with this exit code."""
-
-    code: int
+    """The process has done all its work, and ends."""
 
 
 class Signaled(Message):
@@ -110,9 +106,9 @@ class Signaled(Message):
 
 
 class Status(Message):
-    """How a role is now, for the live view; `fields` are numbers and texts."""
+    """How the rollouts are now, in words, for whoever watches the run."""
 
-    fields: Mapping[str, Any]
+    text: str
 
 
 class Notice(Message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -16,11 +17,9 @@ class Welcome(Message):
 
     Attributes:
         trains: whether it will be asked for groups of training, so that it needs the data set for that.
-        evaluates: the same for evaluations.
     """
 
     trains: bool
-    evaluates: bool
 
 
 class WorkflowsReady(Message):
@@ -52,8 +51,8 @@ class RunGroup(Message):
     epoch: int
     samples: tuple[int, ...]
     sampling: SamplingParameters
-    is_evaluation: bool
-    timeout_s: float
+    is_evaluation: bool = False
+    timeout_s: float = math.inf
 
 
 class EpisodeShown(Message):

@@ -6,10 +6,10 @@ import hashlib
 import importlib.util
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable
 
     from areal_core.plugins.catalog import Installed
 
@@ -58,11 +58,9 @@ def _hash(paths: Iterable[Path], base: Path) -> str:
     return digest.hexdigest()
 
 
-def compare(
-    saved: Sequence[Provenance | Mapping[str, str | None]], now: Sequence[Provenance | Mapping[str, str | None]]
-) -> list[str]:
+def compare(saved: Iterable[Provenance], now: Iterable[Provenance]) -> list[str]:
     """What differs between the plugins of a saved run and those loaded now, one line each; nothing if they agree."""
-    before, after = (_by_name(records) for records in (saved, now))
+    before, after = ({record.name: record for record in records} for records in (saved, now))
     lines = [
         f"{name}: was not part of the saved run" for name, new in after.items() if name not in before and not new.is_own
     ]
@@ -75,11 +73,6 @@ def compare(
         elif old.source_hash != new.source_hash:
             lines.append(f"{name}: the content of {_title(new)} has changed since the run was saved")
     return lines
-
-
-def _by_name(records: Sequence[Provenance | Mapping[str, str | None]]) -> dict[str, Provenance]:
-    complete = (each if isinstance(each, Provenance) else Provenance(**dict[str, Any](each)) for each in records)
-    return {record.name: record for record in complete}
 
 
 def _title(record: Provenance) -> str:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 from base64 import b64encode
 from dataclasses import replace
-from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from areal_core.data.trajectory import Episode, FinishReason, Generation
-    from areal_core.interfaces.inference import InferenceClient, SamplingParameters
+    from areal_core.interfaces.inference import InferenceClient
     from areal_core.interfaces.workflow import RewardScore, RolloutWorkflow
+    from areal_core.messages.workflows import RunGroup
     from areal_core.rewards.scoring import Scorer
 
 
@@ -74,48 +73,34 @@ class EpisodeRunner:
         """What rewards have counted since they were asked last."""
         return self._scorer.take_metrics()
 
-    async def run(
-        self,
-        row: Mapping[str, Any],
-        prompt_id: tuple[int, int],
-        *,
-        group: int,
-        sample_index: int,
-        sampling: SamplingParameters,
-        is_evaluation: bool = False,
-        timeout_s: float = math.inf,
-    ) -> Episode:
+    async def run(self, row: Mapping[str, Any], task: RunGroup, sample_index: int) -> Episode:
         """One episode, tried again where it failed.
 
         Args:
             row: of the data set.
-            prompt_id: (row, epoch), for the sample's seed.
-            group: number of the prompt group; siblings share it.
+            task: the group whose episode it is.
             sample_index: which sibling.
-            sampling: the settings that every generation starts from.
-            is_evaluation: whether the episode is part of an evaluation.
-            timeout_s: that all attempts together may take; see `EpisodeClock`.
 
         Raises:
             EpisodeError: all attempts failed, or they took too long.
             RunError: the engine has died.
         """
-        clock = EpisodeClock(timeout_s)
-        context = partial(self._context, row, prompt_id, group, sample_index, sampling, is_evaluation, clock)
+        clock = EpisodeClock(task.timeout_s)
         try:
-            return await clock.run(self._attempts(row, context, prompt_id[0], group, sample_index))
+            return await clock.run(self._attempts(row, task, sample_index, clock))
         except TimeoutError:
-            words = f"the episode took longer than rollout.episode_timeout_s: {timeout_s:g}"
-        self.on_failure(group, sample_index, 0, words)
+            words = f"the episode took longer than rollout.episode_timeout_s: {task.timeout_s:g}"
+        self.on_failure(task.number, sample_index, 0, words)
         raise EpisodeError(words)
 
     async def _attempts(
-        self, row: Mapping[str, Any], context: Callable[[], WorkflowContext], number: int, group: int, sample_index: int
+        self, row: Mapping[str, Any], task: RunGroup, sample_index: int, clock: EpisodeClock
     ) -> Episode:
         for attempt in range(self._max_retries + 1):
-            place = group, sample_index, attempt
+            place = task.number, sample_index, attempt
+            context = self._context(row, task, sample_index, clock)
             try:  # in a task of its own, for it may cancel itself
-                return await asyncio.ensure_future(self._attempt(row, context, number, place))
+                return await asyncio.ensure_future(self._attempt(row, context, task.row, place))
             except EpisodeError as error:
                 failure = error
                 if isinstance(error.__cause__, (RewardError, RowError)):
@@ -128,10 +113,10 @@ class EpisodeRunner:
         raise failure
 
     async def _attempt(
-        self, row: Mapping[str, Any], context: Callable[[], WorkflowContext], number: int, place: tuple[int, int, int]
+        self, row: Mapping[str, Any], context: WorkflowContext, number: int, place: tuple[int, int, int]
     ) -> Episode:
         try:
-            return self.checks.check(await self._workflow.run_episode(row, context()))
+            return self.checks.check(await self._workflow.run_episode(row, context))
         except (RunError, asyncio.CancelledError):
             raise
         except BaseException as error:  # a workflow must not end the process either
@@ -143,16 +128,9 @@ class EpisodeRunner:
             raise EpisodeError(named) from error
 
     def _context(
-        self,
-        row: Mapping[str, Any],
-        prompt_id: tuple[int, int],
-        group: int,
-        sample_index: int,
-        sampling: SamplingParameters,
-        is_evaluation: bool,
-        clock: EpisodeClock,
+        self, row: Mapping[str, Any], task: RunGroup, sample_index: int, clock: EpisodeClock
     ) -> WorkflowContext:
-        turns, own = itertools.count(), str(next(self._conversations))
+        turns, own, sampling = itertools.count(), str(next(self._conversations)), task.sampling
 
         async def generate(
             input_ids: Sequence[int],
@@ -178,8 +156,8 @@ class EpisodeRunner:
                         request_id=str(next(self._requests)),
                         input_ids=prompt,
                         sampling=settings,
-                        seed=sample_seed(self._seed, *prompt_id, sample_index, next(turns)),
-                        affinity=str(group),
+                        seed=sample_seed(self._seed, task.row, task.epoch, sample_index, next(turns)),
+                        affinity=str(task.number),
                         conversation=own,
                         images=tuple(b64encode(image).decode() for image in images),
                         on_slot=on_slot,
@@ -202,4 +180,4 @@ class EpisodeRunner:
                 }
             )
 
-        return WorkflowContext(self._tokenizer, generate, score, is_evaluation, sample_index)
+        return WorkflowContext(self._tokenizer, generate, score, task.is_evaluation, sample_index)

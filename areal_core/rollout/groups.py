@@ -78,15 +78,7 @@ class GroupRunner:
 
         async def run_episode(sample: int) -> Episode | None:
             try:
-                return await self.runner.run(
-                    row,
-                    (task.row, task.epoch),
-                    group=task.number,
-                    sample_index=sample,
-                    sampling=task.sampling,
-                    is_evaluation=task.is_evaluation,
-                    timeout_s=task.timeout_s,
-                )
+                return await self.runner.run(row, task, sample)
             except EpisodeError as error:
                 failures.append(str(error))
                 return None

@@ -154,11 +154,10 @@ class RolloutService:
         await self._controller.commit(request.step, request.folder)
         return Done()
 
-    def status(self) -> dict[str, str]:
+    def status(self) -> str:
         """How the rollouts are, the servers and the evaluation that runs, where there are any."""
         evaluation = self._evaluator.progress if self._evaluator is not None else ""
-        told = {"rollouts": self._controller.describe(), "servers": self._engine.describe(), "evaluation": evaluation}
-        return {name: text for name, text in told.items() if text}
+        return "; ".join(filter(None, [self._controller.describe(), self._engine.describe(), evaluation]))
 
     async def _audit_ledger(self, _: messages.AuditLedger) -> messages.Audited:
         return messages.Audited(await self._audit())

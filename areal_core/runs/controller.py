@@ -88,7 +88,7 @@ class RolloutHalf:
         engine = build_engine(config, run, scratch, member)
 
         limit = config.training.phase_timeout_s
-        welcome = Welcome(trains, config.evaluation is not None)
+        welcome = Welcome(trains)
         workers = RolloutWorkers(
             f"unix:{scratch / 'rollouts.sock'}",
             engine,

@@ -126,7 +126,7 @@ def _load_groups(
         max_retries=config.rollout.max_retries,
     )
     dataset = config.dataset.build() if welcome.trains else None
-    held_out = config.evaluation.dataset.build() if welcome.evaluates and config.evaluation is not None else None
+    held_out = config.evaluation.dataset.build() if config.evaluation is not None else None
     filters = config.algorithm.build().group_filters if welcome.trains else ()
     groups = GroupRunner(runner, dataset, held_out, filters, config.rollout, segments)
     return groups, 0 if dataset is None else len(dataset), 0 if held_out is None else len(held_out)

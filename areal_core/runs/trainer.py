@@ -23,7 +23,7 @@ from areal_core.interfaces import AdapterEngine, ComparingEngine, OptimizerSetti
 from areal_core.launchers.guard import SCRATCH_VARIABLE
 from areal_core.launchers.member import ASKED_TO_STOP, LOADING_SILENCE_S, NODES_VARIABLE, current_attempt
 from areal_core.ledger.store import Ledger
-from areal_core.messages.hub import Status, StepMetrics
+from areal_core.messages.hub import StepMetrics
 from areal_core.runs.models import check_same_tokens, load_tokenizer, model_path, model_reference
 from areal_core.training.batches import read_batch
 from areal_core.training.checkpoint import ConsumptionLog, restore_checkpoint
@@ -222,7 +222,6 @@ def _metrics_logger(
         log=member.log,
     )
     resolved.plugins.events.log = member.log
-    member.notify(Status({"step": step}))
     metrics_logger.start_trackers(run.path, resolved.config.model_dump(mode="json"))
     return metrics_logger
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import yaml
 
 import areal_core
 from areal_core.cli.commands.run import SAFE_ON_RESUME
@@ -203,6 +204,15 @@ def test_config_init_writes_a_preset_that_is_named(kit):
     assert "no preset named 'nothing'" in kit.areal("config", "init", "kit/nothing").err
     (kit.work / "small.yaml").unlink()
     assert "wrote small.yaml" in kit.areal("config", "init", "small").out, "one plugin alone has a preset of this name"
+
+
+@pytest.mark.parametrize("own", ["", "plugins: [kit]\n", "plugins:\n- kit  # the only one\n"])
+def test_config_init_keeps_every_plugin_that_was_asked_for(own, kit):
+    preset = kit.site / "kit_package" / "small.yaml"
+    preset.write_text(own + preset.read_text())
+    kit.plugin("hearer", "@hookimpl\ndef areal_step_finished(step): ...")
+    written = yaml.safe_load(kit.areal("config", "init", "--plugins", "kit,hearer").out)
+    assert written == {**yaml.safe_load(preset.read_text()), "plugins": ["kit", "hearer"]}
 
 
 def test_plugins_lists_all_of_them_broken_ones_with_their_cause(kit):

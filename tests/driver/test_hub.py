@@ -51,7 +51,7 @@ class World:
     async def come(self, group: str, index: int = 0, *, sees_run: bool = True) -> Peer:
         """A process joins; its connection."""
         peer = await connect(self.hub.address, LIMIT_S, "member", self.credentials)
-        answer = await peer.request(Join(group, index, "here", "127.0.0.1", 7, sees_run), LIMIT_S, "a place")
+        answer = await peer.request(Join(group, index, "here", 7, sees_run), LIMIT_S, "a place")
         assert answer == Welcome({"SAID": "so"})
         return peer
 
@@ -119,7 +119,7 @@ def test_a_former_attempt_is_not_let_in(tmp_path: Path) -> None:
         async with world(tmp_path) as at:
             former = Credentials(at.credentials.token, 2)
             peer = await connect(at.hub.address, LIMIT_S, "member", former)
-            joining = peer.request(Join("trainer", 0, "here", "127.0.0.1", 7, sees_run=True), LIMIT_S, "a place")
+            joining = peer.request(Join("trainer", 0, "here", 7, sees_run=True), LIMIT_S, "a place")
             with pytest.raises(RunError):
                 await joining
             assert at.ranks[0].join is None

@@ -37,7 +37,7 @@ def test_one_that_is_told_to_stop_at_once_says_that_it_has_finished() -> None:
         assert program.wait(LIMIT_S) == ASKED_TO_STOP
         assert program.stderr is not None
         assert program.stderr.read() == b""
-    assert heard[-1] == Finished(ASKED_TO_STOP)
+    assert heard[-1] == Finished()
 
 
 def test_a_log_on_a_full_disk_loses_lines_and_ends_no_process() -> None:

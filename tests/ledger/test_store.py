@@ -208,7 +208,7 @@ def test_a_new_epoch_takes_over_a_copy_and_touches_nothing_before_it_commits(tmp
     second.commit(2, tmp_path / "attempts/2/checkpoints/step-000002", 3)
     left = [*first.folder.iterdir(), *tmp_path.glob("attempts/1/segments/*")]
     assert left == [], "after its own commit nothing of the former epoch is needed"
-    first._database.close()
+    first.database.close()
     second.close()
 
 

@@ -15,7 +15,7 @@ def provenance(box, *names):
         f"print(json.dumps([record.as_dict() for record in PluginManager.load({list(names)!r}).provenance()]))"
     )
     assert outcome.code == 0, outcome.err
-    return json.loads(outcome.out)
+    return [Provenance(**each) for each in json.loads(outcome.out)]
 
 
 def make_editable(box, name):
@@ -28,13 +28,13 @@ def test_a_plugin_is_recorded_by_version_and_by_its_source(box, is_editable):
     """Its author installs it again and again under one version."""
     box.plugin("grpo")
     core, grpo = provenance(box, "grpo")
-    assert (core["name"], core["distribution"]) == ("core", "areal-core")
-    assert (grpo["distribution"], grpo["version"]) == ("areal-grpo", "1.2.3")
-    assert grpo["location"].endswith("grpo_package")
+    assert (core.name, core.distribution) == ("core", "areal-core")
+    assert (grpo.distribution, grpo.version) == ("areal-grpo", "1.2.3")
+    assert grpo.location.endswith("grpo_package")
     if is_editable:
         make_editable(box, "grpo")
     before = provenance(box, "grpo")
-    assert before[1]["source_hash"]
+    assert before[1].source_hash
     assert compare(before, provenance(box, "grpo")) == []
     (box.site / "grpo_package" / "more.py").write_text("x = 1\n")
     assert compare(before, provenance(box, "grpo")) == [
@@ -59,4 +59,4 @@ def record(name="grpo", version="1", **changes):
     ],
 )
 def test_differences_are_told_one_line_each(now, told):
-    assert compare([record().as_dict()], now) == told
+    assert compare([record()], now) == told

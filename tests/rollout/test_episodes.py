@@ -14,6 +14,7 @@ from areal_core.data import Episode, Trajectory
 from areal_core.data.sampler import PromptSampler
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters, WeightUpdate
+from areal_core.messages.workflows import RunGroup
 from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
 from areal_core.runs.controller import CAUSES_TOLD, _logging_each_cause
 from areal_core.runs.event_loops import run_through_exits
@@ -216,7 +217,7 @@ def run_failing(play: Callable[[int], Any], retries: int = 2) -> tuple[list[tupl
         failed.append((attempt, error))
 
     runner = EpisodeRunner(Fails(), FakeEngine(), scorer=None, tokenizer=None, max_retries=retries, on_failure=note)
-    playing = runner.run({}, (0, 0), group=0, sample_index=0, sampling=SamplingParameters(), timeout_s=60)
+    playing = runner.run({}, RunGroup(0, 0, 0, (0,), SamplingParameters(), timeout_s=60), 0)
     try:
         asyncio.run(playing)
     except EpisodeError as error:
@@ -272,7 +273,7 @@ def test_a_request_that_a_failed_attempt_left_behind_stops_the_next_ones_clock()
         asyncio.get_running_loop().set_exception_handler(lambda _, told: problems.append(str(told)))
         runner = EpisodeRunner(Leaves(), Full(), scorer=None, tokenizer=None, max_retries=1)
         sampling = SamplingParameters(max_new_tokens=4)
-        await runner.run({}, (0, 0), group=0, sample_index=0, sampling=sampling, timeout_s=0.3)
+        await runner.run({}, RunGroup(0, 0, 0, (0,), sampling, timeout_s=0.3), 0)
         await asyncio.sleep(0.4)
         return problems
 
@@ -287,7 +288,7 @@ def test_a_run_that_ends_in_an_episode_that_cancels_itself_is_not_swallowed() ->
 
     async def run() -> None:
         runner = EpisodeRunner(Waits(), FakeEngine(), scorer=None, tokenizer=None, max_retries=5)
-        work = runner.run({}, (0, 0), group=0, sample_index=0, sampling=SamplingParameters())
+        work = runner.run({}, RunGroup(0, 0, 0, (0,), SamplingParameters()), 0)
         task = asyncio.ensure_future(work)
         await asyncio.sleep(0.05)
         task.cancel()
@@ -336,7 +337,7 @@ def test_what_is_asked_of_an_engine_is_checked_before(asked: dict[str, Any], err
     engine = FakeEngine()
     runner = EpisodeRunner(Asks(), engine, scorer=None, tokenizer=None)
     with pytest.raises(EpisodeError, match=error):
-        asyncio.run(runner.run({}, (0, 0), group=0, sample_index=0, sampling=SamplingParameters()))
+        asyncio.run(runner.run({}, RunGroup(0, 0, 0, (0,), SamplingParameters()), 0))
     assert engine.requests == []
 
 
@@ -350,6 +351,6 @@ def test_a_workflow_may_end_one_answer_at_a_text_of_its_own():
     engine = FakeEngine()
     runner = EpisodeRunner(Asks(), engine, scorer=None, tokenizer=None)
     sampling = SamplingParameters(stop=("\n\n",))
-    asyncio.run(runner.run({}, (0, 0), group=0, sample_index=0, sampling=sampling))
+    asyncio.run(runner.run({}, RunGroup(0, 0, 0, (0,), sampling), 0))
     asked = [(request.sampling.stop, request.sampling.max_new_tokens) for request in engine.requests]
     assert asked == [(("\n\n", "</tool>"), 3), (("\n\n",), 256)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.data import Episode, Trajectory
 from areal_core.interfaces import SamplingParameters
+from areal_core.messages.workflows import RunGroup
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.testing.fakes import FakeEngine, FakeTokenizer, FakeWorkflow
@@ -30,7 +31,7 @@ def test_fewer_tokens_than_the_least_are_asked_for_where_there_is_no_room_and_ha
         engine = FakeEngine()
         runner = EpisodeRunner(CutShort(), engine, RewardSum([]), FakeTokenizer())
         sampling = SamplingParameters(max_new_tokens=20, min_new_tokens=8)
-        episode = await runner.run({"prompt": "x"}, (0, 0), group=0, sample_index=0, sampling=sampling)
+        episode = await runner.run({"prompt": "x"}, RunGroup(0, 0, 0, (0,), sampling), 0)
         assert episode.text.encode()
         (asked,) = engine.requests
         asked.sampling.check()

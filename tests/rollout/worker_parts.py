@@ -170,7 +170,7 @@ async def running(
             slots,
             count=count,
             start_timeout_s=HANG_S,
-            welcome=Welcome(trains=True, evaluates=True),
+            welcome=Welcome(trains=True),
             timeline=folder / "groups.jsonl",
             log=said.append,
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,9 +110,10 @@ def _starting_text(request: Request, chosen: str) -> str:
         )
     manager = PluginManager.load(request.plugins)
     preset = find_preset(manager, chosen, is_config=False) if chosen else default_preset(manager, manager.names, ())
-    needed = ", ".join(dict.fromkeys([*manager.names, *preset.plugins]))
-    listed = "" if "plugins" in preset.document.values else f"plugins: [{needed}]\n"
-    return f"# from {preset.name}\n{listed}{preset.text}"
+    needed = ", ".join(dict.fromkeys([*preset.document.values.get("plugins", preset.plugins), *request.plugins]))
+    listed = f"plugins: [{needed}]\n"
+    text, count = re.subn(r"(?m)^plugins:.*\n(?:[ -].*\n)*", listed, preset.text)
+    return f"# from {preset.name}\n{'' if count else listed}{text}"
 
 
 def _preset(request: Request) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from areal_core.data import FinishReason, Generation
 from areal_core.interfaces import RewardScore, RowError, SamplingParameters, WorkflowContext
+from areal_core.messages.workflows import RunGroup
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
 from areal_core.testing.fakes import FakeEngine
@@ -193,7 +194,7 @@ def test_a_row_without_its_image_costs_one_attempt_and_names_both(folder, tmp_pa
     )
     row = {"prompt": "?", "image": "cut.png"}
     with pytest.raises(EpisodeError, match="data row 7"):
-        asyncio.run(runner.run(row, (7, 0), group=3, sample_index=1, sampling=SamplingParameters()))
+        asyncio.run(runner.run(row, RunGroup(3, 7, 0, (1,), SamplingParameters()), 1))
     ((group, sample, attempt, words),) = told
     assert (group, sample, attempt) == (3, 1, 0)
     assert words.startswith(f"data row 7 (counted from 0), sample 1: the image {tmp_path / 'cut.png'} is empty")

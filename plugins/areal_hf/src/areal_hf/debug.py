@@ -27,6 +27,7 @@ from areal_core.data.packing import pack_group
 from areal_core.driver.model_initialization import prepare_model
 from areal_core.errors import ArealError, RunError, UsageError, own_lines
 from areal_core.interfaces import InferenceCapabilities, ModelReference
+from areal_core.messages.workflows import RunGroup
 from areal_core.rewards.worker import build_rewards
 from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
 from areal_core.rollout.shaping import shape
@@ -97,11 +98,11 @@ async def _roll_out(config: RunConfig, model: ModelReference, tokenizer: Any, ro
     """The episodes of one group, one after another, shaped and filtered."""
     assert config.workflow is not None
     generator: Any = Generator(model, tokenizer)
-    scorer = build_rewards(config.rewards)
-    runner = EpisodeRunner(config.workflow.build(), generator, scorer, tokenizer, seed=config.seed)
+    rewards = build_rewards(config.rewards)
+    runner = EpisodeRunner(config.workflow.build(), generator, rewards, tokenizer, seed=config.seed)
     sampling, episodes = sampling_parameters(config, end_tokens(model, tokenizer)), []
     for sample in range(config.rollout.group_size):
-        episode = await runner.run(row, (number, 0), group=0, sample_index=sample, sampling=sampling)
+        episode = await runner.run(row, RunGroup(0, number, 0, (sample,), sampling), sample)
         print_out(f"sample {sample}: reward {episode.reward:.4g} {episode.rewards}: {episode.text!r}")
         episodes.append(episode)
     kept = await shape(0, episodes, config.algorithm.build().group_filters, runner.checks, config.rollout)
@@ -116,9 +117,8 @@ class Generator:
     capabilities = InferenceCapabilities(frozenset(), frozenset({"stop"}))
 
     def __init__(self, model: ModelReference, tokenizer: Any) -> None:
-        settings, self._tokenizer = HFConfig.model_validate({}), tokenizer
-        loaded = load_model(model, "auto")
-        self._scheduler = Scheduler(loaded, limits_for(settings, loaded), recompute=False)
+        self._tokenizer, loaded = tokenizer, load_model(model, "auto")
+        self._scheduler = Scheduler(loaded, limits_for(HFConfig.model_validate({}), loaded), recompute=False)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `InferenceClient.generate`."""
