@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from areal_core.config.run_config import RunConfig
@@ -9,6 +10,8 @@ from areal_core.config.settings import Settings
 from areal_core.plugins.records import KINDS, Component
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pydantic import BaseModel
 
     from areal_core.plugins import PluginManager
@@ -19,6 +22,15 @@ _LOADING_KEYS = {
     "base_dir": "the folder that paths are relative to; by default that of this file",
 }
 """Keys of a file that say how it is read; they are no part of the config that results."""
+_TYPES = {
+    "integer": "whole number",
+    "string": "text",
+    "boolean": "true or false",
+    "object": "mapping",
+    "array": "list",
+}
+_EMPTY = {"object": "{}", "array": "[]"}
+_BOUNDS = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "up to", "exclusiveMaximum": "below"}
 
 
 def json_schema(manager: PluginManager) -> dict[str, Any]:
@@ -28,7 +40,7 @@ def json_schema(manager: PluginManager) -> dict[str, Any]:
         schema["properties"][key] = {"type": "string", "description": meaning}
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["x-areal-components"] = {
-        kind: {record.reference: _component_schema(manager, record) for record in manager.components(kind)}
+        kind: {record.reference: component_schema(manager, record) for record in manager.components(kind)}
         for kind in KINDS
         if kind not in {"presets", "commands", "health_checks"}
     }
@@ -41,6 +53,38 @@ def settings_model(manager: PluginManager, record: Component) -> type[Settings] 
     return model if isinstance(model, type) and issubclass(model, Settings) else None
 
 
+def component_schema(manager: PluginManager, record: Component) -> dict[str, Any]:
+    """The schema of a component's settings, and what it is."""
+    model = settings_model(manager, record)
+    settings = _model_schema(model) if model else {"type": "object", "additionalProperties": False}
+    return {"description": record.summary, "settings": settings}
+
+
+def describe_values(part: Mapping[str, Any]) -> str:
+    """What may be written for a key of a schema, in words."""
+    null = " or null" if {"type": "null"} in part.get("anyOf", ()) else ""
+    if "x-areal-kind" in part:
+        return ("list: " if part.get("type") == "array" else "") + KINDS[part["x-areal-kind"]] + null
+    if "anyOf" in part:
+        return " or ".join(describe_values(option) for option in part["anyOf"])
+    if "$ref" in part:
+        return "section"
+    if "enum" in part:
+        return " or ".join(map(str, part["enum"]))
+    if "items" in part:
+        return f"list: {describe_values(part['items'])}"
+    kind = part.get("type", "anything")
+    bounds = [f" {word} {part[bound]}" for bound, word in _BOUNDS.items() if bound in part]
+    return _TYPES.get(kind, kind) + "".join(bounds)
+
+
+def describe_default(part: Mapping[str, Any]) -> str:
+    """What a key of a schema is where it is not written; a section has defaults of its own."""
+    if any("$ref" in one for one in (part, *part.get("anyOf", ()))) and isinstance(part.get("default", {}), dict):
+        return "its own"
+    return json.dumps(part["default"]) if "default" in part else _EMPTY.get(part.get("type", ""), "null")
+
+
 def _model_schema(model: type[BaseModel]) -> dict[str, Any]:
     """The schema of a model, with the components that have no default as required: areal itself tells their absence."""
     schema = model.model_json_schema()
@@ -51,9 +95,3 @@ def _model_schema(model: type[BaseModel]) -> dict[str, Any]:
                 del field["default"]
                 part.setdefault("required", []).append(name)
     return schema
-
-
-def _component_schema(manager: PluginManager, record: Component) -> dict[str, Any]:
-    model = settings_model(manager, record)
-    settings = _model_schema(model) if model else {"type": "object", "additionalProperties": False}
-    return {"description": record.summary, "settings": settings}

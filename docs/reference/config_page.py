@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 from docstrings import protocol_of
 
 from areal_core.cli.commands.run import SAFE_ON_RESUME
-from areal_core.config.schema import json_schema
+from areal_core.config.schema import describe_default, describe_values, json_schema
 from areal_core.interfaces import Algorithm
 from areal_core.plugins import PluginManager
 from areal_core.plugins.records import KINDS, with_article
@@ -16,8 +15,6 @@ from areal_core.plugins.records import KINDS, with_article
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_TYPES: Final = {"integer": "whole number", "string": "text", "boolean": "true or false", "object": "mapping"}
-_BOUNDS: Final = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "up to", "exclusiveMaximum": "below"}
 INTRODUCTION: Final = """# Config
 
 One YAML file describes a run. Where you choose a component, write its name, or a mapping with `type:` and its
@@ -75,8 +72,10 @@ def _tables(path: str, schema: dict[str, Any], definitions: dict[str, Any]) -> I
         yield f"### `{path}`\n\n{schema['description']}"
     rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
     for key, part in schema["properties"].items():
-        default = "required" if key in schema.get("required", ()) else _default(part)
-        rows.append(f"| `{key}` | {_values(part)} | {default} | {' '.join(part.get('description', '').split())} |")
+        default = "required" if key in schema.get("required", ()) else describe_default(part)
+        default = default if default in ("required", "its own") else f"`{default}`"
+        meaning = " ".join(part.get("description", "").split())
+        rows.append(f"| `{key}` | {describe_values(part)} | {default} | {meaning} |")
     yield "\n".join(rows)
     for key, part in schema["properties"].items():
         inner = part.get("x-areal-common") or definitions.get(_model(part))
@@ -89,29 +88,7 @@ def settings_table(settings: dict[str, Any]) -> str:
     return "\n\n".join(_tables("", settings | {"description": ""}, settings.get("$defs", {})))
 
 
-def _default(part: dict[str, Any]) -> str:
-    return "its own" if _model(part) and part.get("default") else f"`{json.dumps(part.get('default'))}`"
-
-
 def _model(part: dict[str, Any]) -> str:
     """The name of the model that a key holds, be it optional; nothing if it holds none."""
     references = (option["$ref"] for option in (part, *part.get("anyOf", ())) if "$ref" in option)
     return next(references, "").rpartition("/")[2]
-
-
-def _values(part: dict[str, Any]) -> str:
-    """What may be written for a key, in words."""
-    null = " or null" if {"type": "null"} in part.get("anyOf", ()) else ""
-    if "x-areal-kind" in part:
-        return ("list: " if part.get("type") == "array" else "") + KINDS[part["x-areal-kind"]] + null
-    if "anyOf" in part:
-        return " or ".join(_values(option) for option in part["anyOf"])
-    if "$ref" in part:
-        return "section, below"
-    if "enum" in part:
-        return " or ".join(map(str, part["enum"]))
-    if "items" in part:
-        return f"list: {_values(part['items'])}"
-    kind = part.get("type", "anything")
-    bounds = [f" {word} {part[bound]}" for bound, word in _BOUNDS.items() if bound in part]
-    return _TYPES.get(kind, kind) + "".join(bounds)

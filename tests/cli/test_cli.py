@@ -233,8 +233,9 @@ def test_one_plugin_is_described_with_its_settings(kit):
         "plugin kit, distribution areal-kit 1.2.3\n",
         "hooks: areal_advantages, areal_algorithms,",
         "train_engines: kit/engine\n  trains\n  target: kit_package.parts:Engine\n",
-        "    learning_rate: float, default 1e-05  (the step size)\n",
-        "    token: Secret, required\n",
+        "    learning_rate: number above 0, default 1e-05  (the step size)\n",
+        "    betas: list, default [0.9, 0.999]\n",
+        "    token: text, required\n",
     ):
         assert told in out, told
 

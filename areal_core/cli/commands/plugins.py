@@ -81,9 +81,7 @@ def _describe(plugin: Plugin, catalog: Catalog) -> None:
 
 def _settings(plugin: Plugin, record: Any, catalog: Catalog) -> list[str]:
     """The fields of a component's settings, one line each, or why they cannot be shown."""
-    from typing import Literal, get_args, get_origin
-
-    from areal_core.config.schema import settings_model
+    from areal_core.config.schema import component_schema, describe_default, describe_values
     from areal_core.errors import PluginError
     from areal_core.plugins import PluginManager
 
@@ -92,16 +90,14 @@ def _settings(plugin: Plugin, record: Any, catalog: Catalog) -> list[str]:
     manager = PluginManager(catalog=catalog)
     manager.add([plugin.installed.name])
     try:
-        model = settings_model(manager, record)
+        settings = component_schema(manager, record)["settings"]
     except PluginError as error:
         return str(error).splitlines()
     lines = []
-    for name, field in model.model_fields.items() if model else ():
-        kind = getattr(field.annotation, "__name__", str(field.annotation)).removeprefix("typing.")
-        if get_origin(field.annotation) is Literal:
-            kind = " or ".join(map(str, get_args(field.annotation)))
-        default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)!r}"
-        lines.append(f"{name}: {kind}, {default}" + (f"  ({field.description})" if field.description else ""))
+    for name, part in settings.get("properties", {}).items():
+        default = "required" if name in settings.get("required", ()) else f"default {describe_default(part)}"
+        meaning = f"  ({part['description']})" if "description" in part else ""
+        lines.append(f"{name}: {describe_values(part)}, {default}{meaning}")
     return lines
 
 
