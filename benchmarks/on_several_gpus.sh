@@ -6,7 +6,7 @@
 # Parts, in this order: asynchronous (against synchronous), elastic (servers join and leave; a server and a rank are
 # killed), labels (is each token's weight version right?), scaling (of the train step), large (7B: weight sync apart and
 # colocated, checkpoints beside training). A part that fails is told, and the others go on. FOLDER/PART.log has its table
-# or its events; all of it takes four H100s about 25 minutes.
+# or its events; all of it takes four H100s about 25 minutes, and 150 GB of disk for `large`.
 #
 # PYTHON is a Python with areal and its plugins, PROGRAM what starts SGLang; those of this Python by default, and those
 # that benchmarks/against_trl_on_gpus.sh made in a FOLDER:
@@ -46,20 +46,23 @@ asynchronous() {
 elastic() { "$python" benchmarks/gpu_elastic.py "${program[@]}" "${cpu[@]}" --folder "$folder/elastic"; }
 labels() { "$python" benchmarks/labels.py --engine sglang "${program[@]}" "${cuda[@]}"; }
 scaling() {
-    "$python" benchmarks/gpu_scaling.py "${tiny[@]}" 1:gradient,h100,h100-one \
-        2:gradient,h100,h100-one@context2,h100-one@tensor2 \
-        "$gpus:gradient,h100,7b,7b@tensor2,7b@context2,h100-one@context$gpus,moe@expert$gpus" \
-        --output "$folder/scaling.json" --folder "$folder/scaling"
+    local ranks plan=(1:gradient,h100,h100-one 2:gradient,h100,h100-one@context2,h100-one@tensor2)
+    for ((ranks = 4; ranks <= gpus; ranks *= 2)); do
+        plan+=("$ranks:gradient,h100,7b,7b@tensor2,7b@context2,h100-one@context$ranks,moe@expert$ranks")
+    done
+    "$python" benchmarks/gpu_scaling.py "${tiny[@]}" "${plan[@]}" --output "$folder/scaling.json" --folder "$folder/scaling"
 }
 large() {
-    local all generate train failed=0 model=$folder/7b words=(--learning-rate 1e-6 --steps 8 --set checkpoint.every=2
-        train_engine.optimizer_state_dtype=bfloat16)
+    local all generate train failed=0 model=$folder/7b words=(--learning-rate 1e-6 --steps 8 --set
+        train_engine.optimizer_state_dtype=bfloat16 checkpoint.keep=1)
     all=$(seq -s , 0 "$last") generate=$(seq -s , 0 $((half - 1))) train=$(seq -s , "$half" "$last")
     [ -e "$model/config.json" ] || "$python" benchmarks/gpu_runs.py model "$model" --size 7b || return 1
     "$python" benchmarks/gpu_runs.py disaggregated --model "$model" "${program[@]}" --run-dir "$folder/apart/run" \
-        "${words[@]}" "placement={generation: [$generate], training: [$train]}" "inference_engine.servers=$half" || failed=1
+        "${words[@]}" "placement={generation: [$generate], training: [$train]}" "inference_engine.servers=$half" \
+        checkpoint.every=3 || failed=1
     "$python" benchmarks/gpu_runs.py colocated --model "$model" "${program[@]}" --run-dir "$folder/colocated/run" \
-        "${words[@]}" "placement={generation: [$all], training: [$all]}" "inference_engine.servers=$gpus" || failed=1
+        "${words[@]}" "placement={generation: [$all], training: [$all]}" "inference_engine.servers=$gpus" \
+        checkpoint.every_s=0 || failed=1
     return "$failed"
 }
 
