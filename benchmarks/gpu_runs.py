@@ -249,10 +249,11 @@ def main() -> int:
     print(f"{arguments.what}: exit code {code} after {time.monotonic() - began:.0f} s")
     for (phase, gpu), used in sorted(memory.items()):
         print(f"  GPU {gpu} while '{phase}': {min(used):,} to {max(used):,} MiB ({len(used)} readings)")
-    for line in metrics.read_text().splitlines() if metrics.is_file() else []:
+    lines = metrics.read_text().splitlines() if metrics.is_file() else []
+    for line in lines:
         step = json.loads(line)
         print(f"  step {step['step']}", "  ".join(f"{key} {step[key]:.4g}" for key in SHOWN if key in step))
-    return code or 0
+    return code or int(len(lines) < arguments.steps)
 
 
 if __name__ == "__main__":

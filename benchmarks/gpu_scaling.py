@@ -119,9 +119,9 @@ class Rank:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
-    def do(self, names: Sequence[str], label: str) -> None:
-        """Cases one after another."""
-        whole = self._parallel
+    def do(self, names: Sequence[str], label: str) -> int:
+        """Cases one after another; how many failed."""
+        whole, failed = self._parallel, 0
         for words in names:
             began, (name, _, layout) = time.monotonic(), words.partition("@")
             self._parallel = whole | read_layout(layout)
@@ -129,6 +129,7 @@ class Rank:
                 found = self._gradient() if name == "gradient" else self._train(CASES[name])
             except Exception:  # noqa: BLE001 - shown, and the next case may work
                 sys.stderr.write(f"{label} {words}, rank {self._rank}: {traceback.format_exc()[-3000:]}\n")
+                failed += 1
                 continue
             stand = f"{label}-{layout}" if layout else label
             found |= {"ranks": stand, "case": name, "seconds": time.monotonic() - began}
@@ -136,6 +137,7 @@ class Rank:
                 path = self._folder / "rows" / f"{time.time():.6f}-{os.getpid()}.json"
                 path.with_suffix(".new").write_text(json.dumps(found))
                 path.with_suffix(".new").rename(path)
+        return failed
 
     def _train(self, case: Case) -> dict[str, Any]:
         """A step's time on each GPU's own batch, and the most memory of a rank."""
@@ -247,8 +249,8 @@ def read_layout(words: str) -> dict[str, int]:
     return {name: int(size) for name, size in re.findall(r"([a-z]+)(\d+)", words)}
 
 
-def be_a_rank(arguments: argparse.Namespace) -> None:
-    """What one of the started processes does."""
+def be_a_rank(arguments: argparse.Namespace) -> int:
+    """What one of the started processes does; how many cases failed."""
     group, rank, ranks = (int(word) for word in arguments.rank.split("/"))
     label, names = arguments.plan[0].split(":")
     if ranks > 1:
@@ -256,13 +258,14 @@ def be_a_rank(arguments: argparse.Namespace) -> None:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
     _, _, parallel = read_label(label)
-    Rank(arguments, rank, ranks, parallel).do(names.split(","), label)
+    failed = Rank(arguments, rank, ranks, parallel).do(names.split(","), label)
     if ranks > 1:
         dist.destroy_process_group()
+    return failed
 
 
-def run(arguments: argparse.Namespace, item: str) -> None:
-    """Start the ranks of one item of the plan, and wait for them."""
+def run(arguments: argparse.Namespace, item: str) -> bool:
+    """Start the ranks of one item of the plan, and wait for them; whether all cases came to their ends."""
     words = [sys.executable, __file__, *sys.argv[1:], "--folder", str(arguments.folder)]
     places: list[tuple[str, str, str]] = []
     for number, part in enumerate(item.split("+")):
@@ -286,6 +289,7 @@ def run(arguments: argparse.Namespace, item: str) -> None:
         for process in processes:
             process.kill()
             process.wait()
+    return not any(process.returncode for process in processes)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -310,8 +314,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", f"MFU against {best / 1e12:.0f} TFLOP/s", *told])
 
 
-def main() -> None:
-    """Go through the plan and print the table."""
+def main() -> int:
+    """Go through the plan and print the table; 1 where a case failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plan", nargs="+", help="RANKS:CASE,CASE,...")
     parser.add_argument("--kernel", default="auto", help="of attention")
@@ -327,17 +331,18 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.rank is not None:
         arguments.plan = [arguments.item]
-        be_a_rank(arguments)
-        return
+        return be_a_rank(arguments)
     arguments.folder = arguments.folder or Path(tempfile.mkdtemp(prefix="areal-scaling-"))
     (arguments.folder / "rows").mkdir(parents=True, exist_ok=True)
+    failed = False
     for item in arguments.plan:
         began = time.monotonic()
-        run(arguments, item)
+        failed |= not run(arguments, item)
         rows = [json.loads(path.read_text()) for path in sorted((arguments.folder / "rows").glob("*.json"))]
         arguments.output.write_text(json.dumps(rows))
         print(f"{item}: {time.monotonic() - began:.0f} s\n{table(rows)}\n", flush=True)
+    return int(failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

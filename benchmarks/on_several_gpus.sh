@@ -8,10 +8,12 @@
 # colocated, checkpoints beside training). A part that fails is told, and the others go on. FOLDER/PART.log has its table
 # or its events; all of it takes four H100s about 25 minutes, and 150 GB of disk for `large`.
 #
-# PYTHON is a Python with areal and its plugins, PROGRAM what starts SGLang; those of this Python by default, and those
-# that benchmarks/against_trl_on_gpus.sh made in a FOLDER:
-#   PYTHON=FOLDER/areal/bin/python PROGRAM="FOLDER/sglang/bin/python -m sglang.launch_server"
-# TINY=1 tries all parts but large, and all rows but those in turns, without a GPU.
+# PYTHON is a Python with areal and its plugins, PROGRAM what starts SGLang, by absolute paths; `python3` has both by
+# default. Those that benchmarks/against_trl_on_gpus.sh made in THERE:
+#   PYTHON=THERE/areal/bin/python PROGRAM="THERE/sglang/bin/python -m sglang.launch_server"
+# moe@expertN needs a torch that docs/benchmarks.md does not rule out. TINY=1 tries all parts but large, and all rows
+# but those in turns, without a GPU; PROGRAM is then "PYTHON tests/servers_on_cpu/sglang_cpu.py" with a Python of
+# `make servers`.
 set -euo pipefail
 parts=(asynchronous elastic labels scaling large)
 case ${1:--} in -*)
@@ -37,6 +39,9 @@ fi
 [ "$gpus" -ge 4 ] || { echo "four GPUs are needed; this host has $gpus" >&2 && exit 2; }
 half=$((gpus / 2)) last=$((gpus - 1))
 mkdir -p "$folder"
+for part in "$@"; do
+    [ ! -e "$folder/$part.log" ] || { echo "$folder has $part of an earlier call: name another folder" >&2 && exit 2; }
+done
 
 asynchronous() {
     "$python" benchmarks/asynchronous.py "${program[@]}" --size 1.5b --servers "$half" --trainers "$half" \
@@ -48,15 +53,16 @@ labels() { "$python" benchmarks/labels.py --engine sglang "${program[@]}" "${cud
 scaling() {
     local ranks plan=(1:gradient,h100,h100-one 2:gradient,h100,h100-one@context2,h100-one@tensor2)
     for ((ranks = 4; ranks <= gpus; ranks *= 2)); do
-        plan+=("$ranks:gradient,h100,7b,7b@tensor2,7b@context2,h100-one@context$ranks,moe@expert$ranks")
+        plan+=("$ranks:gradient,h100,7b,7b@tensor2,7b@context2,h100-one@context4,moe@expert$ranks")
     done
-    "$python" benchmarks/gpu_scaling.py "${tiny[@]}" "${plan[@]}" --output "$folder/scaling.json" --folder "$folder/scaling"
+    "$python" benchmarks/gpu_scaling.py "${tiny[@]}" "${plan[@]}" --limit-s 600 \
+        --output "$folder/scaling.json" --folder "$folder/scaling"
 }
 large() {
     local all generate train failed=0 model=$folder/7b words=(--learning-rate 1e-6 --steps 8 --set
         train_engine.optimizer_state_dtype=bfloat16 checkpoint.keep=1)
     all=$(seq -s , 0 "$last") generate=$(seq -s , 0 $((half - 1))) train=$(seq -s , "$half" "$last")
-    [ -e "$model/config.json" ] || "$python" benchmarks/gpu_runs.py model "$model" --size 7b || return 1
+    "$python" benchmarks/gpu_runs.py model "$model" --size 7b || return 1
     "$python" benchmarks/gpu_runs.py disaggregated --model "$model" "${program[@]}" --run-dir "$folder/apart/run" \
         "${words[@]}" "placement={generation: [$generate], training: [$train]}" "inference_engine.servers=$half" \
         checkpoint.every=3 || failed=1

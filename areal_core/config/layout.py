@@ -84,7 +84,7 @@ class Layout:
             return training, list(range(self.trainer_gpus, self.trainer_gpus + generating))
         if generating != self.trainer_gpus:
             fits = f"generate=tp{self.tensor_parallel}x{self.trainer_gpus // per_server} takes all of them"
-            fits += "; several servers on a GPU: name GPUs by number"
+            fits += "; several servers on a GPU are named by number: placement.generation=[0, 0, 1, 1]"
             raise LayoutError(
                 f"colocated, the same GPUs do both: train={self.trainer_gpus}, and {self._generate} names {generating}",
                 fits if self.trainer_gpus % per_server == 0 else f"name a number of GPUs that {per_server} divides",

@@ -99,9 +99,9 @@ def resolve(
     written = dict(source.document.values) if source else {}
     written.update({key: value for file in files for key, value in file.document.values.items() if key == "preset"})
     written.update({override.path[0]: override.value for override in overrides_read if len(override.path) == 1})
-    added = [name for file in files for name in _plugin_list(file.document.values.get("plugins"))]
-    asked = _plugin_list([*plugins, *_words(environment.get("AREAL_PLUGINS", ""))])
-    wanted = [*asked, *_plugin_list(written.get("plugins")), *added]
+    added = [name for file in files for name in plugin_list(file.document.values.get("plugins"))]
+    asked = plugin_list([*plugins, *_words(environment.get("AREAL_PLUGINS", ""))])
+    wanted = [*asked, *plugin_list(written.get("plugins")), *added]
     manager = PluginManager()
     errors = _add(manager, wanted)
     preset = None
@@ -114,7 +114,7 @@ def resolve(
             else find_preset(manager, str(config_path), is_config=True)
         )
     if preset:
-        errors += _add(manager, [*preset.plugins, *_plugin_list(preset.document.values.get("plugins"))])
+        errors += _add(manager, [*preset.plugins, *plugin_list(preset.document.values.get("plugins"))])
     layers = [layer for layer in (preset, source) if layer]
     return _finish(_tree([*layers, *files], overrides_read), manager, errors, folder, layers[-1].stem)
 
@@ -133,7 +133,7 @@ def load_run(run_dir: Path, overrides: Sequence[str] = (), plugins: Sequence[str
     source = read_file(path)
     tree = _tree([source], _overrides("", overrides))
     manager = PluginManager()
-    errors = _add(manager, [*_plugin_list(tree.values.get("plugins")), *plugins])
+    errors = _add(manager, [*plugin_list(tree.values.get("plugins")), *plugins])
     return _finish(tree, manager, errors, source.folder, Path(run_dir).name)
 
 
@@ -250,7 +250,8 @@ def _add(manager: PluginManager, names: Sequence[str]) -> list[PluginError]:
     return []
 
 
-def _plugin_list(written: object) -> list[str]:
+def plugin_list(written: object) -> list[str]:
+    """The plugins that `plugins:` names, be it a list or a text."""
     if written is None:
         return []
     words = _words(written) if isinstance(written, str) else written

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from pydantic.json_schema import GenerateJsonSchema
+
 from areal_core.config.run_config import RunConfig
 from areal_core.config.settings import Settings
 from areal_core.plugins.records import KINDS, Component
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pydantic import BaseModel
+    from pydantic_core.core_schema import WithDefaultSchema
 
     from areal_core.plugins import PluginManager
 
@@ -29,8 +32,15 @@ _TYPES = {
     "object": "mapping",
     "array": "list",
 }
-_EMPTY = {"object": "{}", "array": "[]"}
 _BOUNDS = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "up to", "exclusiveMaximum": "below"}
+
+
+class _WithDefaults(GenerateJsonSchema):
+    """Tells defaults that are made anew each time as well."""
+
+    def get_default_value(self, schema: WithDefaultSchema) -> Any:
+        made = schema.get("default_factory")
+        return super().get_default_value(schema) if made is None else made()  # type: ignore[call-arg]
 
 
 def json_schema(manager: PluginManager) -> dict[str, Any]:
@@ -69,8 +79,8 @@ def describe_values(part: Mapping[str, Any]) -> str:
         return " or ".join(describe_values(option) for option in part["anyOf"])
     if "$ref" in part:
         return "section"
-    if "enum" in part:
-        return " or ".join(map(str, part["enum"]))
+    if written := part.get("enum", [part["const"]] if "const" in part else []):
+        return " or ".join(map(str, written))
     if "items" in part:
         return f"list: {describe_values(part['items'])}"
     kind = part.get("type", "anything")
@@ -82,12 +92,12 @@ def describe_default(part: Mapping[str, Any]) -> str:
     """What a key of a schema is where it is not written; a section has defaults of its own."""
     if any("$ref" in one for one in (part, *part.get("anyOf", ()))) and isinstance(part.get("default", {}), dict):
         return "its own"
-    return json.dumps(part["default"]) if "default" in part else _EMPTY.get(part.get("type", ""), "null")
+    return json.dumps(part.get("default"))
 
 
 def _model_schema(model: type[BaseModel]) -> dict[str, Any]:
     """The schema of a model, with the components that have no default as required: areal itself tells their absence."""
-    schema = model.model_json_schema()
+    schema = model.model_json_schema(schema_generator=_WithDefaults)
     for part in (schema, *schema.get("$defs", {}).values()):
         for name, field in part.get("properties", {}).items():
             optional = {"type": "null"} in field.get("anyOf", [])

@@ -95,6 +95,18 @@ def parse(text: str, name: str) -> Document:
     return document
 
 
+def set_value(text: str, key: str, value: str) -> str:
+    """A document whose mapping has this value, YAML in one line, for a key; the rest of the text stays as it is."""
+    node = yaml.compose(text, _Loader)
+    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+    for name, former in pairs:
+        if name.value == key:
+            is_block = isinstance(former, yaml.SequenceNode) and not former.flow_style
+            end = (former.value[-1] if is_block else former).end_mark.index  # of a block what follows is part of it
+            return f"{text[: name.start_mark.index]}{key}: {value}{text[end:]}"
+    return f"{key}: {value}\n{text}"
+
+
 def parse_value(text: str) -> Any:
     """The value of an override: a scalar or a flow list (or mapping). `ValueError` says why it is neither."""
     if not text.strip():

@@ -74,7 +74,7 @@ class Driver:
         self,
         launcher: Launcher,
         run: RunFolder,
-        on_message: Callable[[Process, Any], None],
+        on_message: Callable[[Any], None],
         log: Callable[[str], None],
         signals: list[int] | None = None,
     ) -> None:
@@ -299,7 +299,7 @@ class Driver:
             case Notice(text):
                 self._log(f"{process.name}: {text}")
             case _:
-                self._on_message(process, message)
+                self._on_message(message)
 
     async def _wait_for_loading(self, process: Process, number: int) -> None:
         """Servers that load their model are waited for: else one that takes long would never come to serve."""

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from areal_core.config import Resolved
-    from areal_core.driver.hub import Process
     from areal_core.interfaces.launcher import Launcher
     from areal_core.runs.folder import AttemptFolder
 
@@ -135,7 +134,7 @@ async def _drive(
     """
     log = resolved.plugins.events.log = terminal.log
     view = View(run, resolved.config.steps, log)
-    driver = Driver(launcher, run, lambda *said: _on_message(view, *said), log)
+    driver = Driver(launcher, run, lambda said: _on_message(view, said), log)
     recoveries = Recoveries(launching(resolved.config.launcher).max_attempts_without_checkpoint, log)
     outcome, code, owned = "failed", 1, None
     try:
@@ -273,7 +272,7 @@ async def _attempt(resolved: Resolved, run: RunFolder, driver: Driver, view: Vie
     return code
 
 
-def _on_message(view: View, process: Process, said: Any) -> None:
+def _on_message(view: View, said: Any) -> None:
     """What processes say that is for whoever watches."""
     match said:
         case Status(text):

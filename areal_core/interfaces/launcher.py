@@ -125,6 +125,8 @@ class Launcher(Protocol):
     """Starts the members of process groups where they were placed. It watches nothing: members tell the driver's hub.
 
     Its settings are derived from `areal_core.config.LauncherSettings`, where the core reads how many ranks there are.
+    One to which machines come by themselves (`areal node`) has `async take_node(peer, ready, number)` as well; see
+    `areal_core.launchers.external`.
 
     Attributes:
         host: address of this machine at which members reach the driver; may ask a cluster.

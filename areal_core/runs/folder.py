@@ -17,6 +17,16 @@ def cache_folder() -> Path:
     return Path(os.environ.get("AREAL_CACHE") or Path("~/.cache/areal").expanduser())
 
 
+class _Below:
+    """A path in a folder; what it is for stands behind it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: AttemptFolder | RunFolder, owner: object) -> Path:
+        return folder.path / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptFolder:
     """What one attempt at a run writes: nobody else ever writes there.
@@ -29,49 +39,29 @@ class AttemptFolder:
     run: Path
     number: int
 
+    driver = _Below("driver.json")
+    """Who drives the attempt: JSON of `areal_core.driver.attempts.DriverNote`."""
+    token = _Below("token")
+    """The run's secret, readable by its user alone. Every process must have read it here: it sees the folder."""
+    released = _Below("released")
+    """There when the driver has ended in order; says what came of it, and of how many steps."""
+    ledger = _Below("ledger")
+    """The folder of the ledger."""
+    segments = _Below("segments")
+    """What rollout workers have written for the trainer."""
+    checkpoints = _Below("checkpoints")
+    """One folder a step."""
+    weights = _Below("weights")
+    """Weights that are synced through the disk."""
+
     @property
     def path(self) -> Path:
         """The folder itself; that it exists means that the attempt has a driver."""
         return self.run / "attempts" / str(self.number)
 
-    @property
-    def driver(self) -> Path:
-        """Who drives the attempt: JSON of `areal_core.driver.attempts.DriverNote`."""
-        return self.path / "driver.json"
-
-    @property
-    def token(self) -> Path:
-        """The run's secret, readable by its user alone. Every process must have read it here: it sees the folder."""
-        return self.path / "token"
-
-    @property
-    def released(self) -> Path:
-        """There when the driver has ended in order; says what came of it, and of how many steps."""
-        return self.path / "released"
-
     def has_done(self, steps: int) -> bool:
         """Whether the driver has ended with so many steps done."""
         return self.released.is_file() and self.released.read_text(errors="replace") == f"done {steps}"
-
-    @property
-    def ledger(self) -> Path:
-        """The folder of the ledger."""
-        return self.path / "ledger"
-
-    @property
-    def segments(self) -> Path:
-        """What rollout workers have written for the trainer."""
-        return self.path / "segments"
-
-    @property
-    def checkpoints(self) -> Path:
-        """One folder a step."""
-        return self.path / "checkpoints"
-
-    @property
-    def weights(self) -> Path:
-        """Weights that are synced through the disk."""
-        return self.path / "weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,60 +70,31 @@ class RunFolder:
 
     path: Path
 
+    config = _Below(CONFIG_FILE)
+    """The complete config."""
+    plugins = _Below("plugins.json")
+    """Plugins, versions and files that the run is made of."""
+    sources = _Below("sources")
+    """The files that components were named by, as they were when the run started."""
+    model_note = _Below("model_folder.txt")
+    """Where the model lies that a source has made."""
+    metrics = _Below("metrics.jsonl")
+    """A JSON line a step."""
+    samples = _Below("samples.jsonl")
+    """A few episodes for each weight version, a JSON line each."""
+    report = _Below("report.html")
+    """The HTML report, where a plugin writes one."""
+    model = _Below("model")
+    """The trained model as a Hugging Face folder, when all steps are done."""
+    best = _Below("best")
+    """The model with the best evaluation."""
+    logs = _Below("logs")
+    """What the processes write."""
+
     @property
     def word(self) -> str:
         """Its path as a shell takes it, for commands that are told."""
         return shlex.quote(str(self.path))
-
-    @property
-    def config(self) -> Path:
-        """The complete config."""
-        return self.path / CONFIG_FILE
-
-    @property
-    def plugins(self) -> Path:
-        """Plugins, versions and files that the run is made of."""
-        return self.path / "plugins.json"
-
-    @property
-    def sources(self) -> Path:
-        """The files that components were named by, as they were when the run started."""
-        return self.path / "sources"
-
-    @property
-    def model_note(self) -> Path:
-        """Where the model lies that a source has made."""
-        return self.path / "model_folder.txt"
-
-    @property
-    def metrics(self) -> Path:
-        """A JSON line a step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def samples(self) -> Path:
-        """A few episodes for each weight version, a JSON line each."""
-        return self.path / "samples.jsonl"
-
-    @property
-    def report(self) -> Path:
-        """The HTML report, where a plugin writes one."""
-        return self.path / "report.html"
-
-    @property
-    def model(self) -> Path:
-        """The trained model as a Hugging Face folder, when all steps are done."""
-        return self.path / "model"
-
-    @property
-    def best(self) -> Path:
-        """The model with the best evaluation."""
-        return self.path / "best"
-
-    @property
-    def logs(self) -> Path:
-        """What the processes write."""
-        return self.path / "logs"
 
     def log_path(self, process: str) -> Path:
         """What one process writes."""

@@ -206,13 +206,24 @@ def test_config_init_writes_a_preset_that_is_named(kit):
     assert "wrote small.yaml" in kit.areal("config", "init", "small").out, "one plugin alone has a preset of this name"
 
 
-@pytest.mark.parametrize("own", ["", "plugins: [kit]\n", "plugins:\n- kit  # the only one\n"])
+@pytest.mark.parametrize(
+    "own",
+    [
+        "",
+        "plugins: [kit]  # the only one\n",
+        "plugins: [\n  kit,\n]\n",
+        "plugins:\n\n# of these\n- kit\n",
+        "'plugins' :\n  - kit  # the only one\n  # and no other\n",
+        "plugins: kit\n",
+    ],
+)
 def test_config_init_keeps_every_plugin_that_was_asked_for(own, kit):
     preset = kit.site / "kit_package" / "small.yaml"
-    preset.write_text(own + preset.read_text())
-    kit.plugin("hearer", "@hookimpl\ndef areal_step_finished(step): ...")
-    written = yaml.safe_load(kit.areal("config", "init", "--plugins", "kit,hearer").out)
-    assert written == {**yaml.safe_load(preset.read_text()), "plugins": ["kit", "hearer"]}
+    preset.write_text(f"# A title\n{own}{preset.read_text()}")
+    kit.plugin("my-hearer", "@hookimpl\ndef areal_step_finished(step): ...")
+    text = kit.areal("config", "init", "--plugins", "kit,my-hearer").out
+    assert yaml.safe_load(text) == {**yaml.safe_load(preset.read_text()), "plugins": ["kit", "my_hearer"]}
+    assert text.count("# the only one") == own.count("# the only one")
 
 
 def test_plugins_lists_all_of_them_broken_ones_with_their_cause(kit):

@@ -51,6 +51,9 @@ def test_every_gpu_does_one_thing(gpus, tensor, servers):
 def test_colocated_servers_take_the_trainers_gpus_and_all_of_them(gpus, tensor, servers):
     found, error = attempt(Layout(gpus, tensor, servers, colocated=True).number, tensor)
     assert (error is not None) == (gpus != tensor * servers)
+    if error is not None and gpus % tensor == 0:
+        assert f"tp{tensor}x{gpus // tensor} takes all of them" in error.hint
+        assert "placement.generation=[0, 0, 1, 1]" in error.hint
     if found is not None:
         assert found[0] == found[1]
 

@@ -191,7 +191,6 @@ CHILD = """
 import sys, time
 from areal_core.messages import connect_blocking, frames
 from areal_core.messages.scores import ScoreFailed
-from tests.messages.parcels import Parcel, Small, parcel
 connection = connect_blocking(sys.argv[1], 60)
 frames.send(connection, ScoreFailed(0, "last words"))
 time.sleep(600)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,6 +101,8 @@ def _init(request: Request) -> int:
 def _starting_text(request: Request, chosen: str) -> str:
     """The preset that is named, or the first default one of the plugins."""
     from areal_core.config.presets import default_preset, find_preset
+    from areal_core.config.resolve import plugin_list
+    from areal_core.config.yaml_text import set_value
     from areal_core.plugins import PluginManager
 
     if not request.plugins and not chosen:
@@ -110,10 +111,9 @@ def _starting_text(request: Request, chosen: str) -> str:
         )
     manager = PluginManager.load(request.plugins)
     preset = find_preset(manager, chosen, is_config=False) if chosen else default_preset(manager, manager.names, ())
-    needed = ", ".join(dict.fromkeys([*preset.document.values.get("plugins", preset.plugins), *request.plugins]))
-    listed = f"plugins: [{needed}]\n"
-    text, count = re.subn(r"(?m)^plugins:.*\n(?:[ -].*\n)*", listed, preset.text)
-    return f"# from {preset.name}\n{'' if count else listed}{text}"
+    own = plugin_list(preset.document.values["plugins"]) if "plugins" in preset.document.values else preset.plugins
+    needed = f"[{', '.join(dict.fromkeys([*own, *plugin_list([*request.plugins])]))}]"
+    return f"# from {preset.name}\n{set_value(preset.text, 'plugins', needed)}"
 
 
 def _preset(request: Request) -> str:

@@ -81,6 +81,8 @@ def _describe(plugin: Plugin, catalog: Catalog) -> None:
 
 def _settings(plugin: Plugin, record: Any, catalog: Catalog) -> list[str]:
     """The fields of a component's settings, one line each, or why they cannot be shown."""
+    from pydantic import PydanticUserError
+
     from areal_core.config.schema import component_schema, describe_default, describe_values
     from areal_core.errors import PluginError
     from areal_core.plugins import PluginManager
@@ -91,7 +93,7 @@ def _settings(plugin: Plugin, record: Any, catalog: Catalog) -> list[str]:
     manager.add([plugin.installed.name])
     try:
         settings = component_schema(manager, record)["settings"]
-    except PluginError as error:
+    except (PluginError, PydanticUserError) as error:
         return str(error).splitlines()
     lines = []
     for name, part in settings.get("properties", {}).items():

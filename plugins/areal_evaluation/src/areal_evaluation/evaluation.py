@@ -239,9 +239,7 @@ async def _supervise(
     def prepare() -> None:
         episodes.show(f"preparing the model  {preparation(folder)}")
 
-    driver = Driver(
-        resolved.config.launcher.build(), folder, lambda _, message: episodes.on_message(message), log, signals
-    )
+    driver = Driver(resolved.config.launcher.build(), folder, episodes.on_message, log, signals)
     try:
         address = await driver.listen()
         driver.begin(folder.attempt(1))
