@@ -44,6 +44,10 @@ class Settings(BaseModel):
 
     An unknown key is an error, values do not change after validation, and infinities are refused. A plugin derives
     its `config` models from this class. A field declared with `component(kind)` lets the reader choose a part there.
+
+    Where they are there, the core also reads of an algorithm's settings `default_learning_rate`, for engines that are
+    told none, and `idle_steps(role)`, the steps in which a role does not learn; of a train engine's
+    `replays_routed_experts`, that it trains tokens of an MoE through the experts that they were sampled through.
     """
 
     model_config = ConfigDict(

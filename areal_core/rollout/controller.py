@@ -342,7 +342,7 @@ class RolloutController:
         counts = self.counts
         events = ", ".join(f"{count} {name}" for name, count in sorted(self._tally.events.items()))
         return (
-            f"{counts.ready} of {self.section.batch_size} groups ready, {counts.running} running, "
+            f"{counts.ready} groups ready for batches of {self.section.batch_size}, {counts.running} running, "
             f"weights of version {self.version}"
             + (f"; since the last batch: {events}" if events else "")
             + (f"; tried again: {self._buffer.refused}" if self._buffer.refused else "")
