@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code: 0 done, 1 it failed, 2 the request was wrong.
 
-    What a signal has ended returns 128 and the number of the signal: 130 for Ctrl-C, 143 for SIGTERM.
+    What a signal has ended returns 128 and the number of the signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for
+    a terminal that was closed.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it
+            signal.signal(number, _interrupt)
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(words)

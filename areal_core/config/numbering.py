@@ -38,6 +38,15 @@ def numbered(placement: PlacementSection, launcher: Selection, engine: Selection
     return {"placement": placement.model_copy(update=lists), "inference_engine": engine}
 
 
+def with_servers(placement: PlacementSection, engine: Selection | None) -> Selection | None:
+    """The inference engine with a server for each share of the GPUs that are named for it, where none are counted."""
+    settings: Any = None if engine is None else engine.settings
+    each, gpus = getattr(settings, "gpus_each", 0), len(placement.generation or ())
+    if engine is None or not each or not gpus or gpus % each or "servers" in settings.model_fields_set:
+        return engine
+    return replace(engine, settings=settings.model_copy(update={"servers": gpus // each}))
+
+
 def _served(engine: Selection | None, layout: Layout) -> Selection | None:
     """The inference engine with as many servers as the words say."""
     has_servers = engine is not None and "servers" in engine.keywords()

@@ -197,6 +197,8 @@ def _origin(tree: Tree, path: str) -> str:
         exact = tree.origins.get(parts[:-1])
     if exact is None and (parts[0] == "placement" or parts in NUMBERED):
         exact = _origin_of_words(tree)
+    if exact is None and path == "inference_engine.servers":
+        exact = tree.origins.get(("placement", "generation"))
     return exact or "default"
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from areal_core.config import sections
 from areal_core.config.launching import launching
 from areal_core.config.needs import roles_of
-from areal_core.config.numbering import numbered
+from areal_core.config.numbering import numbered, with_servers
 from areal_core.config.place import Place, component
 from areal_core.config.problems import Problem, dotted
 from areal_core.config.selection import Selection, selections
@@ -93,6 +93,9 @@ class RunConfig(Section):
         placed = self
         if self.placement.is_counted:
             placed = self.model_copy(update=numbered(self.placement, self.launcher, self.inference_engine))
+        elif self.placement.generation:
+            engine = with_servers(self.placement, self.inference_engine)
+            placed = self.model_copy(update={"inference_engine": engine})
         changes: dict[str, Section] = {}
         if placed.placement.training and "dtype" not in placed.model.model_fields_set:
             changes["model"] = placed.model.model_copy(update={"dtype": "bfloat16"})

@@ -130,7 +130,8 @@ class Trajectory:
             `reward` float32, `group_id`, `episode_id`, `sample_index` and `part_index` int64 (its place among the
             trajectories of the episode), `agent_id` int64 (a digest of its name), `finish_reason` int8; and `prompt_id`
             [2] int64.
-        turns: values of shape [turns, ...]; `turn_rewards` float32, where there are, are parts of `reward`.
+        turns: values of shape [turns, ...]; `turn_rewards` float32, where there are: what each
+            turn earned of `Episode.reward` and `reward` together; the rest is earned at the end.
         multimodal: further values with lengths of their own, by what they are of, such as `images` and their `patches`.
         agent_id: who wrote it, in an episode in which the policy plays several parts, such as a planner and a solver.
             What is compared within a group is compared for each agent by itself.

@@ -53,8 +53,8 @@ class ServerSettings(Settings):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     servers: Annotated[int, Field(ge=0)] | ServerBounds = 1
-    """servers that the run starts, of which one must be ready before it begins; or bounds, between which they come and
-    go with their nodes"""
+    """servers that the run starts, of which one must be ready before it begins: unless written, as many as placement
+    names GPUs for; or bounds, between which they come and go with their nodes"""
     api_key: Secret | None = None
     """key that the servers ask for, as env:NAME"""
     update_mode: Literal["keep_cache", "recompute"] = "recompute"

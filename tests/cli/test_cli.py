@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 
 import pytest
 import yaml
@@ -323,20 +324,21 @@ def test_a_result_that_cannot_be_written_is_told(box):
         )
 
 
-def test_what_is_terminated_leaves_nothing_temporary_and_says_so(box):
+@pytest.mark.parametrize(("name", "ends"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_what_is_terminated_leaves_nothing_temporary_and_says_so(name, ends, box):
     code = f"""
         import os, signal, sys, tempfile, time
         from areal_core.cli import main
         from areal_core.cli.commands import doctor
         def execute(arguments):
             with tempfile.TemporaryDirectory(dir={str(box.work)!r}):
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), signal.{name})
                 time.sleep(50)
         doctor.execute = execute
         sys.exit(main(["doctor"]))
         """
-    outcome = box.python(code)
-    assert (outcome.code, outcome.err) == (143, "areal: interrupted\n")
+    outcome = box.python(f"import signal; signal.signal(signal.{name}, signal.SIG_DFL)\n" + textwrap.dedent(code))
+    assert (outcome.code, outcome.err) == (ends, "areal: interrupted\n")
     assert list(box.work.iterdir()) == []
 
 

@@ -136,6 +136,26 @@ def test_the_words_become_gpus_servers_and_ranks_and_are_read_again_as_such(conf
     assert resolve(saved).config == read
 
 
+@pytest.mark.parametrize(("tensor", "gpus", "servers"), [(1, 2, 1), (1, 8, 4), (2, 8, 2)])
+def test_a_server_for_every_share_of_the_gpus_that_are_named(config, tensor, gpus, servers):
+    words = [f"inference_engine.tensor_parallel={tensor}"]
+    words.append(f"placement={{generation: {list(range(gpus))}, training: [{gpus}]}}")
+    resolved = resolve(config, [], words)
+    assert resolved.config.inference_engine is not None
+    assert resolved.config.inference_engine.keywords()["servers"] == servers
+    assert resolved.origins["inference_engine.servers"] == "command line"
+    with pytest.raises(ConfigError, match=r"which names \d+: set servers"):
+        resolve(config, [], [*words, f"placement={{generation: {list(range(gpus + 1))}, training: [9]}}"])
+
+
+@pytest.mark.parametrize("words", ["placement=train=8 generate=tp2x2", "placement.layout=train=8 generate=tp2x2"])
+def test_a_plan_for_other_gpus_goes_with_words(config, words):
+    config.write_text(f"{RUN}placement: train=4 generate=tp2x2\n")
+    for more in (["placement.gpu_memory_gib=80"], [words, "placement.gpu_memory_gib=80"]):
+        placement = resolve(config, [], more).config.placement
+        assert (placement.gpu_memory_gib, len(placement.training)) == (80, 4 if len(more) == 1 else 8)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -192,7 +212,8 @@ def test_a_gpu_may_have_several_servers_whose_weights_then_go_through_a_folder(c
     with pytest.raises(
         ConfigError, match=r"1 servers with 1 GPU\(s\) each do not fit placement\.generation, which names 4"
     ):
-        resolve(config, [], words)
+        resolve(config, [], [*words, "inference_engine.servers=1"])
+    assert resolve(config, [], words).config == shared, "as many as there are numbers, where nothing else is written"
     for bounds in ("{minimum: 5, maximum: 9}", "{minimum: 1, maximum: 3}"):
         with pytest.raises(ConfigError, match=r" to \d servers with 1 GPU\(s\) each do not fit"):
             resolve(config, [], [*words, f"inference_engine.servers={bounds}"])

@@ -161,7 +161,9 @@ def test_more_ranks_are_proposed_where_parameters_are_what_is_large(model: Path)
     assert "trainer_processes" not in str(raised.value.problems[0]), "that many ranks it would refuse"
     with pytest.raises(ConfigError, match="cannot start") as raised:
         plan(model, "placement.gpu_memory_gib=0.01")
-    assert "none of fewer tokens at once, checkpointing and more ranks is enough" in str(raised.value.problems[0])
+    assert "none of fewer tokens at once, checkpointing, host memory and more ranks is enough" in str(
+        raised.value.problems[0]
+    )
 
 
 def test_what_does_not_train_needs_no_memory_for_it(model: Path) -> None:

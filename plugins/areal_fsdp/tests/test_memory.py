@@ -182,6 +182,22 @@ def test_remedies_fit_and_one_step_less_would_not(room, mode):
     assert settings.remedies(load, GIB) == [], "nothing helps"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "room", "told"),
+    [
+        (2048, 24, "offload_optimizer=true"),
+        (2048, 8, "offload_parameters=true"),
+        (TOKENS, 20, "offload_optimizer=true activation_checkpointing=full"),
+        (TOKENS, 14, "offload_parameters=true activation_checkpointing=full"),
+    ],
+)
+def test_host_memory_is_proposed_where_nothing_cheaper_fits(tokens, room, told):
+    settings = FSDPConfig(max_tokens_per_microbatch=tokens, activation_checkpointing="none")
+    load = replace(SMALL, gpu_bytes=room * GIB, longest=tokens)
+    assert settings.remedies(load, room * GIB) == [told]
+    assert changed_by(settings, told).memory(load).total <= room * GIB
+
+
 def test_a_budget_that_is_too_large_is_proposed_smaller():
     settings = FSDPConfig(
         max_tokens_per_microbatch=TOKENS, activation_checkpointing="selective", activation_memory_gib=60

@@ -22,7 +22,8 @@ class ClippingSettings(PolicyLossSettings):
 
     def notes(self, config: RunConfig) -> Iterable[str]:
         """With one update on a batch the policy is the proximal one: the ratio is 1, and nothing is ever clipped."""
-        written = sorted(self.model_fields_set)
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        written = sorted(name for name in self.model_fields_set if getattr(self, name) != defaults[name])
         proximal = getattr(config.algorithm.settings, "proximal", "recomputed")
         updates = config.training.num_minibatches * config.training.num_epochs
         if written and updates == 1 and proximal == "recomputed":

@@ -136,7 +136,9 @@ class MemoryPlan:
         need, room = f"{self.peak / GIB:.1f}", f"{self.gpu_bytes / GIB:.1f}"
         spared = round((1 - SPARED) * self.gpu_bytes)
         cures = [*self._remedies(name, spared - self.resident + self.roles[name].resident), *self._more_ranks(spared)]
-        message = "; or ".join(cures) or "none of fewer tokens at once, checkpointing and more ranks is enough"
+        message = (
+            "; or ".join(cures) or "none of fewer tokens at once, checkpointing, host memory and more ranks is enough"
+        )
         yield (
             f"a rank needs {need} GiB and its GPU has {room} ({self.parts(name)}); "
             f"what fits with a tenth to spare: {message}"
