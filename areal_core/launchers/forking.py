@@ -82,6 +82,8 @@ class ForkServer:
     def close(self) -> None:
         """End it and everything that it has forked; safe to call twice."""
         assert self._process.stdin is not None
+        if not self._ready.done():  # it still imports, and has forked nothing
+            self._process.kill()
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         try:

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from areal_core.errors import RunError
 from areal_core.launchers.fork_server import ONE_THREAD
 from areal_core.launchers.forking import ForkServer
 
@@ -36,3 +37,13 @@ def test_who_stops_waiting_for_an_answer_takes_it_from_nobody_else() -> None:
             await asyncio.to_thread(server.close)
 
     assert asyncio.run(check()) >= 1
+
+
+def test_a_run_that_is_stopped_at_once_does_not_wait_for_imports() -> None:
+    async def check() -> None:
+        server = ForkServer()
+        await asyncio.to_thread(server.close)
+        with pytest.raises(RunError, match="was killed by SIGKILL"):
+            await server.threads()
+
+    asyncio.run(check())
