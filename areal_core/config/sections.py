@@ -199,7 +199,7 @@ class PlacementSection(Section):
     def _in_words(cls, written: Any) -> Any:
         if isinstance(written, dict) and "type" in written:  # over words a key was laid, as over the name of a part
             words, rest = written["type"], {key: value for key, value in written.items() if key != "type"}
-            if lists := ", ".join(rest.keys() & {"generation", "training"}):
+            if lists := ", ".join(sorted(rest.keys() & {"generation", "training"})):
                 raise ValueError(f"GPUs are named in words ('{words}') and in {lists}: write placement=null before it")
             return {"layout": words, **rest}
         return {"layout": written} if isinstance(written, str | None) else written
