@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import socket
 import struct
 from contextlib import suppress
 from pathlib import Path
 
 _SIOCGIFADDR = 0x8915
+_PORTS = range(20_000, 32_000)
+"""Below those of Linux's `ip_local_port_range`."""
 
 
 def visible_gpus() -> list[str]:
@@ -26,10 +29,13 @@ def count_gpus() -> int:
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    """A port of this machine that nothing listens on now. A server binds it up to minutes later, so it is none of those
+    that the kernel gives to connections meanwhile."""
+    while True:
+        port = _PORTS[secrets.randbelow(len(_PORTS))]  # also where every process has the same seed
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return port
 
 
 def own_address() -> str:
