@@ -59,10 +59,12 @@ from typing import Any
 import yaml
 from asynchronous_load import cpu_seconds
 from asynchronous_parts import CUT
-from asynchronous_peak import free_port, measure_peak, wait_until_healthy
+from asynchronous_peak import measure_peak, wait_until_healthy
 from asynchronous_table import summarize, table, table_of_load
 from gpu_runs import SIZES
 from run_ends import GONE_S, RUN_VARIABLE, end_run, leave_when_asked
+
+from areal_core.launchers.machine import free_port
 
 AREAL = [sys.executable, "-m", "areal_core"]
 SERVER_OPTIONS = {

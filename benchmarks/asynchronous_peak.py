@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import socket
 import time
 import urllib.request
 from typing import TYPE_CHECKING
@@ -21,13 +20,6 @@ LEAD = 0.8
 """Share of the measured time for which requests go on before; lengths are mixed by then as they stay."""
 KEEP_ALIVE_S = 2.0
 """Servers close idle connections without a word, after five seconds."""
-
-
-def free_port() -> int:
-    """A port of this machine that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_until_healthy(address: str, process: subprocess.Popen[bytes], limit_s: float) -> None:

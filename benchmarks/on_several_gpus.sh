@@ -64,11 +64,9 @@ large() {
     all=$(seq -s , 0 "$last") generate=$(seq -s , 0 $((half - 1))) train=$(seq -s , "$half" "$last")
     "$python" benchmarks/gpu_runs.py model "$model" --size 7b || return 1
     "$python" benchmarks/gpu_runs.py disaggregated --model "$model" "${program[@]}" --run-dir "$folder/apart/run" \
-        "${words[@]}" "placement={generation: [$generate], training: [$train]}" "inference_engine.servers=$half" \
-        checkpoint.every=3 || failed=1
+        "${words[@]}" "placement={generation: [$generate], training: [$train]}" checkpoint.every=3 || failed=1
     "$python" benchmarks/gpu_runs.py colocated --model "$model" "${program[@]}" --run-dir "$folder/colocated/run" \
-        "${words[@]}" "placement={generation: [$all], training: [$all]}" "inference_engine.servers=$gpus" \
-        checkpoint.every_s=0 || failed=1
+        "${words[@]}" "placement={generation: [$all], training: [$all]}" checkpoint.every_s=0 || failed=1
     return "$failed"
 }
 

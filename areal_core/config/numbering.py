@@ -42,7 +42,7 @@ def with_servers(placement: PlacementSection, engine: Selection | None) -> Selec
     """The inference engine with a server for each share of the GPUs that are named for it, where none are counted."""
     settings: Any = None if engine is None else engine.settings
     each, gpus = getattr(settings, "gpus_each", 0), len(placement.generation or ())
-    if engine is None or not each or not gpus or gpus % each or "servers" in settings.model_fields_set:
+    if engine is None or not each or gpus % each or "servers" in settings.model_fields_set:
         return engine
     return replace(engine, settings=settings.model_copy(update={"servers": gpus // each}))
 

@@ -57,16 +57,11 @@ def json_schema(manager: PluginManager) -> dict[str, Any]:
     return schema
 
 
-def settings_model(manager: PluginManager, record: Component) -> type[Settings] | None:
-    """The model of a component's settings, imported; None if it takes none."""
-    model = manager.import_from(record, record.config) if record.config else None
-    return model if isinstance(model, type) and issubclass(model, Settings) else None
-
-
 def component_schema(manager: PluginManager, record: Component) -> dict[str, Any]:
-    """The schema of a component's settings, and what it is."""
-    model = settings_model(manager, record)
-    settings = _model_schema(model) if model else {"type": "object", "additionalProperties": False}
+    """The schema of a component's settings, whose model is imported, and what it is."""
+    model: Any = manager.import_from(record, record.config) if record.config else None
+    takes_any = isinstance(model, type) and issubclass(model, Settings)
+    settings = _model_schema(model) if takes_any else {"type": "object", "additionalProperties": False}
     return {"description": record.summary, "settings": settings}
 
 

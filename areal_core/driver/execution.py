@@ -9,7 +9,7 @@ import signal
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from areal_core.config.imports import KeptSources
 from areal_core.config.launching import launching
@@ -32,7 +32,6 @@ from areal_core.driver.terminal import Terminal, log
 from areal_core.driver.view import View
 from areal_core.errors import LostError, RunError, UsageError
 from areal_core.launchers.member import ASKED_TO_STOP
-from areal_core.messages.hub import Status, StepMetrics
 from areal_core.plugins import Provenance
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.models import model_paths
@@ -134,7 +133,7 @@ async def _drive(
     """
     log = resolved.plugins.events.log = terminal.log
     view = View(run, resolved.config.steps, log)
-    driver = Driver(launcher, run, lambda said: _on_message(view, said), log)
+    driver = Driver(launcher, run, view.on_message, log)
     recoveries = Recoveries(launching(resolved.config.launcher).max_attempts_without_checkpoint, log)
     outcome, code, owned = "failed", 1, None
     try:
@@ -270,12 +269,3 @@ async def _attempt(resolved: Resolved, run: RunFolder, driver: Driver, view: Vie
     code = await driver.watch("trainer", lambda: view.update(driver.describe))
     await driver.end_others()
     return code
-
-
-def _on_message(view: View, said: Any) -> None:
-    """What processes say that is for whoever watches."""
-    match said:
-        case Status(text):
-            view.on_status(text)
-        case StepMetrics(line):
-            view.add(dict(line))

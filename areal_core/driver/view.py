@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.driver.describing import describe_phases
 from areal_core.driver.summary import headlines
+from areal_core.messages.hub import Status, StepMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,9 +49,13 @@ class View:
         self._new.append(line)
         self._seconds.append(line.get("time/step_s", 0.0))
 
-    def on_status(self, text: str) -> None:
-        """The rollouts are like this now."""
-        self._status = text
+    def on_message(self, said: Any) -> None:
+        """What processes say that is for whoever watches."""
+        match said:
+            case Status(text):
+                self._status = text
+            case StepMetrics(line):
+                self.add(dict(line))
 
     def begin_again(self) -> None:
         """The run has gone back to its last checkpoint."""

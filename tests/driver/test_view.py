@@ -10,7 +10,7 @@ import pytest
 
 from areal_core.driver.summary import summarize_run
 from areal_core.driver.view import View, summary_line
-from areal_core.messages.hub import Driving, Process
+from areal_core.messages.hub import Driving, Process, Status
 from areal_core.runs.folder import RunFolder
 from areal_core.training.metrics_logger import MetricsLogger
 
@@ -45,7 +45,7 @@ def test_a_line_for_each_step_with_the_time_that_is_left(tmp_path: Path) -> None
 def test_where_nothing_is_shown_for_long_a_line_says_what_is_waited_for(tmp_path: Path) -> None:
     shown: list[str] = []
     view = View(RunFolder(tmp_path), 2, shown.append)
-    view.on_status("3 of 8 groups")
+    view.on_message(Status("3 of 8 groups"))
     processes = {"trainer-0": Process("trainer", "here", 1, "waiting for batch 0", 0.0, "", ())}
     with mock.patch("areal_core.driver.view.QUIET_S", 0.0):
         view.update(lambda: Driving("here", 1, 1, processes, is_ending=False))

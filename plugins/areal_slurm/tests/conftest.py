@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from areal_core.launchers.machine import free_port
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -229,13 +231,10 @@ class Cluster:
 
 
 def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 300) -> None:

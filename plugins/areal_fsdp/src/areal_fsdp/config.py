@@ -212,8 +212,4 @@ class FSDPConfig(LearningSettings):
             return self.model_copy(update=changes).memory(load)
 
         part = replace(load, longest=-(-load.longest // self.parallel.context))
-        found = remedies(need, part, room, self.memory_choices)
-        full = {} if self.activation_memory_gib else {"activation_checkpointing": "full"}
-        moves = [{key: True, **more} for more in ({}, full) for key in ("offload_optimizer", "offload_parameters")]
-        fitting = [move for move in moves if not found and (held := need(**move)) and held.total <= room]
-        return found or [" ".join(f"{key}={value}".lower() for key, value in move.items()) for move in fitting[:1]]
+        return remedies(need, part, room, self.memory_choices)

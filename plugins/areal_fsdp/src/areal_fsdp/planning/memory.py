@@ -220,7 +220,7 @@ def memory_of(load: RankLoad, parallel: ParallelSettings, choices: MemoryChoices
 
 
 def remedies(need: Callable[..., Memory | None], load: RankLoad, room: int, choices: MemoryChoices) -> list[str]:
-    """Which of fewer tokens at once and checkpointing bring a rank below `room` bytes.
+    """Which of fewer tokens at once and checkpointing bring a rank below `room` bytes; host memory where neither does.
 
     Args:
         need: memory with other settings, by keyword.
@@ -234,7 +234,7 @@ def remedies(need: Callable[..., Memory | None], load: RankLoad, room: int, choi
 
     def words(changes: Mapping[str, Any]) -> str:
         said = {k: "null" if v is None else v for k, v in changes.items() if v is not None or choices.activations}
-        return " ".join(f"{key}={value}" for key, value in said.items())
+        return " ".join(f"{key}={value}".lower() for key, value in said.items())
 
     def largest(**changes: Any) -> int | None:
         place = bisect_left(  # fewer tokens always take less
@@ -246,12 +246,13 @@ def remedies(need: Callable[..., Memory | None], load: RankLoad, room: int, choi
     budgets = range((most - 1) // _TOKEN_STEP * _TOKEN_STEP, max(load.longest, _TOKEN_STEP) - 1, -_TOKEN_STEP)
     fewer = largest()
     found = [] if fewer is None else [f"max_tokens_per_microbatch={fewer}"]
-    if choices.checkpointing == "full":
-        return found
-    if fits(**_FULL):
-        return [*found, words(_checkpointing(need, room, choices))]
-    both = largest(**_FULL)
-    return found + ([] if both is None else [words({**_FULL, "max_tokens_per_microbatch": both})])
+    if choices.checkpointing != "full":
+        if fits(**_FULL):
+            found.append(words(_checkpointing(need, room, choices)))
+        elif (both := largest(**_FULL)) is not None:
+            found.append(words({**_FULL, "max_tokens_per_microbatch": both}))
+    moves: Any = ({key: True, **more} for more in ({}, _FULL) for key in ("offload_optimizer", "offload_parameters"))
+    return found or next(([words(move)] for move in moves if fits(**move)), [])
 
 
 def _checkpointing(need: Callable[..., Memory | None], room: int, choices: MemoryChoices) -> dict[str, Any]:
