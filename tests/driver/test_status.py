@@ -71,7 +71,9 @@ def test_a_run_that_stops_says_what_its_processes_do(tmp_path: Path, monkeypatch
     run = RunFolder(tmp_path)
     claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1))
     monkeypatch.setattr(watching, "ask_driver", lambda *_: Driving("head", 77, 3, PROCESSES, is_ending=True))
+    run.metrics.write_text('{"step": 7, "time": 1.0, "servers/ready": 2.0, "engine/mfu": 0.6}\n')
     status = watching.run_status(run)
+    assert (status["step"], status["metrics"]) == (7, {"servers/ready": 2.0})
     assert watching.waits_for(status) == WORDS
     assert f"  {'ending':22s} {watching.waits_for(status)}" in _lines(status, tmp_path)
 
