@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from areal_fsdp.attention.kernels import choose_kernel
 from areal_fsdp.parallel.context import Context
-from areal_fsdp.parallel.experts import divide_experts, experts_sharding
+from areal_fsdp.parallel.experts import divide_experts, moe_blocks
 from areal_fsdp.parallel.file_names import named_as_in_files
 from areal_fsdp.parallel.tensor import decoder_layers, divide_layers, divide_vocabulary
 from areal_fsdp.planning.decoder import experts_of
@@ -58,14 +59,18 @@ def shard(
         partial = divide_layers(model, decoder_layers(model), ranks.tensor)
         module.vocabulary = divide_vocabulary(model, ranks.tensor)
     offloads = config.offload_parameters and mesh.device_type != "cpu"
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     options: dict[str, Any] = {
         "mesh": mesh,
-        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        "mp_policy": precision,
         "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
     }
     if ranks.experts is not None:
         divide_experts(model, ranks.experts["experts"])
-        options["shard_placement_fn"] = experts_sharding(ranks.experts)
+        names = ranks.experts.mesh_dim_names or ()
+        own = {"mesh": ranks.experts[names[:-1]], "mp_policy": replace(precision, cast_forward_inputs=False)}
+        for experts in moe_blocks(model):  # over fewer ranks than the rest; the router's weights stay float32
+            fully_shard(experts, **options | own)
     for layer in decoder_layers(module.model):
         fully_shard(layer, **options)
     fully_shard(module, **options)

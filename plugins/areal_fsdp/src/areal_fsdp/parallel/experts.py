@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch.distributed.tensor import DTensor, Shard
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
 from areal_core.errors import RunError
@@ -19,7 +18,7 @@ from areal_fsdp.parallel.collectives import exchanged, group_name, moved
 from areal_fsdp.parallel.tensor import keep_part, own_part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
@@ -54,30 +53,6 @@ def divide_experts(model: PreTrainedModel, mesh: DeviceMesh) -> None:
         module.group, module.ranks = group_name(mesh), mesh.size()
     ALL_EXPERTS_FUNCTIONS.register(DIVIDED, _divided)
     model.set_experts_implementation(DIVIDED)
-
-
-def experts_sharding(mesh: DeviceMesh) -> Callable[[torch.nn.Parameter], Any]:
-    """What `fully_shard` asks of each parameter: experts are sharded over fewer ranks than the others.
-
-    Args:
-        mesh: [expert_shards, experts] or [replicas, expert_shards, experts]; the latter dimension divides experts.
-    """
-    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
-
-    names = mesh.mesh_dim_names or ()
-    of_shards = mesh[names[:-1]] if len(names) > 2 else mesh["expert_shards"]
-    info = (
-        HSDPMeshInfo(of_shards, shard_mesh_dim=1, replicate_mesh_dim=0)
-        if len(names) > 2
-        else FSDPMeshInfo(of_shards, shard_mesh_dim=0)
-    )
-    divided = mesh["experts"]
-
-    def place(parameter: torch.nn.Parameter) -> Any:
-        is_expert = isinstance(parameter, DTensor) and parameter.device_mesh == divided
-        return ShardPlacementResult(Shard(0), info) if is_expert else None
-
-    return place
 
 
 class _OwnExperts:
