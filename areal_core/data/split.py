@@ -29,10 +29,11 @@ def split_by_tokens(lengths: list[int], parts: int) -> list[list[int]]:
 
 
 def split_into_microbatches(lengths: list[int], max_tokens: int) -> list[list[int]]:
-    """Fill micro-batches up to a token budget: first fit, longest sequence first.
+    """Split into micro-batches of nearly equal token counts, as few as keep each within a budget.
 
-    A sequence over the budget is a micro-batch by itself: it may need more memory than was meant, but dropping it would
-    change what is learned, and ending the run would end every resume of it too.
+    Compiled graphs and memory plans depend on sizes, so none shall be a small rest. A sequence over the budget is a
+    micro-batch by itself: it may need more memory than was meant, but dropping it would change what is learned, and
+    ending the run would end every resume of it too.
 
     Args:
         lengths: tokens of each sequence.
@@ -41,16 +42,10 @@ def split_into_microbatches(lengths: list[int], max_tokens: int) -> list[list[in
     Returns:
         For each micro-batch the sequences' indices, ascending.
     """
-    bins: list[list[int]] = []
-    room: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        length = lengths[index]
-        for number, free in enumerate(room):
-            if length <= free:
-                bins[number].append(index)
-                room[number] -= length
-                break
-        else:
-            bins.append([index])
-            room.append(max_tokens - length)
-    return [sorted(members) for members in bins]
+    filled = sum(min(length, max_tokens) for length in lengths)
+    alone = sum(2 * length > max_tokens for length in lengths)  # no two of these fit together
+    for parts in range(max(alone, -(-filled // max_tokens)), len(lengths) + 1):
+        bins = split_by_tokens(lengths, parts)
+        if all(len(members) == 1 or sum(lengths[i] for i in members) <= max_tokens for members in bins):
+            return bins
+    return []
