@@ -11,9 +11,8 @@
 # PYTHON is a Python with areal and its plugins, PROGRAM what starts SGLang, by absolute paths; `python3` has both by
 # default. Those that benchmarks/against_trl_on_gpus.sh made in THERE:
 #   PYTHON=THERE/areal/bin/python PROGRAM="THERE/sglang/bin/python -m sglang.launch_server"
-# moe@expertN needs a torch that docs/benchmarks.md does not rule out. TINY=1 tries all parts but large, and all rows
-# but those in turns, without a GPU; PROGRAM is then "PYTHON tests/servers_on_cpu/sglang_cpu.py" with a Python of
-# `make servers`.
+# TINY=1 tries all parts but large, and all rows but those in turns, without a GPU; PROGRAM is then
+# "PYTHON tests/servers_on_cpu/sglang_cpu.py" with a Python of `make servers`.
 set -euo pipefail
 parts=(asynchronous elastic labels scaling large)
 case ${1:--} in -*)
@@ -51,9 +50,9 @@ asynchronous() {
 elastic() { "$python" benchmarks/gpu_elastic.py "${program[@]}" "${cpu[@]}" --folder "$folder/elastic"; }
 labels() { "$python" benchmarks/labels.py --engine sglang "${program[@]}" "${cuda[@]}"; }
 scaling() {
-    local ranks plan=(1:gradient,h100,h100-one 2:gradient,h100,h100-one@context2,h100-one@tensor2)
+    local ranks plan=(1:gradient,h100,h100-one,moe 2:gradient,h100,h100-one@context2,h100-one@tensor2)
     for ((ranks = 4; ranks <= gpus; ranks *= 2)); do
-        plan+=("$ranks:gradient,h100,7b,7b@tensor2,7b@context2,h100-one@context4,moe@expert$ranks")
+        plan+=("$ranks:gradient,h100,7b,7b@tensor2,7b@context2,h100-one@context4,moe,moe@expert$ranks")
     done
     "$python" benchmarks/gpu_scaling.py "${tiny[@]}" "${plan[@]}" --limit-s 600 \
         --output "$folder/scaling.json" --folder "$folder/scaling"
