@@ -24,9 +24,12 @@ folder=$(realpath -m -- "$1")
 cd "$(dirname "$0")/.."
 shift
 for part in "$@"; do
-    [[ " ${parts[*]} " == *" $part "* ]] || { echo "$part is no part: ${parts[*]}" >&2 && exit 2; }
+    [[ $part =~ ^[a-z]+$ && " ${parts[*]} " == *" $part "* ]] || { echo "$part is no part: ${parts[*]}" >&2 && exit 2; }
+    [ "$part${TINY:+,tiny}" != large,tiny ] || { echo "large needs GPUs: leave TINY out" >&2 && exit 2; }
 done
-python=${PYTHON:-python3} program=(--program "${PROGRAM:-python3 -m sglang.launch_server}")
+python=${PYTHON:-python3}
+"$python" -c "import areal_core, areal_fsdp, torch" || { echo "PYTHON ($python) has no areal with FSDP" >&2 && exit 2; }
+program=(--program "${PROGRAM:-python3 -m sglang.launch_server}")
 if [ -n "${TINY:-}" ]; then
     gpus=4 cpu=(--cpu) tiny=(--tiny) cuda=(--live 16 --updates 3)
     trial=(--cpu --size tiny --batch 4 --median 8 --concurrent 16 --peak-s 2 --steps 2 --warm-up 1 --rows peak,async-2,sync)
@@ -50,9 +53,9 @@ asynchronous() {
 elastic() { "$python" benchmarks/gpu_elastic.py "${program[@]}" "${cpu[@]}" --folder "$folder/elastic"; }
 labels() { "$python" benchmarks/labels.py --engine sglang "${program[@]}" "${cuda[@]}"; }
 scaling() {
-    local ranks plan=(1:gradient,h100,h100-one,moe 2:gradient,h100,h100-one@context2,h100-one@tensor2)
+    local ranks plan=(1:gradient,h100,h100-one,moe,moe-eager 2:gradient,h100,h100-one@context2,h100-one@tensor2)
     for ((ranks = 4; ranks <= gpus; ranks *= 2)); do
-        plan+=("$ranks:gradient,h100,7b,7b@tensor2,7b@context2,h100-one@context4,moe,moe@expert$ranks")
+        plan+=("$ranks:gradient,h100,7b,7b@tensor2,7b@context2,h100-one@context4,moe,moe-eager,moe@expert$ranks")
     done
     "$python" benchmarks/gpu_scaling.py "${tiny[@]}" "${plan[@]}" --limit-s 600 \
         --output "$folder/scaling.json" --folder "$folder/scaling"

@@ -29,11 +29,10 @@ def split_by_tokens(lengths: list[int], parts: int) -> list[list[int]]:
 
 
 def split_into_microbatches(lengths: list[int], max_tokens: int) -> list[list[int]]:
-    """Split into micro-batches of nearly equal token counts, as few as keep each within a budget.
+    """Deal sequences out to as few micro-batches of nearly equal token counts as keep to a budget.
 
-    Compiled graphs and memory plans depend on sizes, so none shall be a small rest. A sequence over the budget is a
-    micro-batch by itself: it may need more memory than was meant, but dropping it would change what is learned, and
-    ending the run would end every resume of it too.
+    A sequence over the budget is a micro-batch by itself: it may need more memory than was meant, but dropping it would
+    change what is learned, and ending the run would end every resume of it too.
 
     Args:
         lengths: tokens of each sequence.
@@ -42,9 +41,10 @@ def split_into_microbatches(lengths: list[int], max_tokens: int) -> list[list[in
     Returns:
         For each micro-batch the sequences' indices, ascending.
     """
-    filled = sum(min(length, max_tokens) for length in lengths)
-    alone = sum(2 * length > max_tokens for length in lengths)  # no two of these fit together
-    for parts in range(max(alone, -(-filled // max_tokens)), len(lengths) + 1):
+    least = -(-sum(min(length, max_tokens) for length in lengths) // max_tokens)
+    for count, length in enumerate(sorted(lengths, reverse=True), 1):  # so many fit together, of those at least as long
+        least = max(least, -(-count // max(1, max_tokens // max(1, length))))
+    for parts in range(least, len(lengths) + 1):
         bins = split_by_tokens(lengths, parts)
         if all(len(members) == 1 or sum(lengths[i] for i in members) <= max_tokens for members in bins):
             return bins

@@ -198,8 +198,14 @@ class Driver:
                 async with asyncio.timeout(POLL_S):
                     await self._changed.wait()
 
-    async def end_others(self) -> None:
-        """The main processes are done: the others end by themselves, or are ended after a while."""
+    async def end_others(self, code: int) -> None:
+        """The main processes are done: the others end by themselves, or are ended after a while.
+
+        Args:
+            code: of the main ones; where they were stopped, they may never have spoken to the others.
+        """
+        for process in self._members.essential if code else ():
+            process.stop()
         waited = [asyncio.shield(process.ended) for process in self._members.essential]
         if waited:
             await asyncio.wait(waited, timeout=GRACE_S)

@@ -267,5 +267,5 @@ async def _attempt(resolved: Resolved, run: RunFolder, driver: Driver, view: Vie
     required, optional = split_optional(config, process_groups(config, run.path))
     await driver.start(required, optional)
     code = await driver.watch("trainer", lambda: view.update(driver.describe))
-    await driver.end_others()
+    await driver.end_others(code)
     return code

@@ -51,7 +51,6 @@ LOST_S = 60.0
 
 def play(run: RunFolder, member: Member) -> int:
     """Serve until the trainer has said goodbye or died."""
-    member.on_stop = lambda: None  # it ends with the trainer, after the last commit
     run_through_exits(_serve(run, member))
     return 0
 
@@ -216,6 +215,8 @@ async def _serve_trainer(
         gc.collect()
         gc.freeze()
         member.enter("generating")
+        # Until now there was nothing to close.
+        member.on_stop = partial(asyncio.get_running_loop().call_soon_threadsafe, service.done.set)
         watch_event_loop(config.rollout.blocked_timeout_s, member.log)
         await service.done.wait()
         if service.is_lost:  # servers that outlive it are not this process's to end

@@ -85,12 +85,8 @@ def restore_checkpoint(folder: Path, engines: Mapping[str, TrainEngine], digest:
     """
     if damage := share_text(damage_of(folder, digest) if dist.get_rank() == 0 else ""):
         raise RunError(f"the checkpoint is damaged: {damage}", hints=resume_hints(folder))
-    try:
-        for role, engine in engines.items():
-            engine.load(folder / role)
-    except RunError as error:
-        error.hints = (*error.hints, *resume_hints(folder))
-        raise
+    for role, engine in engines.items():  # it is as it was written: another one would be refused alike
+        engine.load(folder / role)
     return _read_consumption_log(folder, json.loads((folder / STATE_FILE).read_text()))
 
 

@@ -86,9 +86,10 @@ def test_microbatches_keep_to_the_budget(drawn: list[int], budget: int) -> None:
 def test_microbatches_are_alike_and_as_few_as_fit() -> None:
     assert split_into_microbatches([6, 6, 1], 12) == [[0, 2], [1]], "no small rest"
     assert split_into_microbatches([6, 6, 1], 13) == [[0, 1, 2]]
-    assert split_into_microbatches([5, 5, 4, 4, 4], 12) == [[0, 4], [1], [2, 3]], "two would be over"
+    assert split_into_microbatches([5, 5, 4, 4, 4], 12) == [[0, 4], [1], [2, 3]], "dealt out to two, they would be over"
 
 
 def test_a_sequence_over_the_budget_is_a_microbatch_by_itself() -> None:
     assert split_into_microbatches([3, 11, 4], 10) == [[1], [0, 2]]
     assert split_into_microbatches([2, 50, 2, 1], 10) == [[1], [0, 2, 3]]
+    assert split_into_microbatches([0], 10) == [[0]]

@@ -19,6 +19,7 @@ LAYOUTS = {
     "data2": ("qwen3", 2, {}),
     "moe2": ("qwen3_moe", 2, {}),
     "expert2": ("qwen3_moe", 2, {"parallel": {"expert": 2}, "router_loss": 0.3}),
+    "expert2-full": ("qwen3_moe", 2, {"parallel": {"expert": 2}, "activation_checkpointing": "full"}),
     "data4-expert2": ("mixtral", 4, {"parallel": {"expert": 2}}),
     "context2-expert2": ("qwen3_moe", 2, {"parallel": {"context": 2, "expert": 2}}),
     "replicas2-expert2": ("qwen3_moe", 4, {"parallel": {"replicas": 2, "expert": 2}}),

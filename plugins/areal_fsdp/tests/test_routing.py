@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 from areal_core.errors import RunError
 from areal_core.interfaces import LossResult
 from areal_fsdp.models import compiling
+from areal_fsdp.planning.split import Split
 
 
 def zero_loss(part, outputs):
@@ -64,6 +65,18 @@ def test_metrics_tell_where_tokens_go(make_engine, program, batch, model_folder)
     assert metrics["router_entropy"] == pytest.approx(entropy, abs=1e-5)
     again = program.train(engine, batch.select([1]))
     assert again["router_load"] != metrics["router_load"], "of the last update alone"
+
+
+def test_what_only_keeps_other_ranks_company_counts_nowhere(make_engine, program, batch, monkeypatch):
+    """A rank with fewer micro-batches than others computes the shortest sequence again; losses had a share of 0."""
+    engine, again = (make_engine("mixtral", router_loss=0.5) for _ in range(2))
+    monkeypatch.setattr(Split, "rows_by_round", lambda split: [(split.microbatches[0], True), (split.dummy, False)])
+    found, metrics = program.gradients_of(engine, batch, zero_loss, ["logprobs"])
+    monkeypatch.undo()
+    wanted, expected = program.gradients_of(again, batch, zero_loss, ["logprobs"])
+    for name in ("router_load", "router_load_max", "router_entropy", "router_balance"):
+        assert metrics[name] == expected[name], name
+    assert all(torch.equal(gradient, wanted[name]) for name, gradient in found.items())
 
 
 def test_a_dense_model_has_no_routers(make_engine, program, batch):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from areal_core.errors import RunError
 from areal_fsdp.checkpoint import read_checkpoint, writer_of
-from areal_fsdp.parallel.ranks import fail_together
+from areal_fsdp.parallel.ranks import fail_together, rank_and_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,9 +39,16 @@ def read(folder: Path, zero: Any, state: dict[str, Any]) -> None:
     Raises:
         RunError: there is no checkpoint, it is damaged, or of another number of ranks or another stage of ZeRO.
     """
+    written, (_, ranks) = len([*(folder / _TAG).glob("*_optim_states.pt")]), rank_and_ranks()
+    if written not in (0, ranks):
+        raise RunError(
+            f"the checkpoint '{folder}' was written with launcher.trainer_processes={written}, and DeepSpeed loads it "
+            f"with as many alone; here it is {ranks}",
+            hints=[f"set launcher.trainer_processes to {written}"],
+        )
     read_checkpoint(folder, state)
     if zero is not None:
-        needs = "which as many ranks must have written, at the same stage of ZeRO,"
+        needs = "which must have been written at the same stage of ZeRO,"
         _together(partial(_load, folder, zero), f"loading the checkpoint '{folder}', {needs}")
 
 

@@ -69,7 +69,7 @@ def shard(
         divide_experts(model, ranks.experts["experts"])
         names = ranks.experts.mesh_dim_names or ()
         own = {"mesh": ranks.experts[names[:-1]], "mp_policy": replace(precision, cast_forward_inputs=False)}
-        for experts in moe_blocks(model):  # over fewer ranks than the rest; the router's weights stay float32
+        for experts in moe_blocks(model):  # over fewer ranks than the rest; the router's weights are not rounded
             fully_shard(experts, **options | own)
     for layer in decoder_layers(module.model):
         fully_shard(layer, **options)

@@ -138,6 +138,7 @@ class Routing:
         if not self._routers:
             return
         tokens = len(layout.position_ids)
+        lengths = lengths * counts  # what keeps others company is filling
         places = torch.arange(len(lengths) + 1, device=lengths.device)
         filling = (tokens - lengths.sum()).unsqueeze(0)
         self.sequence = places.repeat_interleave(torch.cat([lengths, filling]), output_size=tokens)
@@ -145,7 +146,7 @@ class Routing:
             self._knows_sequences = False
             self.sequence = context.own(self.sequence, tokens)
         self.sizes = torch.zeros_like(places).index_add(0, self.sequence, torch.ones_like(self.sequence)).float()
-        self.share = torch.full((), self._weight / total if counts else 0.0, device=lengths.device)
+        self.share = torch.full((), self._weight / total, device=lengths.device)
         mark_dynamic(self.sequence, 0)
         mark_dynamic(self.sizes, 0)
         self.is_watched = True
@@ -168,7 +169,7 @@ class Routing:
         values = {
             "router_load": float(loads.mean()),
             "router_load_max": float(loads.max()),
-            "router_entropy": float((entropy / tokens.clamp(min=1)).mean()) / math.log(counts.shape[1]),
+            "router_entropy": float((entropy / tokens.clamp(min=1)).mean()) / math.log(max(2, counts.shape[1])),
             "router_balance": float((loss / tokens.clamp(min=1)).mean()),
         }
         if replayed.sum():
@@ -222,7 +223,7 @@ def _watched_class(kind: Any) -> Any:
                     (entropy * counted).sum(),
                     losses.sum(),
                     counted.sum(),
-                    *_differences(self.replayed, own, picked),
+                    *_differences(self.replayed, own, picked, counted),
                 ]
                 self.found.add_(torch.cat([(picked * counted.unsqueeze(-1)).sum(0), torch.stack(sums)]))
             scores = _WithLoss.apply(scores, losses.sum() * routing.share)  # type: ignore[no-untyped-call]
@@ -240,7 +241,7 @@ def _scores(router: Any, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Te
 
 
 def _differences(
-    replayed: torch.Tensor | None, own: torch.Tensor, picked: torch.Tensor
+    replayed: torch.Tensor | None, own: torch.Tensor, picked: torch.Tensor, counted: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """How many choices were replayed; and how many of these are none that the router would have made by itself.
 
@@ -248,8 +249,9 @@ def _differences(
         replayed: [T, K], 0 where none was.
         own: [T, K], the router's.
         picked: [T, E] float32, 1 where an expert is gone through.
+        counted: [T] float32, 0 of tokens that do not count.
     """
     if replayed is None:
         return picked.new_zeros(()), picked.new_zeros(())
-    is_replayed = (replayed > 0).float()
+    is_replayed = (replayed > 0) * counted.unsqueeze(-1)
     return is_replayed.sum(), (is_replayed * (1 - picked.gather(1, own))).sum()

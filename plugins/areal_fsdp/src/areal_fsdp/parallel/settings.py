@@ -28,7 +28,7 @@ class ParallelSettings(Settings):
         1,
         ge=1,
         description="of the ranks that shard parameters (data / replicas x context), how many have the experts of a "
-        "MoE together (PyTorch 2.13 or later): tokens go to them and come back, and fewer ranks share their parameters",
+        "MoE together: tokens go to them and come back, and fewer ranks share their parameters",
     )
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from areal_core.data import split_by_tokens, split_into_microbatches
@@ -60,12 +59,11 @@ class Split:
                 hints=["lower sampling.max_new_tokens, shorten the prompts, or choose a model with a longer context"],
             )
         sizes = [sum(lengths[row] for row in unit) for unit in units]
-        shares = split_by_tokens(sizes, ranks)
-        cuts = [split_into_microbatches([sizes[unit] for unit in share], max_tokens) for share in shares]
-        own = [sorted(row for unit in part for row in units[shares[rank][unit]]) for part in cuts[rank]]
+        rounds = -(-len(split_into_microbatches(sizes, max_tokens)) // ranks)
+        # All are of like sizes: in each round all ranks wait for the largest, and compiled graphs depend on sizes.
+        dealt = split_by_tokens(sizes, rounds * ranks)
+        own = [sorted(row for unit in part for row in units[unit]) for part in dealt[rank::ranks] if part]
         shortest = min(range(len(lengths)), key=lengths.__getitem__)
-        held = [
-            [sum(sizes[share[unit]] for unit in part) for part in cut] for share, cut in zip(shares, cuts, strict=True)
-        ]
-        slots = ranks * sum(max(tokens) for tokens in zip_longest(*held, fillvalue=0))
-        return cls(own, max(len(cut) for cut in cuts), [shortest], slots)
+        held = [sum(sizes[unit] for unit in part) for part in dealt]
+        slots = ranks * sum(max(held[first : first + ranks]) for first in range(0, len(held), ranks))
+        return cls(own, rounds, [shortest], slots)
