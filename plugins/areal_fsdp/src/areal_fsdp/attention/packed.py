@@ -1,25 +1,23 @@
-"""Attention over packed sequences, chosen by device behind one function.
+"""Attention over packed sequences where no kernel of `areal_fsdp.attention.kernels` does it.
 
 A packed batch has no batch dimension: the tokens of all sequences stand one behind another, and no token may look at
-another sequence's. On a GPU in half precision one variable-length kernel does that. Everywhere else sequences of near
-equal length are laid side by side and go through scaled dot-product attention with its causal flag: the padding exists
-only inside attention, at the end of a row, where causality hides it from every real token.
+another sequence's. Sequences of near equal length are laid side by side and go through scaled dot-product attention
+with its causal flag: the padding exists only inside attention, at the end of a row, where causality hides it from every
+real token.
 
-`PackedLayout` holds what both need of a batch's lengths. It is made once for a batch and shared by all layers.
+`PackedLayout` holds what is needed of a batch's lengths. It is made once for a batch and shared by all layers.
 """
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 _SHORTEST_SHARE = 0.75
 """A row as long as this share of its bucket's width, less `_ALWAYS_TOGETHER` tokens, still belongs to the bucket."""
@@ -146,42 +144,6 @@ def packed_attention(
     Returns:
         [T, heads, head size] in the dtype of `query`, with gradients for all three.
     """
-    if window is not None and window >= layout.longest:
-        window = None
-    kernel = _variable_length_kernel()
-    if kernel is not None and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        bounds, longest = layout.cumulative_lengths, layout.longest
-        reach = (-1 if window is None else window - 1, 0)
-        attended: torch.Tensor = kernel(
-            query, key, value, bounds, bounds, longest, longest, scale=scale, window_size=reach
-        )
-        return attended
-    return _bucketed_attention(query, key, value, layout, scale=scale, window=window)
-
-
-@cache
-def _variable_length_kernel() -> Callable[..., Any] | None:
-    """PyTorch's kernel, where this version has it with all that is needed here."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    parameters = inspect.signature(varlen_attn).parameters.keys()
-    if not {"scale", "window_size"} <= parameters:
-        return None
-    # PyTorch 2.11 groups query heads unasked, later versions only when told to
-    return partial(varlen_attn, enable_gqa=True) if "enable_gqa" in parameters else varlen_attn
-
-
-def _bucketed_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    layout: PackedLayout,
-    *,
-    scale: float | None,
-    window: int | None,
-) -> torch.Tensor:
     grouped = query.shape[1] != key.shape[1]
     if not layout.is_identity:
         to_buckets: Any = _ToBuckets.apply  # autograd functions are untyped
