@@ -33,7 +33,7 @@ class LearningSettings(Settings):
     )
     max_gradient_norm: float | None = Field(1.0, gt=0, description="clip the global norm to this; null never clips")
     max_tokens_per_microbatch: int = Field(
-        16384, ge=1, description="tokens in the model at once, of each rank; a longer sequence goes through alone"
+        16384, ge=1, description="tokens of a micro-batch on each rank, at most; all micro-batches are of like size"
     )
     logprob_chunk_tokens: int | None = Field(
         None, ge=1, description="tokens whose logits exist at once; null: 1,024 on a CPU, by its memory on a GPU"
