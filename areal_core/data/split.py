@@ -7,6 +7,7 @@ batch before it is split.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 
 
 def split_by_tokens(lengths: list[int], parts: int) -> list[list[int]]:
@@ -29,7 +30,7 @@ def split_by_tokens(lengths: list[int], parts: int) -> list[list[int]]:
 
 
 def split_into_microbatches(lengths: list[int], max_tokens: int) -> list[list[int]]:
-    """Deal sequences out to as few micro-batches of nearly equal token counts as keep to a budget.
+    """Deal sequences out to micro-batches of nearly equal token counts, as few as keep to a budget when dealt so.
 
     A sequence over the budget is a micro-batch by itself: it may need more memory than was meant, but dropping it would
     change what is learned, and ending the run would end every resume of it too.
@@ -41,11 +42,13 @@ def split_into_microbatches(lengths: list[int], max_tokens: int) -> list[list[in
     Returns:
         For each micro-batch the sequences' indices, ascending.
     """
-    least = -(-sum(min(length, max_tokens) for length in lengths) // max_tokens)
-    for count, length in enumerate(sorted(lengths, reverse=True), 1):  # so many fit together, of those at least as long
-        least = max(least, -(-count // max(1, max_tokens // max(1, length))))
-    for parts in range(least, len(lengths) + 1):
+
+    def fits(parts: int) -> bool:
         bins = split_by_tokens(lengths, parts)
-        if all(len(members) == 1 or sum(lengths[i] for i in members) <= max_tokens for members in bins):
-            return bins
-    return []
+        return all(len(members) == 1 or sum(lengths[i] for i in members) <= max_tokens for members in bins)
+
+    filled = sum(min(length, max_tokens) for length in lengths)
+    alone = sum(2 * length > max_tokens for length in lengths)  # no two of these fit together
+    least = max(alone, -(-filled // max_tokens), min(1, len(lengths)))
+    # More parts never hold more, and twice as many fit in any case: the lightest is half full at most.
+    return split_by_tokens(lengths, least + bisect_left(range(least, 2 * least), True, key=fits))

@@ -231,8 +231,7 @@ class Member:
                     case Heard():
                         self._unanswered = 0
                     case Stop():
-                        with suppress(RuntimeError):  # of an event loop that is closed: this process ends anyway
-                            self.on_stop()
+                        self.on_stop()
                     case Servers():
                         for changed in self._watched.values():
                             changed(message)

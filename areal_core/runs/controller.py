@@ -7,7 +7,7 @@ import gc
 import os
 import re
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -215,13 +215,19 @@ async def _serve_trainer(
         gc.collect()
         gc.freeze()
         member.enter("generating")
-        # Until now there was nothing to close.
-        member.on_stop = partial(asyncio.get_running_loop().call_soon_threadsafe, service.done.set)
+        stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def stop() -> None:  # by the driver, once the trainer has ended
+            with suppress(RuntimeError):  # the loop is closed: the run is over
+                loop.call_soon_threadsafe(stopped.set)
+
+        member.on_stop = stop  # until now there was nothing to close
         watch_event_loop(config.rollout.blocked_timeout_s, member.log)
-        await service.done.wait()
+        ends = [asyncio.ensure_future(event.wait()) for event in (service.done, stopped)]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if service.is_lost:  # servers that outlive it are not this process's to end
             member.enter("waiting to be stopped: the trainer has exited")
-            await asyncio.sleep(LOST_S)
+            await asyncio.wait(ends[1:], timeout=LOST_S)
         server.close()
         await controller.close()
     finally:

@@ -80,12 +80,12 @@ def restore_checkpoint(folder: Path, engines: Mapping[str, TrainEngine], digest:
         digest: of the checkpoint that was committed; rank 0 knows it. Empty where nobody does.
 
     Raises:
-        RunError: it is another checkpoint, a file of it is missing, cut off or changed, or an engine cannot load it;
-            says what can be gone on with.
+        RunError: an engine cannot load it; or it is another checkpoint, or a file of it is missing, cut off or changed:
+            then it says what can be gone on with.
     """
     if damage := share_text(damage_of(folder, digest) if dist.get_rank() == 0 else ""):
         raise RunError(f"the checkpoint is damaged: {damage}", hints=resume_hints(folder))
-    for role, engine in engines.items():  # it is as it was written: another one would be refused alike
+    for role, engine in engines.items():  # what settings do not fit is refused of any step alike
         engine.load(folder / role)
     return _read_consumption_log(folder, json.loads((folder / STATE_FILE).read_text()))
 

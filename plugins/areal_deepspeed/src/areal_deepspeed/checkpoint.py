@@ -44,7 +44,7 @@ def read(folder: Path, zero: Any, state: dict[str, Any]) -> None:
         raise RunError(
             f"the checkpoint '{folder}' was written with launcher.trainer_processes={written}, and DeepSpeed loads it "
             f"with as many alone; here it is {ranks}",
-            hints=[f"set launcher.trainer_processes to {written}"],
+            hints=[f"set launcher.trainer_processes to {written}, or train={written} in placement"],
         )
     read_checkpoint(folder, state)
     if zero is not None:

@@ -33,7 +33,10 @@ class LearningSettings(Settings):
     )
     max_gradient_norm: float | None = Field(1.0, gt=0, description="clip the global norm to this; null never clips")
     max_tokens_per_microbatch: int = Field(
-        16384, ge=1, description="tokens of a micro-batch on each rank, at most; all micro-batches are of like size"
+        16384,
+        ge=1,
+        description="tokens of a micro-batch on each rank: enough for the longest answer. They are of like size, "
+        "and a longer sequence is one by itself",
     )
     logprob_chunk_tokens: int | None = Field(
         None, ge=1, description="tokens whose logits exist at once; null: 1,024 on a CPU, by its memory on a GPU"
