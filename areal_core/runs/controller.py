@@ -50,7 +50,7 @@ LOST_S = 60.0
 
 
 def play(run: RunFolder, member: Member) -> int:
-    """Serve until the trainer has said goodbye or died."""
+    """Serve until the trainer has said goodbye or died, or this process is told to stop."""
     run_through_exits(_serve(run, member))
     return 0
 
@@ -202,7 +202,7 @@ def _logging_each_cause(
 async def _serve_trainer(
     service: RolloutService, controller: RolloutController, half: RolloutHalf, config: RunConfig, member: Member
 ) -> None:
-    """Generate for the trainer until it has said goodbye or died."""
+    """Generate for the trainer until it has said goodbye or died, or this process is told to stop."""
     status = start_task(_report(service, member), "status of the rollouts")
     try:
         with member.phase("starting the inference engine"):

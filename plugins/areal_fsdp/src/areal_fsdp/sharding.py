@@ -59,16 +59,16 @@ def shard(
         partial = divide_layers(model, decoder_layers(model), ranks.tensor)
         module.vocabulary = divide_vocabulary(model, ranks.tensor)
     offloads = config.offload_parameters and mesh.device_type != "cpu"
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     options: dict[str, Any] = {
         "mesh": mesh,
-        "mp_policy": precision,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
         "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
     }
     if ranks.experts is not None:
         divide_experts(model, ranks.experts["experts"])
         names = ranks.experts.mesh_dim_names or ()
-        own = {"mesh": ranks.experts[names[:-1]], "mp_policy": replace(precision, cast_forward_inputs=False)}
+        precision = replace(options["mp_policy"], cast_forward_inputs=False)
+        own = {"mesh": ranks.experts[names[:-1]], "mp_policy": precision}
         for experts in moe_blocks(model):  # over fewer ranks than the rest; the router's weights are not rounded
             fully_shard(experts, **options | own)
     for layer in decoder_layers(module.model):
