@@ -15,6 +15,7 @@ PLUGINS = [name.removeprefix("areal_") for name, text in DECLARED.items() if "ar
 """The others are libraries alone."""
 
 
+@pytest.mark.slow
 def test_functions_leave_defaults_to_their_settings() -> None:
     pytest.importorskip("areal_grpo", reason="the first-party plugins are not installed")
     manager = PluginManager.load(PLUGINS)

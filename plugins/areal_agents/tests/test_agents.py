@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import openai
 import pytest
 from aiohttp import web
 from policies import Policy
@@ -24,6 +23,9 @@ from areal_agents.config import CommandSettings, ServiceSettings
 from areal_agents.outcomes import read_outcome
 from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces.agent import Endpoint
+
+openai = pytest.importorskip("openai")
+pytestmark = pytest.mark.slow
 
 NOWHERE = Endpoint("http://127.0.0.1:1/v1", "sk-areal-x")
 

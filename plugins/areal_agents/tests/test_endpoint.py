@@ -7,12 +7,14 @@ import threading
 from typing import Any
 
 import aiohttp
-import anthropic
-import openai
 import pytest
 from policies import Policy
 
 from areal_agents import endpoint
+
+anthropic = pytest.importorskip("anthropic")
+openai = pytest.importorskip("openai")
+pytestmark = pytest.mark.slow
 
 USER = [{"role": "user", "content": "?"}]
 

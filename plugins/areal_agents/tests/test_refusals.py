@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 from policies import Policy
+
+openai = pytest.importorskip("openai")
+pytestmark = pytest.mark.slow
 
 USER = [{"role": "user", "content": "?"}]
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 from policies import Policy
+
+anthropic = pytest.importorskip("anthropic")
+openai = pytest.importorskip("openai")
+pytestmark = pytest.mark.slow
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2.0, "x"]}}\n</tool_call>'
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "array"}}}

@@ -126,6 +126,7 @@ def kept_while_training(engine, program, batch):
     return found[0]
 
 
+@pytest.mark.slow
 def test_each_kind_of_checkpointing_keeps_less(make_engine, program):
     batch = program.make_batch(lengths=(64,) * 8)
     selective = {"activation_checkpointing": "selective", "max_tokens_per_microbatch": 512}
