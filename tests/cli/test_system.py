@@ -29,7 +29,8 @@ def refuse(pid, flags=0):
 os.pidfd_open = refuse
 """
 MACOS = f"{PIDFD}{PRCTL}{PROC}\nimport sys\nsys.platform = 'darwin'\n"
-WINDOWS = f"{PIDFD}{PRCTL}{PROC}\nimport signal, sys\ndel signal.SIGHUP\nsys.platform = 'win32'\n"
+WINDOWS = f"{PIDFD}{PRCTL}{PROC}\nimport shutil, signal, sys\ndel signal.SIGHUP\nsys.platform = 'win32'\n"
+"""`shutil` is imported first: it imports a module of Windows where the platform is win32."""
 NEEDS = "areal: error: areal stops the processes of a run with pidfd, prctl and /proc, and"
 MASKS = {
     "macos": (MACOS, "areal: error: areal runs on Linux only, and this is macOS: use a Linux machine\n"),
