@@ -204,7 +204,8 @@ def faults_of(wheel: Path, version: str) -> list[str]:
     faults += [f"metadata without {key}" for key in METADATA if not metadata.get(key)]
     urls = {line.partition(",")[0] for line in metadata.get_all("Project-URL", ())}
     faults += [f"metadata without Project-URL {name}" for name in URLS if name not in urls]
-    faults += [f"its page links to {link[3]}, which is relative" for link in _LINK.finditer(metadata.get_payload())]
+    page = str(metadata.get_payload())
+    faults += [f"its page links to {link[3]}, which is relative" for link in _LINK.finditer(page)]
     for line in points.splitlines():
         module = line.partition("=")[2].strip().partition(":")[0].replace(".", "/")
         if module and not {f"{module}.py", f"{module}/__init__.py"} & names:
