@@ -19,8 +19,9 @@ every version, and the last columns say what ran. On GPUs take the third; the ot
 run on GPUs so far. `areal doctor` compares server, PyTorch and transformers."""
 COMMANDS: Final = """## Install a row
 
-In a clone, in an empty environment; pip takes the lock file as constraints, also for further plugins. Without a clone,
-take the lock file from the repository, and `areal-core areal-hf ...` for the folders:
+Run one of these in a clone, in an empty environment. pip and `uv pip install` take the lock file as constraints, also
+for further plugins. Without a clone, take the lock file from the repository, and `areal-core areal-hf ...` for the
+folders:
 
 ```
 pip install -c release/versions/sglang.txt . \\

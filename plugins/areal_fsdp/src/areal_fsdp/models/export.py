@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoImageProcessor, AutoTokenizer
+from transformers import AutoTokenizer
+
+# `from transformers import AutoImageProcessor` needs torchvision in transformers 5.17; this module does not.
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from areal_core.servers.images import sees_images
 from areal_fsdp.parallel.ranks import fail_together, rank_and_ranks
