@@ -104,7 +104,7 @@ def try_rewards(config: RunConfig) -> Iterator[str]:
         for index, row in enumerate(rows if term.max_concurrency == 1 else ()):
             sys.stderr.write(f"calling rewards.{number}: {chosen.target} on row {index}\n")
             signal.alarm(math.ceil(config.rollout.reward_timeout_s))
-            values = str(row.get("prompt", "")), ANSWER, [1, 2, 3], "stop", row
+            values = str(row.get("prompt", "")), ANSWER, [1, 2], [1, 2, 3], "stop", row
             try:
                 RewardSum([term])(dict(zip(REWARD_ARGUMENTS, values, strict=True)))
             except RewardError as error:

@@ -32,12 +32,13 @@ ROOMS: dict[str, set[str]] = {
     "messages": {"errors", "background", "interfaces"},
     "launchers": {"errors", "background", "disk", "interfaces", "messages", "config"},
     "algorithms": {"config", "data", "errors", "interfaces"},
-    "workflows": {"config", "data", "interfaces"},
+    "chat": {"config", "interfaces"},
+    "workflows": {"chat", "config", "data", "interfaces"},
     "rewards": {"errors", "background", "interfaces", "messages", "launchers", "config"},
     "ledger": {"errors", "background", "disk", "data", "interfaces"},
     "rollout": {"errors", "background", "disk", "config", "data", "interfaces", "messages", "ledger", "rewards"},
     "training": {"errors", "background", "disk", "config", "data", "interfaces", "messages", "ledger"},
-    "runs": {"errors", "background", "disk", "config", "plugins", "data", "interfaces", "messages", "launchers",
+    "runs": {"errors", "background", "chat", "disk", "config", "plugins", "data", "interfaces", "messages", "launchers",
              "ledger", "rewards", "rollout", "training"},
     "driver": {"errors", "background", "disk", "config", "plugins", "data", "interfaces", "messages", "launchers",
                "ledger", "training", "runs"},
@@ -65,9 +66,8 @@ PUBLIC = {
     "areal_core.training.context", "areal_core.training.examples",
 }  # fmt: skip
 """What plugins may import: these names and, of the rooms in `OPEN` all modules."""
-OPEN = {
-    f"areal_core.{room}" for room in ("algorithms", "data", "interfaces", "messages", "servers", "testing", "workflows")
-}
+ROOMS_FOR_PLUGINS = ("algorithms", "chat", "data", "interfaces", "messages", "servers", "testing", "workflows")
+OPEN = {f"areal_core.{room}" for room in ROOMS_FOR_PLUGINS}
 
 
 SETTINGS_OF_WHAT_THEY_MAKE = {

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from areal_core.background import watch_event_loop
+from areal_core.chat.rows import prompt_of
+from areal_core.chat.template import Conversation
 from areal_core.data import Episode
 from areal_core.errors import ConfigError, RunError, traceback_of, writable
 from areal_core.rewards.pool import RewardPool
 from areal_core.rollout.evaluation import Evaluator, Played
-from areal_core.workflows.prompts import prompt_messages
 from areal_core.workflows.single_turn import SingleTurn
 from areal_evaluation.address import Address, look_for
 from areal_evaluation.recording import RecordingProxy
@@ -98,7 +99,13 @@ def _single_turn(config: RunConfig) -> PlayAt:
         asked["temperature"] = config.sampling.temperature
 
     async def play_at(row: Mapping[str, Any], endpoint: Endpoint, score: Score, _: Players) -> RewardScore:
-        body = {"model": endpoint.model, "messages": prompt_messages(row, settings), **asked}
+        conversation = prompt_of(row, settings)
+        assert isinstance(conversation, Conversation)
+        body = {"model": endpoint.model, "messages": list(conversation.messages), **asked}
+        if conversation.tools:
+            body["tools"] = list(conversation.tools)
+        if conversation.arguments:
+            body["chat_template_kwargs"] = dict(conversation.arguments)
         headers = {"Authorization": f"Bearer {endpoint.api_key}"}
         async with (
             aiohttp.ClientSession(headers=headers) as client,
