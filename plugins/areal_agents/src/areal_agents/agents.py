@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from areal_agents.config import filled
-from areal_agents.requests import read_json
 from areal_agents.threads import run_in_thread
+from areal_core.chat.messages import read_json
 from areal_core.config import public_environment
 from areal_core.interfaces.launcher import describe_exit
 from areal_core.proxies import bypass_proxies

@@ -51,7 +51,13 @@ class AgentWorkflow:
         """See `RolloutWorkflow.run_episode`."""
         settings, began = self._settings, time.monotonic()
         endpoint, reader = await self._serve(context)
-        session = Session(context, reader, max_tokens=settings.max_tokens, most_answers=settings.max_answers)
+        session = Session(
+            context,
+            reader,
+            max_tokens=settings.max_tokens,
+            most_answers=settings.max_answers,
+            template_arguments=settings.chat_template_kwargs,
+        )
         where = endpoint.open(session)
         try:
             outcome = read_outcome(await self._agent(row=row, endpoint=where))
