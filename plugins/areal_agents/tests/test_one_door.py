@@ -184,6 +184,7 @@ def test_the_tokens_of_prompt_and_answer_are_returned_if_they_are_asked_for(play
             assert [choice.token_ids for choice in done.choices] == [said.output_ids for _, said in policy.said]
             pieces = [piece async for piece in await client.chat.completions.create(stream=True, **asked)]
             assert pieces[0].prompt_token_ids == policy.said[2][0]
+            assert not any("prompt_token_ids" in piece.model_extra for piece in pieces[1:]), "they may be many"
             ids = [token for piece in pieces for token in getattr(piece.choices[0], "token_ids", ())]
             assert ids == policy.said[2][1].output_ids
             plain = await client.chat.completions.create(model="any", messages=[USER])

@@ -114,6 +114,7 @@ def test_options_of_responses(body, named):
         ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
          ("tool_choice.disable_parallel_tool_use",)),
         ({"top_k": 5, "context_management": {"edits": [1]}}, ("top_k", "context_management")),
+        ({"messages": [*USER, {"role": "assistant", "content": "The answer"}]}, ("prefill",)),
         ({"metadata": {"user_id": "u"}, "service_tier": "auto", "stop_sequences": ["x"]}, ()),
     ],
 )  # fmt: skip

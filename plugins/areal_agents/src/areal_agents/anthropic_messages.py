@@ -37,7 +37,8 @@ def read(body: Mapping[str, Any]) -> AgentRequest:
         tools=tools_of(body, "custom"),
         max_tokens=positive(body, "max_tokens"),
         stop=stop_texts(body.get("stop_sequences"), "stop_sequences"),
-        not_honored=not_honored(body, HONORED),
+        # Anthropic's models continue an answer that the request begins; here it is a turn before the policy's.
+        not_honored=(*not_honored(body, HONORED), *(["prefill"] if messages[-1]["role"] == "assistant" else [])),
         model=str(body.get("model") or ""),
     )
 

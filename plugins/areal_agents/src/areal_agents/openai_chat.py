@@ -97,13 +97,14 @@ def stream(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader)
 
     def chunk(number: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> Event:
         choice = {"index": number, "delta": delta, "finish_reason": finish, "logprobs": None, **more}
-        return "", {**head, "choices": [choice], **_prompt(body, turns)}
+        return "", {**head, "choices": [choice]}
 
     for number, turn in enumerate(turns):
         message = _written(turn)
         calls = [{"index": place, **call} for place, call in enumerate(message.pop("tool_calls", []))]
         ids: dict[str, Any] = {"token_ids": turn.generation.output_ids} if body.get("return_token_ids") else {}
-        yield chunk(number, message, logprobs=_logprobs(body, turn, reader), **ids)
+        name, data = chunk(number, message, logprobs=_logprobs(body, turn, reader), **ids)
+        yield name, {**data, **(_prompt(body, turns) if not number else {})}
         if calls:
             yield chunk(number, {"tool_calls": calls})
         yield chunk(number, {}, finish_reason(turn))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections import Counter
@@ -25,7 +26,7 @@ KEY_PREFIX = "sk-areal-"
 LONG_TEXT = 20_000
 """Characters of messages whose tokens are there in milliseconds."""
 LONGEST_NAME = 40
-"""Characters of an option's name in a metric."""
+"""Characters of an option's name in a metric; trackers take letters, digits, and few others."""
 
 
 class Session:
@@ -93,7 +94,8 @@ class Session:
         if prompt.broken:
             self.counts[f"{prompt.broken}_prefixes"] += 1
         self.counts["other_sampling"] += bool(request.not_honored)
-        self.counts.update(f"other_sampling/{name[:LONGEST_NAME]}" for name in request.not_honored)
+        names = (re.sub(r"[^\w.-]", "_", name[:LONGEST_NAME]) for name in request.not_honored)
+        self.counts.update(f"other_sampling/{name}" for name in names)
         return prompt
 
     def start(self, request: AgentRequest, prompt: Prompt) -> asyncio.Task[list[Turn]]:
