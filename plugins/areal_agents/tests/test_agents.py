@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import socket
 import sys
 import textwrap
 import time
@@ -24,6 +25,7 @@ from areal_agents.config import CommandSettings, ServiceSettings
 from areal_agents.outcomes import read_outcome
 from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces.agent import Endpoint
+from areal_core.launchers.machine import own_address
 
 openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.slow
@@ -59,8 +61,14 @@ print(json.dumps({"reward": float(done.choices[0].message.content == "answer 0")
 
 
 @pytest.mark.parametrize("kind", ["function", "command"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", own_address()])
 @pytest.mark.parametrize("already", ["", "intranet", "*"])
-def test_an_agent_reaches_the_endpoint_although_a_proxy_is_set(play, monkeypatch, kind, already):
+def test_an_agent_reaches_the_endpoint_although_a_proxy_is_set(play, monkeypatch, kind, already, host):
+    if host == "::1":
+        try:
+            socket.create_server((host, 0), family=socket.AF_INET6).close()
+        except OSError:
+            pytest.skip("this machine has no IPv6")
     for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", already)
@@ -77,7 +85,7 @@ def test_an_agent_reaches_the_endpoint_although_a_proxy_is_set(play, monkeypatch
         )
         return await CommandAgent(settings)(row=row, endpoint=endpoint)
 
-    assert play(policy(), function if kind == "function" else command).reward == 1.0
+    assert play(policy(), function if kind == "function" else command, host=host).reward == 1.0
     assert os.environ["NO_PROXY"].startswith(already)
 
 

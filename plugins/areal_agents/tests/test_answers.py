@@ -94,6 +94,8 @@ KEYS = {"$defs": {"Key": {"enum": ["1", "x"], "type": "string"}, "Size": {"type"
                          {"$ref": "#/$defs/Key"}, {"$ref": "#/$defs/Absent"}, {"$ref": "other.json"},
                          {"allOf": [{"$ref": "#/$defs/Key"}]}, {"anyOf": [{"$ref": "#/$defs/Key"}, NULL]},
                          {"type": "string", "format": "date"}, {}, True, {"description": "anything"})),
+        *((schema, "7", "7") for schema in ({"type": [[], 5]}, {"type": 5}, {"enum": 5}, {"anyOf": 5}, {"allOf": [5]},
+                                            {"$ref": 5}, {"$ref": "#/a~b/0"}, {"anyOf": []}, False)),
         (NUMBER, "7", 7),
         (NUMBER, " 7 ", 7),
         (NUMBER, "7.5", 7.5),
@@ -131,9 +133,10 @@ def test_an_argument_in_xml_is_a_string_unless_its_schema_rules_that_out(schema,
 
 
 def test_a_reference_to_itself_ends():
-    assert read(
-        "xml", xml("7"), tools=[find({"$ref": "#/$defs/Loop"}, **{"$defs": {"Loop": {"$ref": "#/$defs/Loop"}}})]
-    )[2] == [("find", {"a": "7"})]
+    loop = {"$ref": "#/$defs/Loop"}
+    for target in (loop, {"anyOf": [loop] * 9}):
+        tool = find(loop, **{"$defs": {"Loop": target}})
+        assert read("xml", xml("7"), tools=[tool])[2] == [("find", {"a": "7"})]
 
 
 def test_what_is_no_parameter_of_the_tool_is_a_string():
@@ -182,11 +185,11 @@ def logprobs_of(tokenizer: Any, ids: list[int]) -> list[dict[str, Any]]:
 )
 def test_logprobs_have_the_bytes_of_each_token_and_its_text(text):
     tokenizer = make_tokenizer("chat")
-    told = logprobs_of(tokenizer, tokenizer.encode(text, add_special_tokens=False))
-    assert b"".join(bytes(each["bytes"]) for each in told).decode() == text
-    for each in told:
-        assert each["token"] == bytes(each["bytes"]).decode("utf-8", "replace")
-    assert all(each["top_logprobs"] == [] for each in told)
+    entries = logprobs_of(tokenizer, tokenizer.encode(text, add_special_tokens=False))
+    assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == text
+    for entry in entries:
+        assert entry["token"] == bytes(entry["bytes"]).decode("utf-8", "replace")
+    assert all(entry["top_logprobs"] == [] for entry in entries)
 
 
 def test_pieces_of_sentencepiece_and_words_have_their_bytes_too():
@@ -197,12 +200,12 @@ def test_pieces_of_sentencepiece_and_words_have_their_bytes_too():
     model = Tokenizer(models.BPE({word: n for n, word in enumerate(words)}, [], byte_fallback=True, unk_token="<unk>"))
     model.pre_tokenizer = pre_tokenizers.Metaspace()
     model.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
-    told = logprobs_of(PreTrainedTokenizerFast(tokenizer_object=model), [4, 1, 5 + 0xC3, 5 + 0xA9])
-    assert [each["bytes"] for each in told] == [[32, 104, 105], [32], [0xC3], [0xA9]]
-    assert [each["token"] for each in told] == [" hi", " ", "\ufffd", "\ufffd"]
+    entries = logprobs_of(PreTrainedTokenizerFast(tokenizer_object=model), [4, 1, 5 + 0xC3, 5 + 0xA9])
+    assert [entry["bytes"] for entry in entries] == [[32, 104, 105], [32], [0xC3], [0xA9]]
+    assert [entry["token"] for entry in entries] == [" hi", " ", "\ufffd", "\ufffd"]
     model = Tokenizer(models.WordLevel({"<unk>": 0, "h\u0120i": 1, "plain": 2}, unk_token="<unk>"))
-    told = logprobs_of(PreTrainedTokenizerFast(tokenizer_object=model), [1, 2])
-    assert [each["token"] for each in told] == ["h\u0120i", "plain"]
+    entries = logprobs_of(PreTrainedTokenizerFast(tokenizer_object=model), [1, 2])
+    assert [entry["token"] for entry in entries] == ["h\u0120i", "plain"]
 
 
 def test_a_tokenizers_own_response_template_types_arguments_alike():

@@ -94,7 +94,7 @@ def asked(play):
 
     def ask_all(template: str, requests: list[tuple[str, Any]], **settings: Any) -> list[Any]:
         policy = Policy(template, lambda _: "yes")
-        told: list[Any] = []
+        answers: list[Any] = []
 
         async def agent(base_url: str, api_key: str) -> float:
             async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as client:
@@ -102,11 +102,11 @@ def asked(play):
                 for path, body in requests:
                     async with client.post(f"{base_url}/{path}", json=body) as response:
                         answer = await response.json()
-                    told.append(policy.said[-1][0] if response.status == 200 else answer["error"]["message"])
+                    answers.append(policy.said[-1][0] if response.status == 200 else answer["error"]["message"])
             return 1
 
         play(policy, agent, chat_template=MOOD + policy.tokenizer.chat_template, **settings)
-        return told
+        return answers
 
     return ask_all
 
@@ -160,8 +160,8 @@ def test_a_setting_of_the_template_gives_way_to_a_requests_own(asked):
 )
 def test_what_a_row_may_not_hold_is_refused_in_the_same_words(asked, message, words):
     for path in ("chat/completions", "messages"):
-        (told,) = asked("chat", [(path, {"messages": [USER, message], "max_tokens": 9})])
-        assert words in told or "surrogates not allowed" in told
+        (refusal,) = asked("chat", [(path, {"messages": [USER, message], "max_tokens": 9})])
+        assert words in refusal or "surrogates not allowed" in refusal
 
 
 @pytest.mark.parametrize("arguments", ['{"a": ', "[1]", '"a"', "", "5", '{"a": "\\ud800"}', "[" * 5000])

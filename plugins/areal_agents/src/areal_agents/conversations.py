@@ -149,8 +149,8 @@ class Conversations:
             messages = [*self.find(request.previous).messages, *messages]
         if not messages:
             raise RefusedError("the conversation has no messages")
-        own = {**self._template_arguments, **request.template_arguments}
-        arguments = Conversation(messages, request.tools, own).template_arguments
+        merged = {**self._template_arguments, **request.template_arguments}
+        arguments = Conversation(messages, request.tools, merged).template_arguments
         keys = list(self._keys(messages, arguments))
         candidates, count = self._continued(messages, keys)
         parent = _the_one_meant(candidates, messages[count - 1], request.previous)

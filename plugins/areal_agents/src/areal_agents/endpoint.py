@@ -104,9 +104,10 @@ class AgentEndpoint:
             self._runner = None
 
     def open(self, session: Session) -> Endpoint:
-        """Serve a session from now on."""
+        """Serve a session from now on, and return where."""
         self._sessions[session.key] = session
-        return Endpoint(f"http://{self._host}:{self._port}/v1", session.key)
+        host = f"[{self._host}]" if ":" in self._host else self._host  # an address of IPv6
+        return Endpoint(f"http://{host}:{self._port}/v1", session.key)
 
     def end(self, session: Session) -> None:
         """Its key is worth nothing any more; see `Session.close`."""

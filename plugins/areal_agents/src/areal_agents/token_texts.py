@@ -20,7 +20,7 @@ BYTES: Final = {chr(byte): byte for byte in _PRINTED} | {chr(256 + n): byte for 
 
 
 class TokenTexts:
-    """What tokens write.
+    """Reads the text and the bytes of tokens.
 
     Args:
         tokenizer: of the model.

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _ANY: Final = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
-_DEEPEST: Final = 20
-"""References that are followed, one within another; beyond it anything is allowed."""
+_DEEPEST: Final = 8
+"""Schemas that are followed, one within another; beyond it anything is allowed. References may form circles."""
 _CONSTANTS: Final = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 """As JSON spells them, and as Python does, which templates write."""
 _TYPES: Final[Mapping[type, str]] = {
@@ -85,25 +85,25 @@ def _allowed(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
         return [schema["const"]]
     if "$ref" in schema:
         return _allowed(_referenced(schema["$ref"], root), root, depth + 1)
-    found = _ANY
+    types = _ANY
     for keyword in ("anyOf", "oneOf"):
         if isinstance(schema.get(keyword), list):
             choices = [_types(_allowed(choice, root, depth + 1)) for choice in schema[keyword]]
-            found &= frozenset().union(*choices)
+            types &= frozenset().union(*choices)
     for part in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
-        inner = _allowed(part, root, depth + 1)
-        if isinstance(inner, list):
-            return inner
-        found &= inner
+        part_types = _allowed(part, root, depth + 1)
+        if isinstance(part_types, list):
+            return part_types
+        types &= part_types
     named = schema.get("type")
-    listed = {named} if isinstance(named, str) else set(named) if isinstance(named, list) else None
-    if listed is None:  # as validators do, `properties` and `items` speak of objects and arrays alone
-        implied = {"object" for key in ("properties", "additionalProperties") if key in schema}
-        listed = implied | {"array" for key in ("items", "prefixItems") if key in schema} or None
-    if listed is not None:
-        found &= listed | ({"number"} if "integer" in listed else set())
-        found |= {"null"} if schema.get("nullable") is True else set()
-    return found
+    named_types = {name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str)}
+    if not named_types:  # a schema with `properties` or `items` usually means an object or an array
+        named_types |= {"object" for key in ("properties", "additionalProperties") if key in schema}
+        named_types |= {"array" for key in ("items", "prefixItems") if key in schema}
+    if named_types:
+        types &= named_types | ({"number"} if "integer" in named_types else set())
+        types |= {"null"} if schema.get("nullable") is True else set()
+    return types
 
 
 def _types(allowed: frozenset[str] | list[Any]) -> frozenset[str]:
