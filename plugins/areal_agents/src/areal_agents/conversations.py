@@ -146,7 +146,9 @@ class Conversations:
             return self._place_ids(list(request.prompt_ids))
         messages = list(request.messages)
         if request.previous:
-            messages = [*self.find(request.previous).messages, *messages]
+            earlier = self.find(request.previous).messages
+            kept = earlier[1:] if request.opening and earlier[0]["role"] == "system" else earlier
+            messages = [*request.opening, *kept, *messages]
         if not messages:
             raise RefusedError("the conversation has no messages")
         merged = {**self._template_arguments, **request.template_arguments}

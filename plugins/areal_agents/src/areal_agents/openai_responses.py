@@ -51,16 +51,17 @@ def read(body: Mapping[str, Any]) -> AgentRequest:
     items = [{"role": "user", "content": asked}] if isinstance(asked, str) else objects(body, "input")
     previous = str(body.get("previous_response_id") or "")
     messages = _messages(items)
-    if body.get("instructions") and not previous:  # else those that the conversation began with hold
-        opening = [{"role": "system", "content": body["instructions"]}]
-        messages = [*read_conversation(opening, "instructions"), *messages]
+    opening: list[Message] = []
+    if body.get("instructions"):
+        opening = read_conversation([{"role": "system", "content": body["instructions"]}], "instructions")
     tools = [{**tool, "strict": None} for tool in objects(body, "tools")]  # it is the provider's, not the model's
     return AgentRequest(
-        messages=messages,
+        messages=messages if previous else [*opening, *messages],
         tools=tools_of({**body, "tools": tools}),
         template_arguments=template_arguments(body, {}),
         max_tokens=positive(body, "max_output_tokens"),
         previous=previous.removeprefix(PREFIX),
+        opening=opening if previous else (),
         not_honored=(*not_honored(body, HONORED), *_of_text(body)),
         model=str(body.get("model") or ""),
     )

@@ -47,6 +47,7 @@ class AgentRequest:
         stop: texts that end an answer.
         prompt_ids: the conversation as token ids, in place of messages.
         previous: identifier of the answer that the messages follow; empty where they are the whole conversation.
+        opening: takes the place of the system message that the conversation of `previous` began with; empty keeps it.
         not_honored: names of options that the answer does not follow; see `areal_agents.options`.
         model: the name that was asked for: the part that the policy plays here.
     """
@@ -59,6 +60,7 @@ class AgentRequest:
     stop: tuple[str, ...] = ()
     prompt_ids: Sequence[int] = ()
     previous: str = ""
+    opening: Sequence[Message] = ()
     not_honored: tuple[str, ...] = ()
     model: str = ""
 
