@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -62,10 +62,10 @@ def read_prompt(tokenizer: Any, row: Mapping[str, Any], settings: PromptSettings
     asked = prompt_of(row, settings)
     if isinstance(asked, Conversation):
         text = render_conversation(tokenizer, asked, add_generation_prompt=True)
-        ids, written = _remembered(tokenizer, text)
-        opened = opened_by_template(tokenizer, asked, text)
+        ids, written, opened = _encoded(_Rendered(tokenizer, text, asked))
         return Prompt(list(ids), written, opened, tuple(asked.messages))
-    ids, written = _remembered(tokenizer, asked if settings.text_has_special_tokens else guard(tokenizer, asked))
+    text = asked if settings.text_has_special_tokens else guard(tokenizer, asked)
+    ids, written, _ = _encoded(_Rendered(tokenizer, text))
     return Prompt(with_begin(tokenizer, ids), written)
 
 
@@ -152,8 +152,19 @@ def _tools_of(row: Mapping[str, Any], settings: PromptSettings) -> list[dict[str
     return read_tools(row.get(settings.tools_key), f"'{settings.tools_key}'") if settings.tools_key else []
 
 
+@dataclass(frozen=True)
+class _Rendered:
+    """A prompt as text with stand-ins; two of the same text are equal."""
+
+    tokenizer: Any
+    text: str
+    conversation: Conversation | None = field(default=None, compare=False)
+
+
 @lru_cache(maxsize=64)
-def _remembered(tokenizer: Any, text: str) -> tuple[tuple[int, ...], str]:
-    """Do what `encode` does, once for all episodes of a group: they begin with the same prompt."""
-    ids, written = encode(tokenizer, text)
-    return tuple(ids), written
+def _encoded(prompt: _Rendered) -> tuple[tuple[int, ...], str, str]:
+    """Return tokens, text and what the template opened, once for all episodes of a group: they have the same prompt."""
+    ids, written = encode(prompt.tokenizer, prompt.text)
+    if prompt.conversation is None:
+        return tuple(ids), written, ""
+    return tuple(ids), written, opened_by_template(prompt.tokenizer, prompt.conversation, prompt.text)

@@ -238,6 +238,8 @@ def encode_pieces(tokenizer: Any, pieces: Sequence[str]) -> list[list[int]]:
         pieces: parts of a text with stand-ins, in order.
     """
     text = "".join(pieces)
+    if len(pieces) == 1 and not _STAND_IN.search(text):
+        return [list(tokenizer.encode(text, add_special_tokens=False))]
     ends = list(accumulate(map(len, pieces)))
     found: list[list[int]] = [[] for _ in pieces]
     place = 0
