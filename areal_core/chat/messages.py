@@ -97,21 +97,21 @@ def read_message(
     Raises:
         RowError: the form is not understood.
     """
-    given = _without_nulls(message)
-    for place, text in strings(given, where):
+    fields = _without_nulls(message)
+    for place, text in strings(fields, where):
         check_text(text, place)
-    named = given.pop("role", None) if "role" in given else given.pop("from", None)
-    if not isinstance(named, str) or not named:
+    role_name = fields.pop("role", None) if "role" in fields else fields.pop("from", None)
+    if not isinstance(role_name, str) or not role_name:
         raise RowError(f"{where} has no role; it has {', '.join(message) or 'no keys'}")
-    role = ROLES.get(named.lower(), named)
-    content = next((given.pop(key) for key in ("content", "value", "text") if key in given), None)
-    calls = given.pop("tool_calls", None) or given.pop("function_call", None)
-    if named.lower() in _CALLING:
+    role = ROLES.get(role_name.lower(), role_name)
+    content = next((fields.pop(key) for key in ("content", "value", "text") if key in fields), None)
+    calls = fields.pop("tool_calls", None) or fields.pop("function_call", None)
+    if role_name.lower() in _CALLING:
         calls, content = content, ""
     read = _Content(where, images, sampled)
     read.take(content)
     # Servers that rename a field write the thought under both names.
-    thoughts = [given.pop(key) for key in _THOUGHTS if isinstance(given.get(key), str)]
+    thoughts = [fields.pop(key) for key in _THOUGHTS if isinstance(fields.get(key), str)]
     read.thought = "".join(dict.fromkeys([*thoughts, read.thought]))
     if calls:
         calls = plain(_parsed(calls, f"{where}.tool_calls") if isinstance(calls, str) else calls)
@@ -124,12 +124,12 @@ def read_message(
         raise RowError(f"{where} ({role}) has no content" + (" and calls no tool" if role == "assistant" else ""))
     if read.results and not has_more:
         return read.results
-    found: Message = {"role": role, "content": read.content()}
+    normalized: Message = {"role": role, "content": read.content()}
     if read.thought:
-        found["reasoning_content"] = read.thought
+        normalized["reasoning_content"] = read.thought
     if read.calls:
-        found["tool_calls"] = read.calls
-    return [*read.results, {**found, **given}]
+        normalized["tool_calls"] = read.calls
+    return [*read.results, {**normalized, **fields}]
 
 
 def is_conversation(value: Any) -> bool:
@@ -228,17 +228,17 @@ def read_json(text: str) -> Any:
         ValueError: it is not JSON, is nested too deeply, or holds half a character (a lone surrogate).
     """
     try:
-        found = json.loads(text)
+        normalized = json.loads(text)
         if "\\ud" in text.lower():
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(normalized, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    level = [found] if isinstance(found, dict | list) else []
+    level = [normalized] if isinstance(normalized, dict | list) else []
     for _ in range(_DEEPEST):
         nested = (value.values() if isinstance(value, dict) else value for value in level)
         level = [part for parts in nested for part in parts if isinstance(part, dict | list)]
         if not level:
-            return found
+            return normalized
     raise ValueError("it is nested too deeply")
 
 

@@ -59,12 +59,12 @@ def read_prompt(tokenizer: Any, row: Mapping[str, Any], settings: PromptSettings
     Raises:
         RowError: the row has no prompt, or one that cannot be used; it names the field and the remedy.
     """
-    asked = prompt_of(row, settings)
-    if isinstance(asked, Conversation):
-        text = render_conversation(tokenizer, asked, add_generation_prompt=True)
-        ids, written, opened = _encoded(_Rendered(tokenizer, text, asked))
-        return Prompt(list(ids), written, opened, tuple(asked.messages))
-    text = asked if settings.text_has_special_tokens else guard(tokenizer, asked)
+    prompt = prompt_of(row, settings)
+    if isinstance(prompt, Conversation):
+        text = render_conversation(tokenizer, prompt, add_generation_prompt=True)
+        ids, written, opened = _encoded(_Rendered(tokenizer, text, prompt))
+        return Prompt(list(ids), written, opened, tuple(prompt.messages))
+    text = prompt if settings.text_has_special_tokens else guard(tokenizer, prompt)
     ids, written, _ = _encoded(_Rendered(tokenizer, text))
     return Prompt(with_begin(tokenizer, ids), written)
 
@@ -112,8 +112,8 @@ def conversation_of(row: Mapping[str, Any], messages: Sequence[Message], setting
 
     The system message is that of the messages; else the row's `system`; else the settings'.
     """
-    own = row.get("system")
-    system = own if isinstance(own, str) and own else settings.system
+    row_system = row.get("system")
+    system = row_system if isinstance(row_system, str) and row_system else settings.system
     if system and messages[0]["role"] not in ("system", "developer"):
         messages = [{"role": "system", "content": system}, *messages]
     arguments = template_arguments(row, settings.chat_template_kwargs or {})
@@ -126,19 +126,19 @@ def template_arguments(row: Mapping[str, Any], settings: Mapping[str, Any]) -> d
     Raises:
         RowError: the row's are no object, or name something that the run decides.
     """
-    own = row.get(TEMPLATE_KEY)
-    if isinstance(own, str) and own.strip():
+    row_arguments = row.get(TEMPLATE_KEY)
+    if isinstance(row_arguments, str) and row_arguments.strip():
         try:
-            own = json.loads(own)
+            row_arguments = json.loads(row_arguments)
         except ValueError:
             raise RowError(f"'{TEMPLATE_KEY}' is text that is not JSON") from None
-    if not own:
-        own = {}
-    if not isinstance(own, Mapping):
+    if not row_arguments:
+        row_arguments = {}
+    if not isinstance(row_arguments, Mapping):
         raise RowError(
-            f"'{TEMPLATE_KEY}' is {type(own).__name__}; it must be an object, such as {{enable_thinking: false}}"
+            f"'{TEMPLATE_KEY}' is {kind_of(row_arguments)}; it must be an object, such as {{enable_thinking: false}}"
         )
-    arguments = {**settings, **{key: value for key, value in own.items() if value is not None}}
+    arguments = {**settings, **{key: value for key, value in row_arguments.items() if value is not None}}
     if documents := plain(row.get("documents")):
         arguments.setdefault("documents", documents)
     if refused := sorted(RUNS_OWN & arguments.keys()):
