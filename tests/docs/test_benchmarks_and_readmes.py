@@ -23,9 +23,9 @@ def test_every_benchmark_that_is_named_is_there() -> None:
 
 
 def test_pages_are_short() -> None:
-    assert words(ROOT / "docs" / "benchmarks.md") <= 2500
-    assert words(ROOT / "CHANGELOG.md") <= 1500
-    assert sum(words(page) for page in (ROOT / "docs" / "guides").glob("*.md")) <= 8700
+    assert words(ROOT / "docs" / "benchmarks.md") <= 3000
+    assert words(ROOT / "CHANGELOG.md") <= 1700
+    assert sum(words(page) for page in (ROOT / "docs" / "guides").glob("*.md")) <= 8900
 
 
 @pytest.mark.parametrize("page", READMES, ids=lambda page: page.parent.name)

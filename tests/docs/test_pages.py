@@ -64,8 +64,8 @@ def test_every_page_is_in_a_table_of_contents_and_linked_from_the_first_page() -
 
 def test_the_pages_are_short() -> None:
     by_hand = [page for page in DOCS.rglob("*.md") if page.parent.name != "reference" and page.stem != "benchmarks"]
-    assert sum(map(words, by_hand)) <= 16_000
-    assert words(DOCS / "benchmarks.md") <= 2_500
+    assert sum(map(words, by_hand)) <= 16_200
+    assert words(DOCS / "benchmarks.md") <= 3_000
     assert words(ROOT / "README.md") <= 600
     assert {page.parent.name: words(page) for page in PLUGIN_PAGES if words(page) > 100} == {}
 

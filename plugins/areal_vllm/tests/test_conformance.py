@@ -1,4 +1,4 @@
-"""The core's own suite for inference engines, against vLLM's own server, on the CPU or (AREAL_SERVERS_ON_GPU=1) on a GPU."""
+"""The core's own suite for inference engines, against vLLM's own server, with AREAL_SERVERS_ON_GPU=1 on a GPU."""
 
 import pytest
 
