@@ -1,6 +1,7 @@
-"""What the tests of several plugins share: true inference servers on the CPU, and small servers that replay answers.
+"""Fixtures that the tests of several plugins share, and the tier of a test.
 
-Nothing here is imported by tests; they see it as fixtures.
+The Makefile selects tiers by markers (pyproject.toml explains them). A test that uses a true server or cluster gets
+its marker here from the fixture, so that nobody has to remember it.
 """
 
 from __future__ import annotations
@@ -41,6 +42,35 @@ hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any machine")
+
+
+TIER_OF_FIXTURE = {
+    "vllm_program": "servers",
+    "sglang_program": "servers",
+    "cluster": "cluster",
+    "ssh": "cluster",
+    "bubblewrap": "slow",
+    "browser": "slow",
+}
+"""`make test` needs no server, no cluster and no program beside Python and make."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by `-m`
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test its tier, and keep tests that share a fixture of their file on one worker of pytest-xdist."""
+    for item in items:
+        for fixture in TIER_OF_FIXTURE.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(TIER_OF_FIXTURE[fixture])
+        if item.path.stem.endswith("_mutants"):  # broken components that try the conformance suites
+            item.add_marker("nightly")
+        if _shares_a_fixture(item):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def _shares_a_fixture(item: pytest.Item) -> bool:
+    """Return whether a test uses a fixture of module or class scope, which each worker would make again."""
+    definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    return any(chain[-1].scope in {"module", "class"} for chain in definitions.values() if chain)
 
 
 @pytest.hookimpl(wrapper=True)

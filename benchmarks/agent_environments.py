@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CACHE = Path.home() / ".cache" / "areal" / "environments"
 sys.path.insert(0, str(ROOT / "plugins" / "areal_agents" / "tests"))  # for the policy whose tokens are known
 PACKAGES = {
-    "openenv": ["openenv-core==0.3.0", "pluggy", "pyyaml", "numpy"],
+    "openenv": ["openenv==0.10.0", "pluggy", "pyyaml", "numpy"],
     "verifiers": ["verifiers==0.4.0", "uv"],
 }
 EPISODES = 3
@@ -220,7 +220,7 @@ def run_openenv(fresh: bool, folder: Path) -> Ran:
     finally:
         server.kill()
         server.wait()
-    return Ran(version_in(python, "openenv-core"), "a counting game", json.loads(done.stdout), "text alone")
+    return Ran(version_in(python, "openenv"), "a counting game", json.loads(done.stdout), "text alone")
 
 
 def run_verifiers(fresh: bool, folder: Path) -> Ran:

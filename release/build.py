@@ -1,9 +1,10 @@
 """Build the wheels and source distributions of a release from one commit, and check every file.
 
-    python release/build.py [--out dist] [--tag v0.1.0] [--repository https://github.com/OWNER/areal]
+    python release/build.py [--out dist] [--tag v0.1.0 --repository https://github.com/OWNER/areal]
 
-What is built is HEAD, not the working tree. Each wheel is built from its source distribution. With --repository the
-links of the index's pages lead to the files at the tag, and the metadata names the project's addresses.
+The program builds HEAD, not the working tree, and each wheel from its source distribution. The address of the
+repository is known only when a release is made: `[project.urls]` and the links of every README are made from it. A
+build without --repository is a trial: its links lead to a reserved name that never resolves, and it cannot have a tag.
 """
 
 from __future__ import annotations
@@ -29,37 +30,40 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
-CLASSIFIERS = (
-    "Development Status :: 3 - Alpha",
-    "Intended Audience :: Science/Research",
-    "Operating System :: POSIX :: Linux",
-    "Programming Language :: Python :: 3.11",
-    "Programming Language :: Python :: 3.12",
-    "Programming Language :: Python :: 3.13",
-    "Topic :: Scientific/Engineering :: Artificial Intelligence",
-    "Typing :: Typed",
+TRIAL_REPOSITORY = "https://areal.invalid"
+"""Address in the links of a trial build. It never resolves: RFC 2606 reserves `.invalid`."""
+URLS = {
+    "Source": "",
+    "Issues": "/issues",
+    "Documentation": "/blob/{tag}/docs/index.md",
+    "Changelog": "/blob/{tag}/CHANGELOG.md",
+}
+"""Paths of `[project.urls]` below the address of the repository."""
+METADATA = (
+    "Summary",
+    "Author",
+    "Keywords",
+    "License-Expression",
+    "License-File",
+    "Requires-Python",
+    "Classifier",
+    "Requires-Dist",
 )
-KEYWORDS = ("reinforcement-learning", "llm", "grpo", "ppo", "rlhf", "asynchronous")
-COMMON = f"""authors = [{{name = "The areal authors"}}]
-keywords = {list(KEYWORDS)}
-classifiers = {list(CLASSIFIERS)}
-"""
-METADATA = ("Summary", "Author", "Keywords", "License-Expression", "Requires-Python", "Classifier", "Requires-Dist")
 IN_SOURCES = ("LICENSE", "README.md", "pyproject.toml")
 SOURCES = ("areal_core/", "examples/plugin/", "src/", "tests/", "CHANGELOG.md", "PKG-INFO", ".gitignore", *IN_SOURCES)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)]*)?\)")
 
 
 class ReleaseError(Exception):
-    """What is to be released is not right; the text says what."""
+    """The files must not be released; the text names each fault."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build and check; the exit code."""
+    """Build and check all distributions. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="an empty folder for the files")
     parser.add_argument("--tag", default="", help="the tag that is released; it must be v and the version")
-    parser.add_argument("--repository", default="", help="the project's address, for links and metadata")
+    parser.add_argument("--repository", default="", help="address of the repository; a tag needs it")
     arguments = parser.parse_args(argv)
     try:
         files = build(arguments.out.absolute(), arguments.tag, arguments.repository.rstrip("/"))
@@ -71,11 +75,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build(out: Path, tag: str = "", repository: str = "") -> list[Path]:
-    """Everything of HEAD, into `out`.
+    """Build all distributions of HEAD in `out`. Return the files.
 
     Raises:
-        ReleaseError: `out` is not empty, versions differ, or a file lacks something.
+        ReleaseError: `out` is not empty, a tag comes without a repository, versions differ, or a file has a fault.
     """
+    if tag and not repository:
+        raise ReleaseError(f"the tag {tag} needs --repository ADDRESS: links in the files on the index lead there")
+    if not repository:
+        print(f"trial build: links lead to {TRIAL_REPOSITORY}; give a release --tag and --repository", flush=True)
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise ReleaseError(f"{out} is not empty: a release is nothing but what one commit makes")
@@ -89,7 +97,7 @@ def build(out: Path, tag: str = "", repository: str = "") -> list[Path]:
             raise ReleaseError(f"the tag is {tag}, and the version of this commit is {version}: v{version} is its tag")
         folders = distribution_folders(tree)
         for folder in folders:
-            prepare(folder, tree, f"v{version}", repository)
+            add_links(folder, tree, f"v{version}", repository or TRIAL_REPOSITORY)
         with ThreadPoolExecutor(2) as pool:
             for number, folder in enumerate(pool.map(lambda folder: make(folder, out), folders), 1):
                 print(f"[{number}/{len(folders)}] {folder.name if folder != tree else 'areal_core'}", flush=True)
@@ -126,23 +134,17 @@ def check_versions(tree: Path) -> str:
     return version
 
 
-def prepare(folder: Path, tree: Path, tag: str, repository: str) -> None:
-    """Give one distribution what all have in common: license, classifiers, addresses, a page for the index."""
-    (folder / "LICENSE").write_text((tree / "LICENSE").read_text())
+def add_links(folder: Path, tree: Path, tag: str, repository: str) -> None:
+    """Make the links of a distribution's README absolute, and add `[project.urls]` to its pyproject.toml."""
     page, described = folder / "README.md", folder / "pyproject.toml"
-    project = described.read_text().replace("[project]\n", f"[project]\n{COMMON}", 1)
-    if repository:
-        place = folder.relative_to(tree).as_posix()
-        page.write_text(link_to_repository(page.read_text(), place, repository, tag))
-        pages = {"Issues": "/issues", "Source": "", "Documentation": f"/blob/{tag}/docs/index.md"}
-        pages["Changelog"] = f"/blob/{tag}/CHANGELOG.md"
-        lines = "".join(f'{name} = "{repository}{path}"\n' for name, path in pages.items())
-        project += f"\n[project.urls]\n{lines}"
-    described.write_text(project)
+    place = folder.relative_to(tree).as_posix()
+    page.write_text(link_to_repository(page.read_text(), place, repository, tag))
+    lines = "".join(f'{name} = "{repository}{path.format(tag=tag)}"\n' for name, path in URLS.items())
+    described.write_text(f"{described.read_text()}\n[project.urls]\n{lines}")
 
 
 def link_to_repository(text: str, folder: str, repository: str, tag: str) -> str:
-    """Links relative to `folder` of the repository, as addresses of the files at a tag; images as themselves."""
+    """Return a page of `folder` whose relative links are addresses of the files at a tag; images link to raw files."""
 
     def replaced(found: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(folder, found[3]))
@@ -163,10 +165,11 @@ def make(folder: Path, out: Path) -> Path:
 
 
 def check_files(out: Path, version: str) -> None:
-    """What an index and a user need of every file.
+    """Check each file for what an index and a user need.
 
     Raises:
-        ReleaseError: a page that the index cannot show, a wheel without its license, types or entry point.
+        ReleaseError: twine refuses a file; a file lacks its license, types, metadata or entry point; a wheel or source
+            distribution has no counterpart; a page has a relative link.
     """
     files = sorted(str(path) for path in out.iterdir())
     checked = subprocess.run(
@@ -187,7 +190,7 @@ def check_files(out: Path, version: str) -> None:
 
 
 def faults_of(wheel: Path, version: str) -> list[str]:
-    """What a wheel lacks, or has too much."""
+    """Return the faults of a wheel: missing files and metadata, foreign files, relative links."""
     package = wheel.name.split("-")[0]
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -199,6 +202,10 @@ def faults_of(wheel: Path, version: str) -> list[str]:
     faults = [f"holds {name}" for name in names if name.split("/")[0] not in {package, info}]
     faults += [f"no {name}" for name in (f"{info}/licenses/LICENSE", f"{package}/py.typed") if name not in names]
     faults += [f"metadata without {key}" for key in METADATA if not metadata.get(key)]
+    urls = {line.partition(",")[0] for line in metadata.get_all("Project-URL", ())}
+    faults += [f"metadata without Project-URL {name}" for name in URLS if name not in urls]
+    page = str(metadata.get_payload())
+    faults += [f"its page links to {link[3]}, which is relative" for link in _LINK.finditer(page)]
     for line in points.splitlines():
         module = line.partition("=")[2].strip().partition(":")[0].replace(".", "/")
         if module and not {f"{module}.py", f"{module}/__init__.py"} & names:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import areal_core
 from areal_core.cli.output import print_error
 from areal_core.errors import ArealError
+from areal_core.proxies import bypass_proxies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,10 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     What a signal has ended returns 128 and the number of the signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for
     a terminal that was closed.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP: `check_system` reports Windows in a sentence
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP
             signal.signal(number, _interrupt)
     words = list(sys.argv[1:] if argv is None else argv)
+    bypass_proxies()
     try:
         return _dispatch(words)
     except ArealError as error:
@@ -74,7 +77,12 @@ def _dispatch(words: list[str]) -> int:
         parser.parse_args(words)
         parser.print_help()
         return 2
-    if words[0] in command_names():
+    is_core_command = words[0] in command_names()
+    if not (is_core_command and {"-h", "--help"} & set(words)):  # the help of the core's commands works everywhere
+        from areal_core.cli.system import check_system
+
+        check_system()
+    if is_core_command:
         module = _command(words[0])
         parser = argparse.ArgumentParser(prog=f"areal {words[0]}", description=module.__doc__)
         _fill(parser, module)

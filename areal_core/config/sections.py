@@ -134,6 +134,8 @@ class RolloutSection(Section):
     """processes that compute rewards, in all; each worker has as many as the others, at least one"""
     reward_timeout_s: Seconds = Field(default=15.0, gt=0)
     """seconds that one reward may take"""
+    failed_reward: float | None = Field(default=None, allow_inf_nan=False)
+    """Reward of an answer whose rewards raised, crashed or exceeded reward_timeout_s. null: the episode fails."""
 
     @property
     def episodes_at_once(self) -> int:

@@ -293,10 +293,12 @@ class PackedBatch:
 
 
 def join_batches(parts: Sequence[PackedBatch]) -> PackedBatch | None:
-    """The sequences of all, in this order; None where there are none. A reward that has no value of a name in a whole
-    group counts as 0 there."""
+    """Return the sequences of all parts in order, or None if there are none.
+
+    A named reward that judged nothing in a part is NaN there.
+    """
     names = {key for part in parts for key in part.sequences if key.startswith("reward.")}
-    same = [p.with_sequences(**{key: torch.zeros(len(p)) for key in names if key not in p}) for p in parts]
+    same = [p.with_sequences(**{key: torch.full((len(p),), torch.nan) for key in names if key not in p}) for p in parts]
     return PackedBatch.concatenate(same) if same else None
 
 

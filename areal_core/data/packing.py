@@ -7,6 +7,7 @@ trainer ranks read `PackedBatch.from_bytes`.
 
 from __future__ import annotations
 
+import math
 import zlib
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -87,7 +88,8 @@ def pack_group(number: int, prompt_id: tuple[int, int], group_size: int, episode
     Args:
         number, prompt_id: of the group.
         group_size: episodes that it was to have.
-        episodes: those that ended well, at least one, by sample index.
+        episodes: those that ended well, at least one, by sample index. A named reward that did not judge an episode is
+            NaN there.
     """
     placed = [(row, part, episode) for row, episode in episodes.items() for part in range(len(episode.trajectories))]
     names = sorted({name for episode in episodes.values() for name in episode.rewards})
@@ -100,7 +102,7 @@ def pack_group(number: int, prompt_id: tuple[int, int], group_size: int, episode
         "agent_id": [zlib.crc32(e.trajectories[n].agent_id.encode("utf-8", "backslashreplace")) for _, n, e in placed],
     }
     rewards = {"reward": [episode.reward + episode.trajectories[part].reward for _, part, episode in placed]}
-    rewards |= {f"reward.{name}": [episode.rewards.get(name, 0.0) for _, _, episode in placed] for name in names}
+    rewards |= {f"reward.{name}": [episode.rewards.get(name, math.nan) for _, _, episode in placed] for name in names}
     columns = pack([episode.trajectories[part] for _, part, episode in placed])
     columns |= {f"sequences.{key}": np.array(value, np.int64) for key, value in integers.items()}
     return columns | {f"sequences.{key}": np.array(value, np.float32) for key, value in rewards.items()}

@@ -19,8 +19,8 @@ class RewardScore:
     components: Mapping[str, float] = field(default_factory=dict)
 
 
-REWARD_ARGUMENTS = ("prompt", "completion", "completion_ids", "finish_reason", "row")
-"""What a reward may ask for beside the keys of the data row."""
+REWARD_ARGUMENTS = ("prompt", "completion", "prompt_ids", "completion_ids", "finish_reason", "row")
+"""Arguments that a reward may name, beside the keys of the data row."""
 
 
 class Reward(Protocol):
@@ -30,13 +30,25 @@ class Reward(Protocol):
     `max_concurrency` says: for rewards that wait for others, such as a judge behind an address. It must not block.
     What a method `take_metrics() -> dict[str, float]` of it has counted is added up as `rewards/NAME/...`.
 
-    Parameters are passed by keyword and only those that the function names: `prompt` (str), `completion` (str, special
-    tokens removed), `row` (the whole data row), `completion_ids` (list of int), `finish_reason` (str: stop, length,
-    tool, abort), or any key of the row, such as `answer`.
+    Arguments are passed by keyword, and only those that the function names:
+
+    - `prompt` (str): what the model was shown, special tokens spelled out, up to the beginning of the answer.
+    - `completion` (str): the whole answer. It begins with what the chat template wrote to open it, such as `<think>`,
+      and has everything that was sampled except the end token. Special tokens inside it, such as tags, are spelled out.
+    - `prompt_ids` and `completion_ids` (lists of int): the exact tokens that the model was given and that it sampled,
+      end token included. What the template opened is at the end of `prompt_ids`.
+    - `finish_reason` (str): stop, length, tool or abort.
+    - `row`: the whole data row; and each key of it, such as `answer`.
+
+    None means that the reward does not judge this answer: it counts neither in the sum nor in its own mean.
+
+    Example:
+        >>> def right(completion, answer):
+        ...     return float(completion.rpartition("=")[2].strip() == answer)
     """
 
-    def __call__(self, **arguments: Any) -> float | Awaitable[float]:
-        """The reward; any finite number."""
+    def __call__(self, **arguments: Any) -> float | Awaitable[float | None] | None:
+        """Return the reward, any finite number, or None to abstain."""
 
 
 @dataclass(slots=True)
@@ -50,9 +62,11 @@ class WorkflowContext:
             `max_new_tokens` lowers the setting for this call; `stop` adds texts that end this answer, where the engine
             can (`ValueError` where it cannot); `images` are the files of images that stand in the ids.
         score: the run's rewards on one completion, computed in the pool. Takes `prompt`, `completion`,
-            `completion_ids` and `finish_reason` by keyword; a reward that fails raises, and the episode with it.
+            `completion_ids`, `finish_reason` and, if a reward asks for it, `prompt_ids` by keyword. A reward that fails
+            fails the episode, unless `rollout.failed_reward` is set.
         is_evaluation: the episode is part of an evaluation.
         sample_index: which sibling of its group this episode is.
+        end_ids: tokens that end an answer: the tokenizer's, the generation config's and the chat template's.
     """
 
     tokenizer: Any
@@ -60,6 +74,7 @@ class WorkflowContext:
     score: Callable[..., Awaitable[RewardScore]]
     is_evaluation: bool
     sample_index: int
+    end_ids: frozenset[int] = frozenset()
 
 
 class RowError(ValueError):

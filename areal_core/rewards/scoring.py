@@ -45,7 +45,7 @@ class RewardTerm:
     """One reward of a run: a function, the name its values are logged under, and its weight in the sum."""
 
     name: str
-    function: Callable[..., float | Awaitable[float]]
+    function: Callable[..., float | Awaitable[float | None] | None]
     weight: float = 1.0
 
     @property
@@ -58,7 +58,10 @@ class RewardTerm:
 
 
 class RewardSum:
-    """Weighted sum of reward functions; calls each with those of the arguments that it names."""
+    """The weighted sum of reward functions. Each is called with the arguments that it names.
+
+    A reward that returns None abstains: it counts neither in the sum nor as a component.
+    """
 
     def __init__(self, terms: Sequence[RewardTerm]) -> None:
         self._terms = [(term, _parameters(term.function)) for term in terms]
@@ -103,7 +106,10 @@ class RewardSum:
     def _sum(self, values: Sequence[Any]) -> RewardScore:
         if not self._terms:
             raise RewardError("the workflow asks for a reward, and the config names none: set rewards")
-        checked = [(term, _checked(term, value)) for (term, _), value in zip(self._terms, values, strict=True)]
+        given = zip(self._terms, values, strict=True)
+        checked = [(term, _checked(term, value)) for (term, _), value in given if value is not None]
+        if not checked:
+            raise RewardError("every reward returned None for this answer, so nothing judges it: one must be a number")
         total = sum(term.weight * value for term, value in checked)
         return RewardScore(total, {term.name: value for term, value in checked})
 
@@ -164,6 +170,8 @@ def finite_number(value: object) -> float | None:
 def _checked(term: RewardTerm, value: object) -> float:
     number = finite_number(value)
     if number is None:
-        told = f"reward '{term.name}' returned {value!r:.60} ({type(value).__name__}); it must return a finite number"
-        raise RewardError(told)
+        raise RewardError(
+            f"reward '{term.name}' returned {value!r:.60} ({type(value).__name__}); it must return a finite number, or "
+            "None to abstain"
+        )
     return number

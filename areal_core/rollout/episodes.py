@@ -13,7 +13,7 @@ from areal_core.data.sampler import sample_seed
 from areal_core.data.tokens import TokenIds
 from areal_core.errors import RunError, traceback_of, writable
 from areal_core.interfaces.inference import GenerationRequest
-from areal_core.interfaces.workflow import RowError, WorkflowContext
+from areal_core.interfaces.workflow import RewardScore, RowError, WorkflowContext
 from areal_core.rewards.scoring import RewardError
 from areal_core.rollout.checks import EpisodeChecks
 from areal_core.rollout.clocks import EpisodeClock, was_cancelled
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from areal_core.data.trajectory import Episode, FinishReason, Generation
     from areal_core.interfaces.inference import InferenceClient
-    from areal_core.interfaces.workflow import RewardScore, RolloutWorkflow
+    from areal_core.interfaces.workflow import RolloutWorkflow
     from areal_core.messages.workflows import RunGroup
     from areal_core.rewards.scoring import Scorer
 
@@ -43,6 +43,8 @@ class EpisodeRunner:
         seed: of the run.
         vocabulary: how many token ids the model has; None where that is not known.
         max_retries: further attempts after an exception. A reward that fails is not tried again: it would fail again.
+        failed_reward: reward of an answer whose rewards failed; None fails the episode.
+        end_ids: tokens that end an answer.
         on_failure: told of every failed attempt: group, sample index, attempt and traceback.
     """
 
@@ -56,6 +58,8 @@ class EpisodeRunner:
         seed: int = 0,
         vocabulary: int | None = None,
         max_retries: int = 0,
+        failed_reward: float | None = None,
+        end_ids: frozenset[int] = frozenset(),
         on_failure: Callable[[int, int, int, str], None] = lambda *_: None,
     ) -> None:
         self._workflow = workflow
@@ -64,14 +68,18 @@ class EpisodeRunner:
         self._tokenizer = tokenizer
         self._seed = seed
         self._max_retries = max_retries
+        self._failed_reward = failed_reward
+        self._end_ids = end_ids
         self.on_failure = on_failure
         self.checks = EpisodeChecks(vocabulary)
+        self._failed_rewards = 0
         self._requests = itertools.count()
         self._conversations = itertools.count()
 
     def take_metrics(self) -> dict[str, float]:
         """What rewards have counted since they were asked last."""
-        return self._scorer.take_metrics()
+        failed, self._failed_rewards = self._failed_rewards, 0
+        return {**self._scorer.take_metrics(), **({"failed": float(failed)} if failed else {})}
 
     async def run(self, row: Mapping[str, Any], task: RunGroup, sample_index: int) -> Episode:
         """One episode, tried again where it failed.
@@ -168,16 +176,29 @@ class EpisodeRunner:
             return generation
 
         async def score(
-            *, prompt: str, completion: str, completion_ids: list[int], finish_reason: FinishReason
+            *,
+            prompt: str,
+            completion: str,
+            completion_ids: list[int],
+            finish_reason: FinishReason,
+            prompt_ids: Sequence[int] | None = None,
         ) -> RewardScore:
-            return await self._scorer.score(
-                {
-                    "prompt": prompt,
-                    "completion": completion,
-                    "completion_ids": completion_ids,
-                    "finish_reason": finish_reason.name.lower(),
-                    "row": row,
-                }
-            )
+            arguments = {
+                "prompt": prompt,
+                "completion": completion,
+                "completion_ids": completion_ids,
+                "finish_reason": finish_reason.name.lower(),
+                "row": row,
+            }
+            if prompt_ids is not None:
+                arguments["prompt_ids"] = list(prompt_ids)
+            try:
+                return await self._scorer.score(arguments)
+            except RewardError as error:
+                if self._failed_reward is None:
+                    raise
+                self._failed_rewards += 1
+                self.on_failure(task.number, sample_index, 0, f"scored {self._failed_reward:g}: {error}")
+                return RewardScore(self._failed_reward, {})
 
-        return WorkflowContext(self._tokenizer, generate, score, task.is_evaluation, sample_index)
+        return WorkflowContext(self._tokenizer, generate, score, task.is_evaluation, sample_index, self._end_ids)

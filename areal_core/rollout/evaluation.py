@@ -153,6 +153,7 @@ class Evaluator:
             said = {**episode.metrics, **{f"reward/{name}": value for name, value in episode.rewards.items()}}
             for name, value in {**said, "reward": episode.reward, "response_length": float(length)}.items():
                 named[name].append(value)
-        # As in training, what an episode says nothing of counts as 0.
-        metrics |= {name: math.fsum(values) / len(finished) for name, values in named.items()}
+        # A reward may abstain, and its mean is over what it judged; a metric that an episode lacks counts as 0.
+        for key, values in named.items():
+            metrics[key] = math.fsum(values) / (len(values) if key.startswith("reward/") else len(finished))
         return {f"evaluation/{name}": value for name, value in metrics.items()}

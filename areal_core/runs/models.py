@@ -118,20 +118,21 @@ def vocabulary_size(model: ModelReference, tokenizer: Any) -> int:
 
 
 def end_tokens(model: ModelReference, tokenizer: Any) -> frozenset[int]:
-    """Tokens that end an answer: the tokenizer's own, and those of the model's generation config.
+    """Return the tokens that end an answer; see `chat.answers.end_tokens`.
 
-    Chat models may name the end of a turn there alone, while the tokenizer's own token ends a document; and servers
-    stop at them whatever a request says.
+    Chat models may name the end of a turn in their generation config alone, and servers stop there whatever a request
+    says.
     """
     from transformers import GenerationConfig
 
-    own = getattr(tokenizer, "eos_token_id", None)
+    from areal_core.chat import answers
+
     try:
         told = GenerationConfig.from_pretrained(model.path).eos_token_id
     except (OSError, ValueError):  # it has none
         told = None
     named = told if isinstance(told, list) else [told]
-    return frozenset(token for token in (own, *named) if token is not None)
+    return answers.end_tokens(tokenizer, [token for token in named if token is not None])
 
 
 def sampling_parameters(

@@ -27,7 +27,7 @@ from areal_core.rollout.groups import GroupRunner
 from areal_core.rollout.remote import RemoteSlots, WorkerService
 from areal_core.runs.engines import build_engine
 from areal_core.runs.event_loops import run_through_exits
-from areal_core.runs.models import load_tokenizer, model_reference, vocabulary_size
+from areal_core.runs.models import end_tokens, load_tokenizer, model_reference, vocabulary_size
 
 if TYPE_CHECKING:
     from areal_core.config import Resolved, RunConfig
@@ -124,6 +124,8 @@ def _load_groups(
         seed=config.seed,
         vocabulary=vocabulary_size(model, tokenizer),
         max_retries=config.rollout.max_retries,
+        failed_reward=config.rollout.failed_reward,
+        end_ids=end_tokens(model, tokenizer),
     )
     dataset = config.dataset.build() if welcome.trains else None
     held_out = config.evaluation.dataset.build() if config.evaluation is not None else None

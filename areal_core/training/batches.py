@@ -103,7 +103,8 @@ def batch_metrics(batch: PackedBatch) -> dict[str, float]:
         "batch/truncated": float((batch["finish_reason"] == FinishReason.LENGTH).float().mean()),
     }
     named = [key for key in batch.sequences if key.startswith("reward.")]
-    return metrics | {key.replace(".", "/", 1): float(batch[key].mean()) for key in named}
+    judged = {key: values for key in named if len(values := batch[key][~batch[key].isnan()])}
+    return metrics | {key.replace(".", "/", 1): float(values.mean()) for key, values in judged.items()}
 
 
 def _share_without_spread(batch: PackedBatch) -> float:

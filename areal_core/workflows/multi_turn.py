@@ -1,4 +1,4 @@
-"""Several turns with an environment. Tokens are only appended: what the policy wrote is never tokenized anew."""
+"""Several turns with an environment. Tokens are only appended: what the policy wrote is never tokenized again."""
 
 from __future__ import annotations
 
@@ -7,65 +7,110 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from areal_core.data.trajectory import Episode, FinishReason, TrajectoryBuilder
+from areal_core.chat.answers import answer_text, opened_by_template
+from areal_core.chat.messages import read_conversation
+from areal_core.chat.rows import conversation_of, prompt_of
+from areal_core.chat.template import Conversation, RewrittenPrefixError, between_turns, encode, render_conversation
+from areal_core.data.trajectory import Episode, FinishReason, Trajectory, TrajectoryBuilder
 from areal_core.interfaces.workflow import RowError
-from areal_core.workflows.prompts import apply_template, between_turns, prompt_messages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from areal_core.interfaces.workflow import WorkflowContext
+    from areal_core.interfaces.workflow import Environment, WorkflowContext
     from areal_core.workflows.settings import MultiTurnSettings
 
 
 class MultiTurn:
-    """The policy and an environment take turns; the environment's rewards add up, discounted by turn.
+    """The policy and an environment alternate. The environment's rewards add up, discounted by turn.
 
-    The conversation is one trajectory, and what each turn has earned is its turn key `turn_rewards`, for advantages
-    that tell turns apart. Between two turns of the policy stand the tokens that the chat template writes around the
+    The conversation is one trajectory. The reward of each turn is its turn key `turn_rewards`, for advantages that
+    tell turns apart. Between two turns of the policy are the tokens that the chat template writes around the
     environment's answer, taken as the difference of two renderings; the policy's own tokens stay as they were sampled.
+
+    Some templates write earlier turns differently once others follow: reasoning models drop old thoughts. Then a new
+    trajectory of the same episode begins, with the conversation as the template writes it now.
     """
 
     def __init__(self, settings: MultiTurnSettings) -> None:
         self._settings, self._make_environment = settings, settings.environment.prepare()
 
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
-        """See `RolloutWorkflow.run_episode`."""
-        settings = self._settings
+        """Run one episode; see `RolloutWorkflow.run_episode`."""
         environment = self._make_environment()
         async with AsyncExitStack() as stack:
             if hasattr(environment, "close"):
                 stack.push_async_callback(environment.close)
             opening = await environment.reset(row)
-            messages: list[dict[str, str]] = [dict(each) for each in opening] or prompt_messages(row, settings) or []
-            builder = TrajectoryBuilder()
-            input_ids, text = apply_template(context.tokenizer, messages)
-            builder.add_context(input_ids)
-            rewards: list[float] = []
-            for number in range(settings.max_turns):
-                room = settings.max_tokens - len(builder)
-                if room <= 0:
-                    many = f"the opening has {len(builder)} tokens"
-                    raise RowError(f"{many}, and workflow.max_tokens is {settings.max_tokens}")
-                generation = await context.generate(builder.input_ids, max_new_tokens=room)
-                builder.add_generation(generation)
-                completion = context.tokenizer.decode(generation.output_ids, skip_special_tokens=True)
-                answer, turn_reward = await environment.step(completion)
-                rewards.append(settings.turn_discount**number * turn_reward)
-                text += completion
-                if answer is None or generation.finish_reason is FinishReason.ABORT:
-                    break
-                if number + 1 == settings.max_turns:
-                    builder.cut()
-                    break
-                turn = {"role": "assistant", "content": completion}
-                following = [{"role": "user", "content": answer}]
-                between, words = between_turns(context.tokenizer, messages, turn, following, generation.output_ids)
-                if len(builder) + len(between) >= settings.max_tokens:
-                    builder.cut()
-                    break
-                builder.add_context(between)
-                text += words
-                messages += [turn, *following]
-            turns = {"turn_rewards": np.array(rewards, np.float32)}
-            return Episode([builder.build(turns=turns)], sum(rewards), text=text)
+            return await self._play(environment, self._opened(row, opening), context)
+
+    def _opened(self, row: Mapping[str, Any], opening: Any) -> Conversation:
+        """Return the conversation that the environment opens; the row's prompt where it opens none.
+
+        Raises:
+            RowError: neither is a conversation.
+        """
+        if opening:
+            return conversation_of(row, read_conversation(opening, "the environment's reset()"), self._settings)
+        settings = self._settings.model_copy(update={"chat_template": "always"})
+        asked = prompt_of(row, settings)
+        assert isinstance(asked, Conversation)
+        return asked
+
+    async def _play(self, environment: Environment, asked: Conversation, context: WorkflowContext) -> Episode:
+        settings, tokenizer = self._settings, context.tokenizer
+        arguments = asked.template_arguments
+        messages = list(asked.messages)
+        written = render_conversation(tokenizer, asked, add_generation_prompt=True)
+        input_ids, text = encode(tokenizer, written)
+        opened = opened_by_template(tokenizer, asked, written)
+        builder = TrajectoryBuilder()
+        builder.add_context(input_ids)
+        finished: list[Trajectory] = []
+        total, rewards = 0.0, list[float]()
+        for number in range(settings.max_turns):
+            room = settings.max_tokens - len(builder)
+            if room <= 0:
+                many = f"the opening has {len(builder)} tokens"
+                raise RowError(f"{many}, and workflow.max_tokens is {settings.max_tokens}")
+            generation = await context.generate(builder.input_ids, max_new_tokens=room)
+            builder.add_generation(generation)
+            completion = answer_text(tokenizer, generation.output_ids, context.end_ids, opened)
+            answer, turn_reward = await environment.step(completion)
+            rewards.append(settings.turn_discount**number * turn_reward)
+            total += rewards[-1]
+            text += completion.removeprefix(opened)
+            if answer is None or generation.finish_reason is FinishReason.ABORT:
+                break
+            if number + 1 == settings.max_turns:
+                builder.cut()
+                break
+            turn = {"role": "assistant", "content": completion}
+            following = [{"role": "user", "content": answer}]
+            conversation = asked.with_messages([*messages, turn, *following])
+            try:
+                added, between = between_turns(tokenizer, messages, turn, following, generation.output_ids, **arguments)
+                is_full = len(builder) + len(added) >= settings.max_tokens
+            except RewrittenPrefixError:
+                added, between = encode(
+                    tokenizer, render_conversation(tokenizer, conversation, add_generation_prompt=True)
+                )
+                is_full = len(added) >= settings.max_tokens
+                if not is_full:
+                    finished.append(_built(builder, rewards))
+                    builder, rewards = TrajectoryBuilder(), []
+                between = f"\n[the chat template rewrites earlier turns: a new trajectory begins]\n{between}"
+            if is_full:
+                builder.cut()
+                break
+            builder.add_context(added)
+            text += between
+            messages += [turn, *following]
+            opened = opened_by_template(
+                tokenizer, conversation, render_conversation(tokenizer, conversation, add_generation_prompt=True)
+            )
+        return Episode([*finished, _built(builder, rewards)], total, text=text)
+
+
+def _built(builder: TrajectoryBuilder, rewards: list[float]) -> Trajectory:
+    return builder.build(turns={"turn_rewards": np.array(rewards, np.float32)})

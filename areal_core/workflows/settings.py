@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from mimetypes import guess_type
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from areal_core.config import Selection, Settings, component
+from areal_core.chat.answers import unshown
+from areal_core.chat.examples import undecided_text
+from areal_core.chat.rows import prompt_of
+from areal_core.chat.settings import PromptSettings
+from areal_core.chat.template import Conversation
+from areal_core.config import Selection, component
+from areal_core.interfaces.workflow import RowError
 
 IMAGE_KEYS = ("image", "images")
 UNSHOWN = "choose workflow: vision/single_turn (areal-vision), or take the images out of the data"
-
-
-class PromptSettings(Settings):
-    """How a row becomes the tokens of a prompt."""
-
-    prompt_key: str = Field("prompt", description="the row's key that holds the prompt: text, or a list of messages")
-    chat_template: Literal["auto", "always", "never"] = Field(
-        "auto", description="auto applies the tokenizer's template to messages and leaves text as it is"
-    )
-    text_has_special_tokens: bool = Field(
-        False, description="prompts of text are written with a template already: what spells a special token is one"
-    )
-    system: str | None = Field(None, description="system message in front, where the template is applied")
 
 
 class SingleTurnSettings(PromptSettings):
@@ -32,13 +25,26 @@ class SingleTurnSettings(PromptSettings):
     scores_answers: ClassVar[bool] = True
 
     def check_row(self, row: dict[str, Any]) -> str:
-        """Before a run: what keeps it from playing this row; empty where nothing does."""
-        if self.prompt_key not in row:
-            return f"has no '{self.prompt_key}', only {', '.join(row)}: set workflow.prompt_key, or mend the data"
-        if self.system and self.chat_template != "always" and isinstance(row[self.prompt_key], str):
-            return "has a prompt of text, which takes no workflow.system: set workflow.chat_template=always"
+        """Return why a row cannot be asked; empty if it can. Called before a run, without the model."""
         if key := next((key for key in IMAGE_KEYS if _has_image(row.get(key))), ""):
             return f"has an image ('{key}'), and this workflow shows the model none: {UNSHOWN}"
+        try:
+            prompt_of(row, self)
+        except RowError as error:
+            return str(error)
+        return ""
+
+    def check_prompt(self, row: dict[str, Any], tokenizer: Any) -> str:
+        """Return why this model cannot be asked a row; empty if it can. Called before a run, with its tokenizer."""
+        try:
+            asked = prompt_of(row, self)
+            missing = unshown(tokenizer, asked) if isinstance(asked, Conversation) else []
+        except RowError as error:
+            return str(error)
+        if missing:
+            return f"the chat template leaves out {', '.join(missing)}: take another template, or change the row"
+        if isinstance(asked, str) and self.text_has_special_tokens is None:
+            return undecided_text(tokenizer, row, [self.prompt_key], "workflow.text_has_special_tokens")
         return ""
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from areal_core.chat.answers import answer_text
+from areal_core.chat.rows import read_prompt
 from areal_core.data.trajectory import Episode, Trajectory
-from areal_core.workflows.prompts import encode_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,14 +23,15 @@ class SingleTurn:
 
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
         """See `RolloutWorkflow.run_episode`."""
-        input_ids, prompt = encode_prompt(context.tokenizer, row, self._settings)
-        generation = await context.generate(input_ids)
-        completion = context.tokenizer.decode(generation.output_ids, skip_special_tokens=True)
+        prompt = read_prompt(context.tokenizer, row, self._settings)
+        generation = await context.generate(prompt.input_ids)
+        completion = answer_text(context.tokenizer, generation.output_ids, context.end_ids, prompt.opened)
         score = await context.score(
-            prompt=prompt,
+            prompt=prompt.question,
             completion=completion,
             completion_ids=generation.output_ids,
             finish_reason=generation.finish_reason,
+            prompt_ids=prompt.input_ids,
         )
-        trajectory = Trajectory.from_generation(input_ids, generation)
-        return Episode([trajectory], score.value, dict(score.components), text=f"{prompt}{completion}")
+        trajectory = Trajectory.from_generation(prompt.input_ids, generation)
+        return Episode([trajectory], score.value, dict(score.components), text=f"{prompt.question}{completion}")

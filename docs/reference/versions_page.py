@@ -19,8 +19,9 @@ every version, and the last columns say what ran. All rows ran on GPUs; the thir
 compares server, PyTorch and transformers."""
 COMMANDS: Final = """## Install a row
 
-In a clone, in an empty environment; pip takes the lock file as constraints, also for further plugins. Without a clone,
-take the lock file from the repository, and `areal-core areal-hf ...` for the folders:
+Run one of these in a clone, in an empty environment. pip and `uv pip install` take the lock file as constraints, also
+for further plugins. Without a clone, take the lock file from the repository, and `areal-core areal-hf ...` for the
+folders:
 
 ```
 pip install -c release/versions/sglang.txt . \\

@@ -24,25 +24,27 @@ ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "background": {"errors"},
     "disk": {"errors"},
+    "proxies": set(),
     "plugins": {"errors"},
-    "config": {"errors", "plugins", "interfaces"},
-    "cli": {"errors", "plugins", "config", "launchers", "runs", "driver", "servers", "testing"},
+    "config": {"errors", "plugins", "interfaces", "proxies"},
+    "cli": {"errors", "plugins", "config", "launchers", "proxies", "runs", "driver", "servers", "testing"},
     "data": {"errors"},
     "interfaces": {"data", "errors"},
     "messages": {"errors", "background", "interfaces"},
-    "launchers": {"errors", "background", "disk", "interfaces", "messages", "config"},
+    "launchers": {"errors", "background", "disk", "interfaces", "messages", "config", "proxies"},
     "algorithms": {"config", "data", "errors", "interfaces"},
-    "workflows": {"config", "data", "interfaces"},
+    "chat": {"config", "interfaces"},
+    "workflows": {"chat", "config", "data", "interfaces"},
     "rewards": {"errors", "background", "interfaces", "messages", "launchers", "config"},
     "ledger": {"errors", "background", "disk", "data", "interfaces"},
     "rollout": {"errors", "background", "disk", "config", "data", "interfaces", "messages", "ledger", "rewards"},
     "training": {"errors", "background", "disk", "config", "data", "interfaces", "messages", "ledger"},
-    "runs": {"errors", "background", "disk", "config", "plugins", "data", "interfaces", "messages", "launchers",
-             "ledger", "rewards", "rollout", "training"},
+    "runs": {"errors", "background", "chat", "disk", "config", "plugins", "data", "interfaces", "messages", "launchers",
+             "ledger", "proxies", "rewards", "rollout", "training"},
     "driver": {"errors", "background", "disk", "config", "plugins", "data", "interfaces", "messages", "launchers",
                "ledger", "training", "runs"},
     "servers": {"errors", "background", "disk", "config", "plugins", "data", "interfaces", "messages", "launchers",
-                "runs", "driver"},
+                "proxies", "runs", "driver"},
     "library": {"errors", "config", "runs", "driver"},
     "testing": {"errors", "algorithms", "background", "config", "plugins", "data", "interfaces", "messages",
                 "launchers", "rewards", "rollout", "runs", "driver", "training"},
@@ -55,7 +57,8 @@ PUBLIC = {
     "areal_core.driver", "areal_core.errors", "areal_core.interfaces", "areal_core.launchers",
     "areal_core.cli.commands", "areal_core.launchers.guard", "areal_core.launchers.member",
     "areal_core.launchers.identity", "areal_core.launchers.machine", "areal_core.library",
-    "areal_core.messages", "areal_core.plugins", "areal_core.rewards.pool", "areal_core.rollout.evaluation",
+    "areal_core.messages", "areal_core.plugins", "areal_core.proxies",
+    "areal_core.rewards.pool", "areal_core.rollout.evaluation",
     "areal_core.runs",
     "areal_core.driver.serving", "areal_core.runs.controller", "areal_core.runs.server", "areal_core.testing",
     "areal_core.config.yaml_text",
@@ -65,9 +68,8 @@ PUBLIC = {
     "areal_core.training.context", "areal_core.training.examples",
 }  # fmt: skip
 """What plugins may import: these names and, of the rooms in `OPEN` all modules."""
-OPEN = {
-    f"areal_core.{room}" for room in ("algorithms", "data", "interfaces", "messages", "servers", "testing", "workflows")
-}
+ROOMS_FOR_PLUGINS = ("algorithms", "chat", "data", "interfaces", "messages", "servers", "testing", "workflows")
+OPEN = {f"areal_core.{room}" for room in ROOMS_FOR_PLUGINS}
 
 
 SETTINGS_OF_WHAT_THEY_MAKE = {

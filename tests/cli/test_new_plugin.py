@@ -136,7 +136,7 @@ def test_what_is_written_passes_ruff(name: str, kinds: tuple[str, ...], folder: 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kinds",
-    [("reward",), tuple(KINDS), *(pytest.param((kind,), marks=pytest.mark.long) for kind in list(KINDS)[1:])],
+    [("reward",), tuple(KINDS), *(pytest.param((kind,), marks=pytest.mark.nightly) for kind in list(KINDS)[1:])],
     ids="-".join,
 )
 def test_what_is_written_installs_and_passes_its_tests(kinds: tuple[str, ...], folder: Path) -> None:
@@ -164,7 +164,7 @@ def test_an_sdist_has_nothing_of_a_run_that_was_made_there(folder: Path) -> None
     }  # fmt: skip
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_what_is_written_passes_mypy(folder: Path) -> None:
     """All kinds in one folder, each in a plugin of its own: most of the time goes into what they import."""
     for kind in KINDS:

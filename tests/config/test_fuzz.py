@@ -27,7 +27,7 @@ def test_mutated_configs_and_overrides(kit):
     assert tried > 300
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(8))
 def test_many_mutated_configs_and_overrides(kit, seed):
     assert survived(kit, 800, seed)[0] == []

@@ -191,6 +191,7 @@ def test_ranks_with_the_same_names(ranks):
         assert found[5] == pytest.approx(SAME), "the order of names does not matter"
 
 
+@pytest.mark.slow
 def test_ranks_with_names_of_their_own(ranks):
     """Nobody waits for ever; what one rank has is known to all, also a maximum below 0."""
     for found in ranks:

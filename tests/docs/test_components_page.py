@@ -89,7 +89,7 @@ def test_an_example_passes_its_suite(suite: str, component: str, attributes: dic
         test(**({"tmp_path": tmp_path / name} if "tmp_path" in inspect.signature(test).parameters else {}))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param("agent", marks=pytest.mark.slow), *NAMES[1:]])  # imports openai
 def test_an_example_is_imported(name: str, folder: Path) -> None:
     imported(folder, f"my_{name}")
 

@@ -32,7 +32,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(1500)
 def test_the_page_works_as_written(folder: Path) -> None:
     configs = {f"my_{name}.yaml" for name in ("sft", "dpo", "reward_model", "ppo", "gkd")}

@@ -15,6 +15,8 @@ from areal_core.cli import main
 from areal_core.config import resolve
 
 pytest.importorskip("areal_grpo", reason="the first-party plugins are not installed")
+
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 TEXTS = {page.stem: page.read_text(encoding="utf-8") for page in GUIDES}

@@ -1,8 +1,7 @@
-"""CONTRIBUTING, SECURITY and CITATION: what they name is there, and they stay short."""
+"""What CONTRIBUTING, SECURITY and CITATION name exists."""
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 from importlib import import_module
@@ -14,8 +13,8 @@ import yaml
 import areal_core
 
 ROOT = Path(__file__).parents[2]
-LIMITS = {"CONTRIBUTING.md": 900, "SECURITY.md": 350, "tests/outside_plugin/README.md": 250}
-TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in LIMITS}
+PAGES = ("CONTRIBUTING.md", "SECURITY.md", "tests/outside_plugin/README.md")
+TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in PAGES}
 CONTRIBUTING = TEXTS["CONTRIBUTING.md"]
 
 
@@ -26,8 +25,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_page_is_short_and_its_links_lead_somewhere(name: str) -> None:
-    assert len(TEXTS[name].split()) <= LIMITS[name]
+def test_the_links_of_a_page_lead_somewhere(name: str) -> None:
     for target, anchor in re.findall(r"\]\(([^)#\s]+)(?:#([^)]*))?\)", TEXTS[name]):
         page = (ROOT / name).parent / target
         assert page.exists(), target
@@ -39,7 +37,7 @@ def test_the_make_targets_that_are_named_are_there() -> None:
     targets = set(re.findall(r"^([\w./%-]+):", makefile, re.MULTILINE))
     lines = re.findall(r"(?:`|^)make ([^`\n]+)", CONTRIBUTING, re.MULTILINE)
     named = {word for line in lines for word in shlex.split(line)}
-    assert {".venv/test", "test-fast", "lint", "docs"} <= named
+    assert {"test", "test-all", "test-nightly", "docs"} <= named
     assert named - targets == set()
 
 
@@ -68,13 +66,6 @@ def test_what_is_public_is_there() -> None:
         assert import_module(f"areal_core.{name.removeprefix('areal_core').lstrip('.')}").__all__
     for name in re.findall(r"`(areal_core[\w.]+)`", whole):
         import_module(name)
-
-
-def test_the_limits_are_those_of_the_tests() -> None:
-    limits = ast.parse((ROOT / "tests" / "architecture" / "test_sizes.py").read_text(encoding="utf-8")).body
-    (values,) = [node.value for node in limits if isinstance(node, ast.Assign) and "MAXIMUM_LINE" in ast.dump(node)]
-    file, function, line = ast.literal_eval(values)
-    assert f"{function} lines of code, a file {file}, a line {line} characters" in CONTRIBUTING
 
 
 def test_the_citation_is_of_this_version() -> None:

@@ -100,6 +100,7 @@ def words_of(model: Path, words: list[str] | tuple[str, ...]) -> list[str]:
     return ["model.source=null", f"model.path={model}", "evaluation=null", *words]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "words", "message"), REFUSED)
 def test_what_the_model_is_not_made_for_is_refused(
     kind: str, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -115,6 +116,7 @@ def test_what_the_model_is_not_made_for_is_refused(
         assert raised.value.hints == raised.value.problems
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "words"), TAKEN)
 def test_what_it_is_made_for_is_taken(
     kind: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

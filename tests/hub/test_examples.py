@@ -52,7 +52,7 @@ def whole_hub(hub: LocalHub, model_on_hub: Path, tmp_path: Path) -> LocalHub:
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=[pytest.mark.long] * (path.stem not in SHORT), id=path.stem) for path in CONFIGS],
+    [pytest.param(path, marks=[pytest.mark.nightly] * (path.stem not in SHORT), id=path.stem) for path in CONFIGS],
 )
 def test_it_is_planned_for_gpus(path: Path, tmp_path: Path, whole_hub: LocalHub) -> None:
     """All but what needs them: whether SGLang and CUDA are there."""
@@ -73,7 +73,7 @@ def test_it_is_planned_for_gpus(path: Path, tmp_path: Path, whole_hub: LocalHub)
         assert groups["server"]["gpus"] == [0]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_tldr_runs_with_the_reward_model_that_it_has_trained(tmp_path: Path, whole_hub: LocalHub) -> None:
     place = AtHub(tmp_path, whole_hub)
     for name in ("tldr_reward_model.yaml", "tldr.yaml"):

@@ -45,7 +45,7 @@ def ranges(hub: LocalHub) -> list[str]:
     return [one.range for one in hub.requests if one.path == WEIGHTS and one.method == "GET"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_cold_cache_a_warm_one_and_none_but_the_cache(at_hub: AtHub, hub: LocalHub) -> None:
     """The driver downloads before anything starts; the other processes ask for the data set alone, and for no file."""
     dry = at_hub.areal(*RUN, "--dry-run")
@@ -103,7 +103,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(at_hub: AtHub, hub:
     assert_whole(at_hub, hub)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_hub_that_is_lost_in_the_middle_starts_nothing_and_the_next_start_goes_on(
     at_hub: AtHub, hub: LocalHub
 ) -> None:
@@ -122,7 +122,7 @@ def test_a_hub_that_is_lost_in_the_middle_starts_nothing_and_the_next_start_goes
     assert_whole(at_hub, hub)
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.nightly), signal.SIGINT])
 def test_who_is_ended_while_it_downloads_goes_on_at_the_next_start(at_hub: AtHub, hub: LocalHub, number: int) -> None:
     hub.stalls_after = PIECE + 1
     process = at_hub.start(*RUN)
@@ -142,7 +142,7 @@ def test_who_is_ended_while_it_downloads_goes_on_at_the_next_start(at_hub: AtHub
     assert_whole(at_hub, hub)
 
 
-@pytest.mark.parametrize("words", [["--dry-run"], pytest.param([], marks=pytest.mark.long)])
+@pytest.mark.parametrize("words", [["--dry-run"], pytest.param([], marks=pytest.mark.nightly)])
 def test_a_name_that_is_not_on_the_hub_starts_nothing(at_hub: AtHub, words: list[str]) -> None:
     done = at_hub.areal(*RUN, "model.path=Qwen/Qwen2.5-0.5B-Instrukt", "dataset.name=openai/gsm9k", *words)
     assert done.code == 2
@@ -153,7 +153,7 @@ def test_a_name_that_is_not_on_the_hub_starts_nothing(at_hub: AtHub, words: list
     assert not (at_hub.folder / "run").exists()
 
 
-@pytest.mark.parametrize("words", [["--dry-run"], pytest.param([], marks=pytest.mark.long)])
+@pytest.mark.parametrize("words", [["--dry-run"], pytest.param([], marks=pytest.mark.nightly)])
 def test_a_hub_that_cannot_be_reached_starts_nothing(at_hub: AtHub, hub: LocalHub, words: list[str]) -> None:
     """The data is a file here: `datasets` itself tries for half a minute."""
     rows = at_hub.folder / "rows.jsonl"

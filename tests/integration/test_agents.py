@@ -23,7 +23,7 @@ SMALL += ["rollout.batch_size=2", "rollout.group_size=2", "algorithm.group_filte
 SMALL += ["evaluation.every=3"]
 
 
-@pytest.mark.parametrize("language", ["python", pytest.param("javascript", marks=pytest.mark.long)])
+@pytest.mark.parametrize("language", ["python", pytest.param("javascript", marks=pytest.mark.nightly)])
 def test_an_agent_of_an_example_is_trained(workplace: Workplace, language: str) -> None:
     for name in ("sums.py", "sums.js", "sums.yaml"):
         shutil.copy(AGENTS / name, workplace.folder)
@@ -45,7 +45,7 @@ def test_an_agent_of_an_example_is_trained(workplace: Workplace, language: str) 
     assert workplace.areal("audit", "run").code == 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_game_of_an_example_is_trained(workplace: Workplace) -> None:
     pytest.importorskip("gymnasium")
     shutil.copy(AGENTS / "frozen_lake.yaml", workplace.folder)
@@ -85,7 +85,7 @@ class Asks:
 """
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_server_that_ignores_its_end_does_not_outlive_the_run(workplace: Workplace) -> None:
     pytest.importorskip("mcp")
     server = AGENTS.parents[1] / "plugins" / "areal_agents" / "tests" / "environments" / "tool_server.py"
@@ -110,9 +110,9 @@ def _says(path: Path, words: str) -> bool:
 @pytest.mark.parametrize(
     ("name", "needs", "turns"),
     [
-        pytest.param("calculator", "openai", 1, marks=pytest.mark.long),
-        pytest.param("coder", "openai", 1, marks=pytest.mark.long),
-        pytest.param("planner", "openai", 2, marks=pytest.mark.long),
+        pytest.param("calculator", "openai", 1, marks=pytest.mark.nightly),
+        pytest.param("coder", "openai", 1, marks=pytest.mark.nightly),
+        pytest.param("planner", "openai", 2, marks=pytest.mark.nightly),
         ("searcher", "rank_bm25", 1),
         ("openai_agents", "agents", 1),
     ],
@@ -134,7 +134,7 @@ def test_an_example_of_two_files_is_trained(workplace: Workplace, name: str, nee
     assert workplace.areal("audit", "run").code == 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_model_is_taught_the_form_of_a_call_and_its_calls_are_made(workplace: Workplace) -> None:
     """Lessons of a file's, phrases that are one token, and the tool's answer in the same trajectory."""
     for name in ("calculator.py", "calculator.yaml"):
@@ -155,7 +155,7 @@ def test_a_model_is_taught_the_form_of_a_call_and_its_calls_are_made(workplace: 
     assert len(list((workplace.folder / "cache" / "taught_model").glob("*/model"))) == 1, "it is made once"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_programs_of_sdks_call_their_tools_and_their_tokens_are_exact() -> None:
     """The benchmark's own verdict: what was said is what was trained on, and the audits are clean."""

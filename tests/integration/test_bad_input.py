@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from conftest import Workplace
 
 pytestmark = pytest.mark.slow
-LONG = partial(pytest.param, marks=pytest.mark.long)
+NIGHTLY = partial(pytest.param, marks=pytest.mark.nightly)
 """Cases that say little more than their siblings do."""
 
 BAD_PARTS = """\
@@ -90,29 +90,29 @@ def install_broken_plugin(workplace: Workplace) -> None:
     ("words", "cause", "cure"),
     [
         (["model.path=nowhere"], "there is no folder", "Hugging Face folder"),
-        LONG(["model.path=empty_model"], "cannot be read", "config.json"),
+        NIGHTLY(["model.path=empty_model"], "cannot be read", "config.json"),
         (["dataset=bad_parts.py:Empty"], "is empty", "at least one row"),
         (["rollout.group_size=1"], "group_size is 1", "set rollout.group_size to 2 or more"),
         (["roles.reference.path=nowhere"], "know no such role", "roles of this algorithm: actor"),
-        LONG(["sampling.max_new_tokens=256"], "no room for a prompt", "context of 256"),
+        NIGHTLY(["sampling.max_new_tokens=256"], "no room for a prompt", "context of 256"),
         (["sampling.top_k=5"], "cannot reproduce", "allow_mismatched_sampling"),
         (["rollout.batch_size=6", "training.num_minibatches=4"], "does not divide", "choose one of"),
-        LONG(["rewards.0.type=bad_parts.py:missing"], "has no 'missing'", "it has:"),
+        NIGHTLY(["rewards.0.type=bad_parts.py:missing"], "has no 'missing'", "it has:"),
         (["rewards.0.type=bad_parts.py:misnamed"], "rewards.0 asks for golden_answer", "of a row of dataset its"),
-        LONG(["rewards.0.type=bad_parts.py:whole"], "raised ValueError: invalid literal", "tried on row 0"),
+        NIGHTLY(["rewards.0.type=bad_parts.py:whole"], "raised ValueError: invalid literal", "tried on row 0"),
         (["rollout.batchsize=3"], "unknown key", "batch_size"),
         (["--plugins", "gpro"], "gpro", "grpo"),
-        LONG(["workflow=bad_parts.py:NeedsMore"], "needs judge", "give the parameter a default"),
-        LONG(["algorithm.advantage=bad_parts.py:two"], "is called with (batch)", "missing a required argument"),
-        LONG(["weight_sync.transport=broadcast"], "takes no weights that way", "set it to memory or disk"),
-        LONG(["inference_engine=sglang"], "SGLang is not installed beside areal", "areal_sglang[engine]'"),
-        LONG(["inference_engine=vllm"], "vLLM is not installed beside areal", "or set program"),
+        NIGHTLY(["workflow=bad_parts.py:NeedsMore"], "needs judge", "give the parameter a default"),
+        NIGHTLY(["algorithm.advantage=bad_parts.py:two"], "is called with (batch)", "missing a required argument"),
+        NIGHTLY(["weight_sync.transport=broadcast"], "takes no weights that way", "set it to memory or disk"),
+        NIGHTLY(["inference_engine=sglang"], "SGLang is not installed beside areal", "areal_sglang[engine]'"),
+        NIGHTLY(["inference_engine=vllm"], "vLLM is not installed beside areal", "or set program"),
         (["train_engine.max_tokens_per_microbatch=8"], "sequences may have 9 tokens", "raise it"),
         (["launcher.trainer_processes=99"], "99 ranks", "launcher.trainer_processes"),
-        LONG(["rewards.0.type=broken/no_target"], "has no 'nowhere'", "mistake in the plugin"),
-        LONG(["rewards.0.type=broken/no_module"], "'a_library_that_is_missing' is missing", "pip install"),
-        LONG(["rewards.0.type=broken/no_key"], "does not fit its settings", "takes each setting by its name"),
-        LONG(["rewards.0.type=broken/dies"], "ended with exit code 3", "importing rewards.0: broken/dies"),
+        NIGHTLY(["rewards.0.type=broken/no_target"], "has no 'nowhere'", "mistake in the plugin"),
+        NIGHTLY(["rewards.0.type=broken/no_module"], "'a_library_that_is_missing' is missing", "pip install"),
+        NIGHTLY(["rewards.0.type=broken/no_key"], "does not fit its settings", "takes each setting by its name"),
+        NIGHTLY(["rewards.0.type=broken/dies"], "ended with exit code 3", "importing rewards.0: broken/dies"),
     ],
 )  # fmt: skip
 def test_refused_before_anything_starts(workplace: Workplace, words: list[str], cause: str, cure: str) -> None:
@@ -130,14 +130,16 @@ def test_refused_before_anything_starts(workplace: Workplace, words: list[str], 
 @pytest.mark.parametrize(
     ("words", "cause"),
     [
-        LONG(["rewards.0.type=bad_parts.py:nan"], "reward 'nan' returned nan (float); it must return a finite number"),
-        LONG(["rewards.0.type=bad_parts.py:text"], "reward 'text' returned 'yes' (str)"),
-        LONG(
+        NIGHTLY(
+            ["rewards.0.type=bad_parts.py:nan"], "reward 'nan' returned nan (float); it must return a finite number"
+        ),
+        NIGHTLY(["rewards.0.type=bad_parts.py:text"], "reward 'text' returned 'yes' (str)"),
+        NIGHTLY(
             ["rewards.0.type=bad_parts.py:hangs", "rollout.reward_timeout_s=0.5"],
             "longer than rollout.reward_timeout_s",
         ),
-        LONG(["rewards.0.type=bad_parts.py:dies"], "the reward process ended with exit code 3"),
-        LONG(["workflow=bad_parts.py:Mismatched"], "keys of a trajectory differ in length"),
+        NIGHTLY(["rewards.0.type=bad_parts.py:dies"], "the reward process ended with exit code 3"),
+        NIGHTLY(["workflow=bad_parts.py:Mismatched"], "keys of a trajectory differ in length"),
         (["workflow=bad_parts.py:Nothing"], "must return an Episode"),
     ],
 )
@@ -151,7 +153,7 @@ def test_a_run_that_cannot_go_on_says_why(workplace: Workplace, words: list[str]
     assert done.err.splitlines()[-1].strip() in workplace.areal("status", "run").out, "it says the same"
 
 
-@pytest.mark.parametrize("words", [(), LONG(("--json",))])
+@pytest.mark.parametrize("words", [(), NIGHTLY(("--json",))])
 def test_a_plan_that_cannot_be_written_is_told_as_any_result_is(workplace: Workplace, words: tuple[str, ...]) -> None:
     """It was "nobody reads the output any more; the run continues", of a run that there is not, and 0."""
     with Path("/dev/full").open("w") as full:

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
     "command",
     [
         "rollout_controller.py --batches 2 --sizes 16 --workers 1",
-        pytest.param("rollout_cost.py --tokens 100 --answers 64", marks=pytest.mark.long),
-        pytest.param("labels.py --engine hf --live 32 --updates 3", marks=pytest.mark.long),
+        pytest.param("rollout_cost.py --tokens 100 --answers 64", marks=pytest.mark.nightly),
+        pytest.param("labels.py --engine hf --live 32 --updates 3", marks=pytest.mark.nightly),
     ],
     ids=lambda command: command.partition(".")[0],
 )

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+pytestmark = pytest.mark.slow
 PARTS = """\
 def digits(completion):
     breakpoint()
@@ -80,7 +81,7 @@ def test_what_an_advantage_raises_is_shown_from_its_own_line_on(workplace):
 
 
 @pytest.mark.parametrize(
-    "stops", ["digits", *(pytest.param(one, marks=pytest.mark.long) for one in ("centered", "loss"))]
+    "stops", ["digits", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("centered", "loss"))]
 )
 def test_q_at_a_breakpoint_ends_quietly(workplace, stops):
     quiet = PARTS.replace("    breakpoint()\n", "")

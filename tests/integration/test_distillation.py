@@ -31,7 +31,7 @@ def test_the_distance_from_the_teacher_falls(workplace: Workplace) -> None:
 ROWS = "dataset={type: rewards/jsonl, paths: [rows.jsonl]}"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("takes", ["what it writes", "rows"])
 def test_the_divergence_from_the_teacher_falls(workplace: Workplace, takes: str) -> None:

@@ -53,7 +53,7 @@ def wait_until_gone(processes: list[str]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_demonstration(workplace: Workplace) -> None:
     words = ["eval", "--plugins", "grpo", "--limit", "20", "--samples", "4", "--k", "1,2,4", "--output", "out"]
     done = workplace.areal(*words, "--json")
@@ -81,7 +81,7 @@ def test_the_demonstration(workplace: Workplace) -> None:
     assert "out exists already" in refused.err
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_it_agrees_with_the_evaluations_of_a_run(workplace: Workplace) -> None:
     """The same prompts and random numbers; after training, the model that the run has exported.
 
@@ -105,7 +105,8 @@ def test_it_agrees_with_the_evaluations_of_a_run(workplace: Workplace) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [*(pytest.param(one, marks=pytest.mark.long) for one in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL]
+    "number",
+    [*(pytest.param(one, marks=pytest.mark.nightly) for one in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL],
 )
 def test_stopped_it_leaves_no_process_and_tells_what_it_has(workplace: Workplace, number: int) -> None:
     (workplace.folder / "slow.py").write_text(SLOW)

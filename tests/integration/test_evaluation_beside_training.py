@@ -84,7 +84,7 @@ def is_alive(number: int) -> bool:
         return False
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_in_the_middle_it_is_made_once_with_the_right_weights(workplace: Workplace, ranks: int) -> None:
     words: Sequence[str] = words_of(workplace, f"launcher.trainer_processes={ranks}")
@@ -106,7 +106,7 @@ def test_killed_in_the_middle_it_is_made_once_with_the_right_weights(workplace: 
     assert best["evaluation/reward"] == max(scores.values()) == scores[best["step"]]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_asked_to_stop_while_it_runs_the_run_loses_no_step(workplace: Workplace) -> None:
     process = workplace.start(*words_of(workplace))
     log = workplace.folder / "run/logs/trainer-0.log"

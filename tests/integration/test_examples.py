@@ -61,7 +61,7 @@ def test_vision_runs_on_images(workplace: Workplace) -> None:
     assert workplace.areal("audit", "run").code == 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_lora_runs_and_leaves_the_adapter_beside_the_model(workplace: Workplace) -> None:
     """The reference is the actor's frozen base, and the checkpoint has the adapter alone."""
     pytest.importorskip("peft")
@@ -96,7 +96,7 @@ def test_deepspeed_trains_from_a_json_on_two_ranks(workplace: Workplace) -> None
 
 
 @needs_deepspeed
-@pytest.mark.long
+@pytest.mark.nightly
 def test_deepspeed_fine_tunes_from_a_json(workplace: Workplace) -> None:
     """Rows of one answer are soon known by heart; a number in the JSON that the run decides is refused before."""
     for name in ("deepspeed_sft.yaml", "zero3.json"):
@@ -125,7 +125,7 @@ def test_lora_on_gsm8k_runs(workplace: Workplace) -> None:
     assert workplace.metrics()[-1]["step"] == 2
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_reasoning_gym_runs_behind_worked_examples(workplace: Workplace) -> None:
     """Without servers and GPUs, and with examples that fit into the tiny model's context."""
     pytest.importorskip("reasoning_gym")
@@ -143,7 +143,7 @@ def test_reasoning_gym_runs_behind_worked_examples(workplace: Workplace) -> None
     assert "<answer>2</answer>" in prompt
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_gsm8k_from_python_runs(workplace: Workplace) -> None:
     shutil.copy(EXAMPLES / "gsm8k.py", workplace.folder)
     settings = shlex.join([*SMALL, *with_local_data(workplace, "dataset")])

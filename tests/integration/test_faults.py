@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from conftest import Workplace
 
 pytestmark = pytest.mark.slow
-LONG = partial(pytest.param, marks=pytest.mark.long)
+NIGHTLY = partial(pytest.param, marks=pytest.mark.nightly)
 """Cases that say little more than their siblings do."""
 
 WORKFLOW = '''\
@@ -59,8 +59,8 @@ ONCE = "os.path.exists('done') or (open('done', 'w').close(), {fault})"
     ("fault", "message"),
     [
         ("time.sleep(10_000)", "a call has blocked this process for 15 s"),
-        LONG("os.kill(os.getpid(), 9)", "worker-0 was killed by SIGKILL"),
-        LONG("os._exit(0)", "worker-0 ended with exit code 0"),
+        NIGHTLY("os.kill(os.getpid(), 9)", "worker-0 was killed by SIGKILL"),
+        NIGHTLY("os._exit(0)", "worker-0 ended with exit code 0"),
     ],
 )
 def test_a_workflow_that_blocks_or_dies_costs_its_episodes_and_nothing_else(
@@ -82,8 +82,8 @@ def test_a_workflow_that_blocks_or_dies_costs_its_episodes_and_nothing_else(
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        LONG("hog = bytearray(1 << 34)", "failed: MemoryError"),
-        LONG("__import__('ctypes').memset(0, 1, 1)", "worker-0 was killed by SIGSEGV"),
+        NIGHTLY("hog = bytearray(1 << 34)", "failed: MemoryError"),
+        NIGHTLY("__import__('ctypes').memset(0, 1, 1)", "worker-0 was killed by SIGSEGV"),
     ],
 )
 def test_what_takes_all_memory_costs_its_episode(workplace: Workplace, fault: str, message: str) -> None:
@@ -95,7 +95,7 @@ def test_what_takes_all_memory_costs_its_episode(workplace: Workplace, fault: st
     assert workplace.areal("audit", "run").code == 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_workflow_that_ends_every_worker_ends_the_run(workplace: Workplace) -> None:
     words = faulty(workplace, "os._exit(3)")
     program = workplace.folder / "mine.py"
@@ -106,7 +106,7 @@ def test_a_workflow_that_ends_every_worker_ends_the_run(workplace: Workplace) ->
     assert "ended with exit code 3" in done.out
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_prompt_that_ends_every_worker_fails_and_the_run_goes_on(workplace: Workplace) -> None:
     done = workplace.areal(*faulty(workplace, "os._exit(0)"), "rollout.workers=2", "steps=20")
     assert done.code == 0, done.err
@@ -119,11 +119,11 @@ def test_a_prompt_that_ends_every_worker_fails_and_the_run_goes_on(workplace: Wo
     ("fault", "message"),
     [
         ("episode.reward = float('nan')", "Episode.reward is nan"),
-        LONG(
+        NIGHTLY(
             "episode.trajectories[0].tokens['logprobs'].fill(float('inf'))", "tokens['logprobs'] holds NaN or infinity"
         ),
-        LONG("raise SystemExit(0)", "SystemExit: 0"),
-        LONG("episode.trajectories[0].tokens['input_ids'].fill(10**6)", "input_ids hold the token 1000000"),
+        NIGHTLY("raise SystemExit(0)", "SystemExit: 0"),
+        NIGHTLY("episode.trajectories[0].tokens['input_ids'].fill(10**6)", "input_ids hold the token 1000000"),
     ],
 )
 def test_rows_that_always_fail_are_left_out_by_name_and_the_run_ends_well(
@@ -141,7 +141,7 @@ def test_rows_that_always_fail_are_left_out_by_name_and_the_run_ends_well(
     assert "data row" in stopped.err
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("words", ["controller", "trainer-0", "worker-0", "server-0"])
 def test_a_process_that_is_stopped_is_told_and_its_return_too(workplace: Workplace, words: str) -> None:
     """SIGSTOP and SIGCONT: said within seconds; the run goes on to its end as if nothing had been."""

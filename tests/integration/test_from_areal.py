@@ -51,9 +51,9 @@ def carry_over(workplace: Workplace) -> None:
 
 @pytest.mark.parametrize(
     "template",
-    ["", pytest.param("{% for message in messages %}+{{ message['content'] }}{% endfor %}", marks=pytest.mark.long)],
+    ["", pytest.param("{% for message in messages %}+{{ message['content'] }}{% endfor %}", marks=pytest.mark.nightly)],
 )
-@pytest.mark.parametrize("workflow", [pytest.param("OneTurn", marks=pytest.mark.long), "TryAgain"])
+@pytest.mark.parametrize("workflow", [pytest.param("OneTurn", marks=pytest.mark.nightly), "TryAgain"])
 def test_a_workflow_in_place_of_one_of_areals_trains(workflow: str, template: str, workplace: Workplace) -> None:
     carry_over(workplace)
     shutil.copytree(workplace.folder / "model", workplace.folder / "written")
@@ -82,7 +82,7 @@ def test_the_number_that_an_answer_says(completion: str, answer: str, reward: fl
     assert runpy.run_path(str(PARTS))["last_number"](completion, answer) == reward
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_example_learns(workplace: Workplace) -> None:
     carry_over(workplace)
     words = ["model.source=grpo/addition_model", "steps=60", "rollout.batch_size=16", "rollout.group_size=8"]

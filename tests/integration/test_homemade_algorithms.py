@@ -44,7 +44,7 @@ def test_its_own_tests_pass(homemade: Workplace) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_critic_warms_up_and_learns_beside_the_policy(homemade: Workplace) -> None:
     words = ["algorithm=homemade/ppo", "algorithm.warmup_steps=2", "roles.critic.learning_rate=1e-3", "steps=4"]
     words += ["train_engine.schedule=linear", "launcher.trainer_processes=2"]

@@ -49,7 +49,7 @@ def started(tmp_path_factory: pytest.TempPathFactory, workplace_in: Callable[[Pa
     return workplace
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_another_checkpoint_and_numbers_that_are_none_are_errors_in_words(started: Workplace) -> None:
     folder = started.folder
     done = started.areal("run", "run.yaml", "run_dir=other", "seed=1", *WORDS)
@@ -103,7 +103,7 @@ def test_a_resume_is_refused_where_something_has_changed(started: Workplace) -> 
     assert started.metrics()[-1]["reward/digits"] > 1, "the new helper counts"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_resume_needs_no_file_of_the_users_own(started: Workplace) -> None:
     """Nor does an audit, nor a report."""
     folder = started.folder
@@ -151,7 +151,7 @@ def test_what_is_damaged_before_it_is_trained_on_is_generated_again(workplace: W
     assert workplace.areal("audit", "run").code == 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_run_that_is_killed_before_its_first_checkpoint_says_what_is_lost(workplace: Workplace) -> None:
     process = workplace.start("run", "run.yaml", "run_dir=run", "steps=500", "checkpoint.every=400")
     workplace.wait_for(lambda: len(workplace.metrics()) >= 3, process)

@@ -102,7 +102,7 @@ RUN = ("run", "run.yaml", "run_dir=run", "launcher.type=external", "launcher.nod
 HERE = "launcher.host=127.0.0.1"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_three_nodes_of_torchrun_with_two_processes_each(group: Group) -> None:
     port, torchrun = free_port(), (sys.executable, "-m", "torch.distributed.run")
     for number in range(3):
@@ -119,7 +119,7 @@ def test_three_nodes_of_torchrun_with_two_processes_each(group: Group) -> None:
         assert "Traceback" not in log
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_node_that_is_killed_and_joined_again_and_a_driver_that_is_killed_and_resumed(group: Group) -> None:
     """The run ends with exit code 0 in all programs that were not killed."""
     for name in ("first", "second"):
@@ -145,7 +145,7 @@ def test_a_node_that_is_killed_and_joined_again_and_a_driver_that_is_killed_and_
     assert "attempt 3" in group.said("first")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_run_that_is_stopped_ends_its_nodes_with_its_exit_code(group: Group) -> None:
     group.areal("first", "node", "run")
     group.areal("owner", *RUN, HERE, "steps=400")
@@ -157,7 +157,7 @@ def test_a_run_that_is_stopped_ends_its_nodes_with_its_exit_code(group: Group) -
     assert "stopped after a checkpoint" in group.said("owner")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_scheduler_that_starts_everything_again_goes_on_with_the_run(group: Group, tmp_path: Path) -> None:
     """As Kubernetes does with the pods of an indexed job, whose environment names only the number of the pod."""
     words = ("node", "run", "--config", "run.yaml", "launcher.nodes=2", "launcher.trainer_processes=2", HERE)
@@ -181,7 +181,7 @@ def test_a_scheduler_that_starts_everything_again_goes_on_with_the_run(group: Gr
     assert os.listdir(tmp_path / "run" / "attempts") != ["1"]  # noqa: PTH208
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_script_of_the_examples(group: Group) -> None:
     """As in examples/clusters, with the port of the test."""
     environment = {"MASTER_PORT": str(free_port()), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

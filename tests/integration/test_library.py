@@ -112,7 +112,7 @@ def test_a_script_without_a_main_guard_is_told_so(workplace: Workplace) -> None:
     assert not (workplace.folder / "run").exists()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_standard_input(workplace: Workplace) -> None:
     again = "try:\n    train(config, plugins=plugins, run_dir='run')\nexcept Exception as error:\n    print(error)"
     done = python(workplace, f"{TRAIN}train(config, plugins=plugins, run_dir='run')\nconfig['steps'] = 2\n{again}", "-")

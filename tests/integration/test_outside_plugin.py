@@ -127,7 +127,7 @@ def test_a_plugin_of_somebody_else_still_works(outside: Outside) -> None:
         pytest.fail(f"areal-outside, frozen at {FROZEN_AT}, breaks with this core:\n{listed}\n{REMEDY}", pytrace=False)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_break_is_told_by_its_name(outside: Outside, tmp_path: Path) -> None:
     names = ("group_mean", "WorkflowContext", "max_staleness", "from_generation")
     broken = outside.broken(core_without(names, tmp_path))

@@ -16,7 +16,7 @@ NAMES = sorted({path.stem for path in PRESETS.glob("*.yaml")} - {"addition_lesso
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) for name in NAMES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.nightly) for name in NAMES])
 def test_a_preset_learns_and_is_not_scolded(workplace: Workplace, name: str) -> None:
     workplace.environment["AREAL_CACHE"] = str(Path("~/.cache/areal").expanduser())  # making the model takes a minute
     done = workplace.areal("run", f"grpo/{name}", "run_dir=run", "steps=60", "evaluation=null")

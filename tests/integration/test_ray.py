@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from conftest import RayCluster
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.cluster,
     pytest.mark.timeout(3600),
     pytest.mark.skipif(
         sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None,
@@ -195,7 +195,7 @@ def processes_of(cluster: RayCluster) -> list[int]:
     return [pid for name in cluster.nodes for pid in cluster.processes(name)]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_what_a_lost_node_had_is_placed_anew_and_who_survives_keeps_its_gpus(
     cluster: RayCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,7 +226,7 @@ def test_what_a_lost_node_had_is_placed_anew_and_who_survives_keeps_its_gpus(
     assert re.search("waiting since .* s for room in the Ray cluster for 1 x .*'GPU': 1.0", capfd.readouterr().err)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_gpus_keep_their_numbers_where_those_of_a_lost_node_come_to_them(cluster: RayCluster) -> None:
     async def work() -> None:
         async with launched(cluster, strategy="SPREAD") as launcher:
@@ -243,7 +243,7 @@ def test_gpus_keep_their_numbers_where_those_of_a_lost_node_come_to_them(cluster
     run(work())
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_where_ray_has_given_up_a_node_that_hangs_it_is_asked_anew(
     cluster: RayCluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -264,7 +264,7 @@ def test_where_ray_has_given_up_a_node_that_hangs_it_is_asked_anew(
     assert re.search(r"1 x .*'GPU': 1.0} \(n[12] .* does not answer", capfd.readouterr().err)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_room_for_one_more_is_asked_for_and_comes_with_a_node(cluster: RayCluster) -> None:
     """As an autoscaler would have it."""
     cluster.kill("n2")

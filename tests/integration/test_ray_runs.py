@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from conftest import RayCluster, Workplace
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.cluster,
     pytest.mark.timeout(3600),
     pytest.mark.skipif(
         sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None,
@@ -89,7 +89,7 @@ def start(workplace: Workplace, cluster: RayCluster, *words: str) -> tuple[subpr
     return process, out
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_run_that_loses_a_process_and_then_a_node_goes_back_to_its_checkpoint_and_ends_well(
     cluster: RayCluster, workplace: Workplace
 ) -> None:
@@ -113,7 +113,7 @@ def test_a_run_that_loses_a_process_and_then_a_node_goes_back_to_its_checkpoint_
     assert processes_with("AREAL_TOKEN", token_of(run_dir)) == []
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_nothing_is_left_of_a_run_whose_parent_is_killed_and_it_is_resumed(
     cluster: RayCluster, workplace: Workplace
 ) -> None:
@@ -132,7 +132,7 @@ def test_nothing_is_left_of_a_run_whose_parent_is_killed_and_it_is_resumed(
     assert workplace.areal("audit", "run").code == 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_job_is_submitted_followed_and_stopped_after_a_checkpoint(cluster: RayCluster, workplace: Workplace) -> None:
     environment = {**workplace.environment, **cluster.environment, "RAY_API_SERVER_ADDRESS": cluster.jobs}
     words = [*run_words(cluster)[1:], "steps=4000", "--plugins", "ray"]
@@ -171,7 +171,7 @@ def test_a_job_is_submitted_followed_and_stopped_after_a_checkpoint(cluster: Ray
     assert len(workplace.metrics()) == done + 3, told("logs")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_cluster_of_this_machine_alone_begins_and_ends_with_the_run(workplace: Workplace) -> None:
     done = workplace.areal("run", "run.yaml", "run_dir=run", "launcher.type=ray", "launcher.address=null")
     assert done.code == 0, done.err

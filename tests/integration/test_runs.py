@@ -15,9 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Workplace
 
-pytestmark = pytest.mark.slow
-
-LONG = partial(pytest.param, marks=pytest.mark.long)
+NIGHTLY = partial(pytest.param, marks=pytest.mark.nightly)
 """Cases that say little more than their siblings do."""
 HANG_S = 300
 """Nothing here takes half a minute on a quiet machine; what takes five hangs."""
@@ -72,7 +70,8 @@ class Engine(NaiveEngine):
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_other_thread_imports_while_an_engine_of_the_process_does(workplace: Workplace) -> None:
     """Two threads that import transformers at once may each find half of it."""
     (workplace.folder / "own.py").write_text(ENGINE)
@@ -81,6 +80,7 @@ def test_no_other_thread_imports_while_an_engine_of_the_process_does(workplace: 
     assert done.code == 0, done.err
 
 
+@pytest.mark.slow
 def test_interrupt_then_resume(workplace: Workplace) -> None:
     process = workplace.start("run", "run.yaml", "run_dir=run", "steps=2000")
     workplace.wait_for(lambda: len(workplace.metrics()) >= 3, process)
@@ -114,7 +114,10 @@ def test_interrupt_then_resume(workplace: Workplace) -> None:
     assert workplace.areal("audit", "run").code == 0
 
 
-@pytest.mark.parametrize("name", ["trainer-1", LONG("controller"), LONG("guard:trainer-0"), LONG("guard:controller")])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["trainer-1", NIGHTLY("controller"), NIGHTLY("guard:trainer-0"), NIGHTLY("guard:controller")]
+)
 def test_a_run_goes_back_to_its_last_checkpoint_by_itself(workplace: Workplace, name: str) -> None:
     """What is killed costs the steps since the last checkpoint, and not the run."""
     process = workplace.start(
@@ -131,7 +134,8 @@ def test_a_run_goes_back_to_its_last_checkpoint_by_itself(workplace: Workplace, 
     assert workplace.areal("audit", "run").code == 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_notice_counts_also_when_something_is_lost_at_the_same_time(workplace: Workplace) -> None:
     process = workplace.start("run", "run.yaml", "run_dir=run", "steps=2000", "checkpoint.every=1")
     checkpoints = workplace.folder / "run/attempts/1/checkpoints"
@@ -145,9 +149,17 @@ def test_a_notice_counts_also_when_something_is_lost_at_the_same_time(workplace:
     assert not processes_of(workplace.folder / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [LONG("guard:trainer-0"), LONG("controller"), LONG("trainer-0"), "server-0", LONG("reward-0"), LONG("worker-0")],
+    [
+        NIGHTLY("guard:trainer-0"),
+        NIGHTLY("controller"),
+        NIGHTLY("trainer-0"),
+        "server-0",
+        NIGHTLY("reward-0"),
+        NIGHTLY("worker-0"),
+    ],
 )
 def test_the_death_of_any_process_is_told_and_leaves_nothing(workplace: Workplace, name: str) -> None:
     """Of one that may be replaced too, and then the run goes on. On one machine all have one guard."""
@@ -174,7 +186,8 @@ def test_the_death_of_any_process_is_told_and_leaves_nothing(workplace: Workplac
     assert workplace.areal("audit", "run").code == 0
 
 
-@pytest.mark.parametrize("damage", ["a bit", LONG("zeros"), LONG("no state")])
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["a bit", NIGHTLY("zeros"), NIGHTLY("no state")])
 def test_a_damaged_checkpoint_is_refused_and_the_run_goes_back(workplace: Workplace, damage: str) -> None:
     done = workplace.areal("run", "run.yaml", "run_dir=run", "checkpoint.every=1", "launcher.trainer_processes=2")
     assert done.code == 0, done.err
@@ -201,15 +214,27 @@ def test_a_damaged_checkpoint_is_refused_and_the_run_goes_back(workplace: Workpl
     assert audit.code == 0, audit.out
 
 
-@pytest.mark.parametrize("deterministic", [True, LONG(False)])
+def test_a_killed_run_resumes_to_the_same_weights(workplace: Workplace) -> None:
+    kill_and_resume(workplace, at_steps=(3,), steps=5, deterministic=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deterministic", [True, NIGHTLY(False)])
 def test_killed_at_any_moment_nothing_is_lost(workplace: Workplace, deterministic: bool) -> None:
-    """SIGKILL of the parent, three times: its children end with it, audits are clean, and in deterministic mode the
-    parameters are those of a run that nobody killed."""
-    words = ["steps=9", "checkpoint.every=2"]
+    kill_and_resume(workplace, at_steps=(1, 4, 6), steps=9, deterministic=deterministic)
+
+
+def kill_and_resume(workplace: Workplace, *, at_steps: tuple[int, ...], steps: int, deterministic: bool) -> None:
+    """Kill the driver with SIGKILL at some steps and resume it each time.
+
+    Its children end with it, and the audits are clean. In deterministic mode the weights equal those of a run that
+    was never killed.
+    """
+    words = [f"steps={steps}", "checkpoint.every=2"]
     if deterministic:
         words += ["deterministic=true", "rollout.max_staleness=0"]
     command = ["run", "run.yaml", "run_dir=run", *words]
-    for goal in (1, 4, 6):
+    for goal in at_steps:
         process = workplace.start(*command)
         workplace.wait_for(lambda goal=goal: len(workplace.metrics()) >= goal, process)
         time.sleep(0.01 * goal)
@@ -258,8 +283,9 @@ class Held(FSDPEngine):
 """
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("ranks", [1, LONG(2)])
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("ranks", [1, NIGHTLY(2)])
 def test_killed_while_a_checkpoint_is_on_its_way(workplace: Workplace, ranks: int) -> None:
     """SIGKILL with steps trained behind a checkpoint that is not whole, then behind one that was committed late: the
     audits are clean, and a resume goes on from the committed one to the parameters of a run that nobody killed."""
@@ -293,6 +319,7 @@ def test_killed_while_a_checkpoint_is_on_its_way(workplace: Workplace, ranks: in
     assert workplace.weights("run") == workplace.weights("whole")
 
 
+@pytest.mark.slow
 def test_two_ranks_train_like_one(workplace: Workplace) -> None:
     """Deterministic and synchronous, so that both see the same data: two gloo ranks end where one does."""
     words = ["run", "run.yaml", "deterministic=true", "rollout.max_staleness=0", "steps=2"]

@@ -71,7 +71,7 @@ def test_a_closed_terminal_leaves_a_checkpoint(workplace: Workplace) -> None:
     assert committed(workplace) >= 3
 
 
-@pytest.mark.long  # outlasts the lease
+@pytest.mark.nightly  # outlasts the lease
 def test_a_terminal_that_nobody_reads_does_not_end_the_run(workplace: Workplace) -> None:
     """It is full after a few seconds; the run goes on for longer than its processes would wait for a blocked driver."""
     process, main = in_terminal(
@@ -90,7 +90,7 @@ def test_a_terminal_that_nobody_reads_does_not_end_the_run(workplace: Workplace)
     assert committed(workplace) > 3
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_nohup_and_suspension_are_honored(workplace: Workplace) -> None:
     words = ["nohup", *workplace.command, "run", "run.yaml", "run_dir=run", "steps=2000"]
     process = subprocess.Popen(

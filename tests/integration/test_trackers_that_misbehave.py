@@ -30,9 +30,9 @@ class Odd:
 @pytest.mark.parametrize(
     ("does", "code", "words"),
     [
-        pytest.param("sys.exit()", 0, "tracker Odd is switched off: SystemExit", marks=pytest.mark.long),
+        pytest.param("sys.exit()", 0, "tracker Odd is switched off: SystemExit", marks=pytest.mark.nightly),
         ("os._exit(0)", 1, "trainer-0 ended before its work was done, with exit code 0"),
-        pytest.param("time.sleep(3600)", 0, "tracker Odd has not come back for", marks=pytest.mark.long),
+        pytest.param("time.sleep(3600)", 0, "tracker Odd has not come back for", marks=pytest.mark.nightly),
     ],
 )
 def test_what_it_does_is_told(workplace: Workplace, does: str, code: int, words: str) -> None:

@@ -12,7 +12,6 @@ import urllib.request
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import pytest
 
 if TYPE_CHECKING:
@@ -20,11 +19,12 @@ if TYPE_CHECKING:
 
     from tests.integration.conftest import Workplace
 
+pd = pytest.importorskip("pandas")
 pytestmark = pytest.mark.slow
 WORDS = ("run", "run.yaml", "steps=3", "run_dir=run", "plugins=[grpo, hf, fsdp, rewards, view]")
 
 
-@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.nightly), 2])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, workplace_in: Any) -> Workplace:
     """A finished run that has logged every group, on one rank and on two, in several updates of each batch."""
     workplace: Workplace = workplace_in(tmp_path_factory.mktemp("run"))
@@ -53,7 +53,7 @@ def test_the_tokens_add_up_to_the_loss_and_to_the_metrics(run: Workplace) -> Non
         assert (tokens[~tokens.loss_mask].turn < 0).all()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_of_several_updates_the_last_one_counts_and_the_proximal_policy_is_that_of_the_loss(
     workplace: Workplace,
 ) -> None:
@@ -162,7 +162,7 @@ def run_data(page: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_without_logged_groups_and_of_fine_tuning(workplace: Workplace) -> None:
     done = workplace.areal(*WORDS, "training.logged_groups=0")
     assert done.code == 0, done.err
@@ -182,7 +182,7 @@ def test_without_logged_groups_and_of_fine_tuning(workplace: Workplace) -> None:
     assert "Traceback" not in done.err
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("tracker", ["wandb", "trackio", "mlflow"])
 def test_trackers_get_a_table_of_what_was_written(workplace: Workplace, tracker: str) -> None:
     pytest.importorskip(tracker)

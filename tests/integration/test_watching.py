@@ -54,7 +54,7 @@ def test_a_run_is_watched_stopped_and_gone_on_with(workplace: Workplace) -> None
     assert workplace.areal("audit", "run").code == 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_run_whose_driver_was_killed_is_lost(workplace: Workplace) -> None:
     process = workplace.start("run", "run.yaml", "run_dir=run", "steps=2000")
     workplace.wait_for(lambda: len(workplace.metrics()) >= 1, process)

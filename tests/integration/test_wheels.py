@@ -99,7 +99,7 @@ def test_the_core_alone_has_the_plugin_to_begin_with(install: Install) -> None:
 @pytest.mark.parametrize(
     "plugin",
     [
-        pytest.param(name, marks=() if name in SOME else pytest.mark.long)
+        pytest.param(name, marks=() if name in SOME else pytest.mark.nightly)
         for name in PLUGINS
         if "areal.plugins" in (ROOT / "plugins" / name / "pyproject.toml").read_text()  # else a library alone
     ],

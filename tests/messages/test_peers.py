@@ -78,6 +78,7 @@ def test_messages_come_back_equal_and_in_order():
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_payload_of_hundreds_of_megabytes_passes():
     payload = os.urandom(1 << 20) * 150
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import areal_core
@@ -120,7 +121,7 @@ def test_what_is_built_passes_every_check(tmp_path: Path) -> None:
         shutil.copy(ROOT / name, tree / name)
     out.mkdir()
     for folder in (tree, tree / "plugins/areal_sglang"):
-        build.prepare(folder, tree, f"v{build.check_versions(tree)}", "https://h.example/o/areal")
+        build.add_links(folder, tree, f"v{build.check_versions(tree)}", "https://h.example/o/areal")
         build.make(folder, out)
     version = build.check_versions(tree)
     build.check_files(out, version)
@@ -128,6 +129,7 @@ def test_what_is_built_passes_every_check(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive_file:
         text = archive_file.read(f"areal_sglang-{version}.dist-info/METADATA").decode()
     assert "Project-URL: Source, https://h.example/o/areal\n" in text
+    assert "](https://h.example/o/areal/blob/v" in text
     assert "Provides-Extra: engine\n" in text
     with tarfile.open(next(out.glob("areal_core-*.tar.gz"))) as sources:
         assert not [name for name in sources.getnames() if "/plugins/" in name and "areal_core/" not in name]
@@ -135,6 +137,38 @@ def test_what_is_built_passes_every_check(tmp_path: Path) -> None:
     with zipfile.ZipFile(broken, "a") as archive_file:
         archive_file.writestr("tests/__init__.py", "")
     assert build.faults_of(Path(broken), version) == ["holds tests/__init__.py"]
+
+
+def test_a_page_with_a_relative_link_and_metadata_without_addresses_are_faults(tmp_path: Path) -> None:
+    metadata = "Name: areal-x\nSummary: x\nProject-URL: Source, https://h.example\n\n[guide](../../docs/guide.md)\n"
+    wheel = tmp_path / "areal_x-1.2.3-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive_file:
+        archive_file.writestr("areal_x-1.2.3.dist-info/METADATA", metadata)
+    faults = build.faults_of(wheel, "1.2.3")
+    assert "its page links to ../../docs/guide.md, which is relative" in faults
+    assert "metadata without License-File" in faults
+    assert "metadata without Project-URL Issues" in faults
+    assert "metadata without Project-URL Source" not in faults
+
+
+def test_a_tag_needs_the_address_of_the_repository(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert build.main(["--out", str(tmp_path), "--tag", "v1.2.3"]) == 1
+    assert "error: the tag v1.2.3 needs --repository ADDRESS" in capsys.readouterr().err
+
+
+def test_all_distributions_have_the_same_authors_license_and_classifiers() -> None:
+    folders = build.distribution_folders(ROOT)
+    projects = [tomllib.loads((folder / "pyproject.toml").read_text())["project"] for folder in folders]
+    assert len(projects) == 18
+    for folder, project in zip(folders, projects, strict=True):
+        for key in ("authors", "license", "license-files", "classifiers", "requires-python"):
+            assert project[key] == projects[0][key], (folder, key)
+        assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes(), folder
+        assert len(set(project["keywords"])) == len(project["keywords"]) >= 4, folder
+    assert {"Operating System :: POSIX :: Linux", "Typing :: Typed"} < set(projects[0]["classifiers"])
+    pythons = [line.rpartition(" ")[2] for line in projects[0]["classifiers"] if re.search(r":: 3\.\d+$", line)]
+    admitted = SpecifierSet(projects[0]["requires-python"])
+    assert pythons == [f"3.{minor}" for minor in range(30) if admitted.contains(f"3.{minor}")]
 
 
 def test_a_folder_with_files_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

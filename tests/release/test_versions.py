@@ -43,6 +43,20 @@ def test_a_lock_file_holds_what_every_distribution_requires(environment: str) ->
                 assert requirement.specifier.contains(held[canonicalize_name(requirement.name)]), requirement
 
 
+def test_every_distribution_has_the_same_range_of_transformers() -> None:
+    files = [*ROOT.glob("plugins/*/pyproject.toml"), *ROOT.glob("examples/*/pyproject.toml")]
+    ranges = {}
+    for path in files:
+        project = tomllib.loads(path.read_text())["project"]
+        for extra, lines in {"": project["dependencies"], **project.get("optional-dependencies", {})}.items():
+            for requirement in map(Requirement, lines):
+                if requirement.name == "transformers":
+                    ranges[f"{path.parent.name} {extra}"] = str(requirement.specifier)
+    assert len(ranges) >= 7
+    assert set(ranges.values()) == {"<6,>=5.17"}, ranges
+    assert "transformers>=5.17,<6" in (ROOT / "areal_core" / "runs" / "models.py").read_text()
+
+
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_a_lock_file_is_of_its_row(environment: str) -> None:
     held = pins(environment)

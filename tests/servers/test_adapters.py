@@ -67,7 +67,7 @@ def getfixture(request):
     return request.getfixturevalue
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
 def test_every_token_has_the_label_of_the_adapter_that_sampled_it(

@@ -15,7 +15,7 @@ from areal_core.training.distribution import open_store
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.servers, pytest.mark.nightly, pytest.mark.timeout(1800)]
 PATIENCE = timedelta(seconds=300)
 
 

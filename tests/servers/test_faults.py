@@ -25,7 +25,7 @@ from areal_core.training.weight_sync import WeightSync
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.servers, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 BROADCAST_TIMEOUT_S = 60.0
 HANG_S = 900

@@ -11,7 +11,7 @@ from areal_core.messages.servers import ServerJoins
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.servers, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 LOADING_S = 4.0
 INTERVAL_S = 1.0

@@ -18,7 +18,7 @@ from areal_vllm.config import VLLMConfig
 from areal_vllm.engine import VLLMEngine
 
 # Starting a server takes a minute, and a first run makes its environment.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800)]
 KINDS = {"sglang": (SGLangConfig, SGLangEngine), "vllm": (VLLMConfig, VLLMEngine)}
 STALE = pytest.mark.xfail(
     strict=True,
@@ -88,7 +88,7 @@ def getfixture(request):
     return request.getfixturevalue
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["sglang", pytest.param("vllm", marks=STALE)])
 def test_every_tensor_of_an_moe_is_taken_over(kind, getfixture, server_environment, starter, monkeypatch, tmp_path):
     settings, engine = KINDS[kind]

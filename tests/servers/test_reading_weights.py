@@ -22,7 +22,7 @@ from areal_core.interfaces import (
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800)]
 HANG_S = 600
 
 
@@ -57,7 +57,7 @@ def difference(model, prompt, found):
     return float((own - torch.tensor(found.logprobs)).abs().max())
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_weights_are_read_in_parts(sglang_program, sglang_options, server_environment, starter, tmp_path, monkeypatch):
     models = [make_model(tmp_path / str(seed), seed) for seed in range(2)]
     (tmp_path / "memory").mkdir()

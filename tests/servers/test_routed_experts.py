@@ -14,7 +14,7 @@ from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 
 # Starting a server takes a minute, and a first run makes its environment.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800)]
 HANG_S = 600
 TOKENS = 400
 
@@ -45,7 +45,7 @@ def differing(model, tokens, column):
     return float((own.sort(-1).values != torch.from_numpy(column[1:]).long().sort(-1).values).float().mean())
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["recompute"])
 def test_a_server_tells_the_experts_of_every_token(
     mode, sglang_program, sglang_options, server_environment, starter, tmp_path

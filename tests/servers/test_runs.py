@@ -10,11 +10,11 @@ import pytest
 
 from tests.servers.run_parts import CONFIGS, ENVIRONMENT, HANG_S, ROOT, START, areal, end, transitions, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * HANG_S)]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(2 * HANG_S)]
 
 
 @pytest.mark.parametrize(
-    ("server", "transport"), [("sglang", "broadcast"), pytest.param("vllm", "memory", marks=pytest.mark.long)]
+    ("server", "transport"), [("sglang", "broadcast"), pytest.param("vllm", "memory", marks=pytest.mark.nightly)]
 )
 def test_the_demonstration_with_a_server(server, transport, request, tmp_path, monkeypatch):
     """Servers that ask for a key; nothing of it is left in the run's folder but in their logs."""
@@ -38,7 +38,7 @@ def test_the_demonstration_with_a_server(server, transport, request, tmp_path, m
     assert [state for state, _ in transitions(run_dir, "server-0")] == ["syncing", "ready"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_servers_that_keep_their_memory_generate_while_the_same_gpu_trains(sglang_program, tmp_path):
     run_dir = tmp_path / "run"
     words = ["placement={generation: [0, 0], training: [0]}", "inference_engine.servers=2", "model.dtype=float32"]
@@ -55,7 +55,7 @@ def test_servers_that_keep_their_memory_generate_while_the_same_gpu_trains(sglan
     assert ready == [["syncing", "ready"]] * 2
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_an_option_that_the_server_does_not_know_ends_the_run_in_its_words(sglang_program, tmp_path):
     words = ["inference_engine.options.no_such_option=1", f"run_dir={tmp_path / 'run'}", "steps=2", "evaluation=null"]
     words += [f"inference_engine.program=[{','.join(map(str, sglang_program))}]"]
@@ -65,11 +65,11 @@ def test_an_option_that_the_server_does_not_know_ends_the_run_in_its_words(sglan
     assert "Traceback" not in found.stderr
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        pytest.param("inference_engine.start_timeout_s=1", "raise start_timeout_s", marks=pytest.mark.long),
+        pytest.param("inference_engine.start_timeout_s=1", "raise start_timeout_s", marks=pytest.mark.nightly),
         ("training.phase_timeout_s=6", "raise training.phase_timeout_s"),
     ],
 )
@@ -82,7 +82,7 @@ def test_a_start_that_takes_too_long_ends_with_the_setting_that_says_so(sglang_p
     assert "Traceback" not in found.stderr
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_server_joins_outlives_a_killed_run_and_is_found_again(sglang_program, tmp_path):
     run_dir, told = tmp_path / "run", tmp_path / "serve.txt"
     program = f"inference_engine.program=[{','.join(map(str, sglang_program))}]"
@@ -116,7 +116,7 @@ def test_a_server_joins_outlives_a_killed_run_and_is_found_again(sglang_program,
         end(run, server)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_server_leaves_a_run_that_goes_on_and_a_name_that_is_taken_is_refused(sglang_program, tmp_path):
     run_dir, told = tmp_path / "run", tmp_path / "serve.txt"
     program = f"inference_engine.program=[{','.join(map(str, sglang_program))}]"

@@ -19,10 +19,10 @@ import pytest
 from areal_core.launchers.guard import children, kill_tree
 from tests.servers.run_parts import CONFIGS, ENVIRONMENT, HANG_S, ROOT, START, areal, end, transitions, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * HANG_S)]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(2 * HANG_S)]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "placed",
     [
@@ -82,7 +82,7 @@ class Outward(LocalLauncher):
 
 
 @pytest.mark.skipif(outward_address().startswith("127."), reason="this machine has no address but loopback")
-@pytest.mark.long
+@pytest.mark.nightly
 def test_servers_that_others_can_reach_ask_for_a_key_of_the_runs_own(sglang_program, tmp_path):
     """No word about keys in the config, and nodes that are reached by an address of the network."""
     run_dir, launcher = tmp_path / "run", tmp_path / "outward.py"
@@ -114,7 +114,7 @@ def test_servers_that_others_can_reach_ask_for_a_key_of_the_runs_own(sglang_prog
     assert areal("audit", run_dir).returncode == 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_server_comes_with_a_machine_and_goes_with_it(sglang_program, tmp_path):
     """The machine comes late and is lost; the run loses nothing, not even an attempt."""
     run_dir = tmp_path / "run"
@@ -158,7 +158,7 @@ def machine(run_dir, name, gpus):
     return subprocess.Popen([*START, "node", run_dir], cwd=ROOT, env=environment)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_server_that_is_killed_at_any_moment_is_started_again_and_its_orphans_end(sglang_program, tmp_path):
     """Its program and its role, while it loads, generates, or takes weights over; the run needs no other attempt."""
     run_dir, chance = tmp_path / "run", random.Random(0)

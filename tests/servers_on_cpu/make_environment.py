@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -19,13 +18,14 @@ import venv
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HERE = Path(__file__).resolve().parent
 TORCH = "torch==2.13.0"
+INSTALL_TORCH = HERE.parents[1] / "tools" / "install_torch.py"
 COMPLETE = "areal-recipe.txt"
 """Written into an environment as the very last thing: the recipe that it was made by."""
 
@@ -96,9 +96,8 @@ def make(folder: Path, recipe: Recipe) -> None:
     log(f"making {folder}: about two gigabytes and a few minutes")
     venv.create(folder, with_pip=True)
     python = python_of(folder)
-    refuse_cuda(python)
-    # First and alone, so that nothing else has a say in which PyTorch it is; the constraint keeps it so.
-    install(python, TORCH)
+    # First and alone, so that no other requirement decides which PyTorch it is; the constraint keeps it so.
+    install_torch(python)
     constraints = folder / "constraints.txt"
     version = ask(python, "-c", "import importlib.metadata as m; print(m.version('torch'))").strip()
     constraints.write_text(f"torch=={version}\n")
@@ -112,22 +111,19 @@ def make(folder: Path, recipe: Recipe) -> None:
     log(f"{folder} is complete")
 
 
-def refuse_cuda(python: Path) -> None:
-    """Gigabytes of GPU libraries are of no use here, and must not be fetched unasked.
+PIP = ("-m", "pip", "install", "-qq", "--disable-pip-version-check")
+
+
+def install_torch(python: Path) -> None:
+    """Install PyTorch's build for CPUs, where there is one.
 
     Raises:
-        RuntimeError: pip would fetch them.
+        RuntimeError: pip failed.
     """
-    plan: dict[str, Any] = json.loads(ask(python, *PIP, "--dry-run", "--report", "-", TORCH))
-    names = [entry["metadata"]["name"] for entry in plan["install"]]
-    if any(name.startswith(("nvidia", "cuda", "triton")) for name in names):
-        raise RuntimeError(
-            "pip would install PyTorch for CUDA. Let it find the build for the CPU: "
-            "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
-        )
-
-
-PIP = ("-m", "pip", "install", "-qq", "--disable-pip-version-check")
+    command = [sys.executable, INSTALL_TORCH, TORCH, "--python", python]
+    code = subprocess.run(command, stdout=sys.stderr, check=False, close_fds=False).returncode
+    if code:
+        raise RuntimeError(f"{INSTALL_TORCH.name} ended with exit code {code}")
 
 
 def install(python: Path, *words: str) -> None:

@@ -96,7 +96,7 @@ def suite_of(launcher: type[LocalLauncher]) -> LauncherSuite:
         (ForgetsTheHub, "test_groups_end_by_themselves_when_the_driver_is_gone", "still there"),
     ],
 )
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_broken_launcher_is_caught(tmp_path: Path, launcher: type[LocalLauncher], test: str, words: str) -> None:
     try:
         with pytest.raises((AssertionError, RunError, TimeoutError), match=words):

@@ -24,7 +24,7 @@ from areal_vllm.engine import VLLMEngine
 from tests.servers.starting import Starter
 
 # Starting a server takes a minute, and a first run makes its environment.
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.servers, pytest.mark.nightly, pytest.mark.timeout(1800)]
 KINDS = {
     "sglang": (SGLangConfig, SGLangEngine, {"context_length": 256}),
     "vllm": (VLLMConfig, VLLMEngine, {"max_model_len": 256}),

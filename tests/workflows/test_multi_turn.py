@@ -45,7 +45,7 @@ def test_each_turn_knows_what_it_has_earned(discount: float, wanted: list[float]
 
     settings = {"environment": f"{__file__}:World", "turn_discount": discount}
     workflow = MultiTurn(MultiTurnSettings.model_validate(settings))
-    context: Any = SimpleNamespace(tokenizer=ChatTokenizer(), generate=generate)
+    context: Any = SimpleNamespace(tokenizer=ChatTokenizer(), generate=generate, end_ids=frozenset())
     episode = asyncio.run(workflow.run_episode({}, context))
     (trajectory,) = episode.trajectories
     assert trajectory.turns["turn_rewards"].tolist() == wanted
@@ -64,13 +64,13 @@ def test_a_conversation_that_a_limit_ends_is_cut(limits: dict[str, int], reason:
         return Generation([111, 107], [-1.0, -1.0], [1, 1], FinishReason.STOP)
 
     workflow = MultiTurn(MultiTurnSettings.model_validate({"environment": f"{__file__}:World", **limits}))
-    context: Any = SimpleNamespace(tokenizer=ChatTokenizer(), generate=generate)
+    context: Any = SimpleNamespace(tokenizer=ChatTokenizer(), generate=generate, end_ids=frozenset())
     (trajectory,) = asyncio.run(workflow.run_episode({}, context)).trajectories
     assert int(trajectory.sequence["finish_reason"]) == reason
 
 
 def test_an_opening_that_is_too_long_fails_and_is_no_reward_of_0() -> None:
     workflow = MultiTurn(MultiTurnSettings.model_validate({"environment": f"{__file__}:World", "max_tokens": 3}))
-    context: Any = SimpleNamespace(tokenizer=ChatTokenizer(), generate=None)
+    context: Any = SimpleNamespace(tokenizer=ChatTokenizer(), generate=None, end_ids=frozenset())
     with pytest.raises(RowError, match=r"the opening has \d+ tokens, and workflow.max_tokens is 3"):
         asyncio.run(workflow.run_episode({}, context))

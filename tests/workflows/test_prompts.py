@@ -30,6 +30,6 @@ def test_another_tokenizer_has_other_tokens():
 
 def test_a_system_message_that_no_prompt_can_have_is_told_before_a_run():
     settings = SingleTurnSettings(system="Be brief.")
-    assert "has a prompt of text, which takes no workflow.system" in settings.check_row({"prompt": "1+1="})
+    assert "text that is continued as it is, which takes no workflow.system" in settings.check_row({"prompt": "1+1="})
     assert settings.check_row({"prompt": [{"role": "user", "content": "1+1="}]}) == ""
     assert SingleTurnSettings(system="Be brief.", chat_template="always").check_row({"prompt": "1+1="}) == ""

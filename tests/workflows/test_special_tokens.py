@@ -57,7 +57,11 @@ def test_text_that_is_written_with_a_template_may_spell_them(tokenizer):
 
 
 def test_other_content_has_the_tokens_of_the_template(tokenizer):
-    messages = [{"role": "user", "content": "2 < 3, a|b {c}\n"}, {"role": "assistant", "content": "yes <user"}]
+    messages = [
+        {"role": "user", "content": "2 < 3, a|b {c}\n"},
+        {"role": "assistant", "content": "yes <user"},
+        {"role": "user", "content": "and?"},
+    ]
     ids, _ = encode_prompt(tokenizer, {"prompt": messages}, SingleTurnSettings())
     assert ids == tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
 
@@ -84,7 +88,9 @@ def played(tokenizer, answer, reason, output, **settings):
     async def generate(input_ids, **options):
         return Generation(ids, [-1.0] * len(ids), [1] * len(ids), reason)
 
-    episode = asyncio.run(workflow.run_episode({}, SimpleNamespace(tokenizer=tokenizer, generate=generate)))
+    episode = asyncio.run(
+        workflow.run_episode({}, SimpleNamespace(tokenizer=tokenizer, generate=generate, end_ids=frozenset()))
+    )
     (trajectory,) = episode.trajectories
     tokens = tokenizer.convert_ids_to_tokens(trajectory.tokens["input_ids"].tolist())
     return tokens, trajectory.tokens["loss_mask"].tolist(), episode.text
@@ -124,7 +130,7 @@ def test_a_plain_text_begins_as_the_tokenizer_begins_it(tokenizer):
     assert encode_prompt(tokenizer, {"prompt": "5"}, SingleTurnSettings())[0] == tokenizer.encode("5")
     for text in ("5", "<user>5"):
         assert special(beginning, encode_prompt(beginning, {"prompt": text}, settings)[0]) == ["<user>"]
-    chat = {"prompt": [{"role": "assistant", "content": "5"}]}
+    chat = {"prompt": [{"role": "system", "content": "5"}]}
     assert "<user>" not in special(beginning, encode_prompt(beginning, chat, SingleTurnSettings())[0])
 
 

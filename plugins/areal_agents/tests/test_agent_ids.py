@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import openai
 import pytest
 from policies import Policy
 
 from areal_core.data import PackedBatch
 from areal_core.data.packing import pack_group
+
+openai = pytest.importorskip("openai")
+pytestmark = pytest.mark.slow
 
 
 def policy(template: str = "chat") -> Policy:

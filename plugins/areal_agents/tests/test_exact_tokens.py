@@ -7,9 +7,11 @@ import json
 import random
 from typing import Any
 
-import openai
 import pytest
 from policies import TEMPLATES, Policy, make_forward
+
+openai = pytest.importorskip("openai")
+pytestmark = pytest.mark.slow
 
 CONVERSATIONS = 67
 """With each of three templates."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 from policies import Policy
+
+anthropic = pytest.importorskip("anthropic")
+openai = pytest.importorskip("openai")
+pytestmark = pytest.mark.slow
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2.0, "x"]}}\n</tool_call>'
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "array"}}}
@@ -102,6 +104,26 @@ def test_responses_follow_one_another_by_identifier_and_by_items(play, has_strea
     assert policy.scored[0]["completion"] == "Yes."
     assert episode.reward == 1.0
     assert asked(episode) == {"responses_requests": 3, **({"streamed_requests": 3} if has_stream else {})}
+
+
+def test_other_instructions_take_the_place_of_those_that_a_conversation_began_with(play):
+    policy = Policy("chat", says("yes"))
+
+    async def agent(base_url: str, api_key: str) -> float:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+            first = await client.responses.create(model="any", input="?", instructions="Be brief.")
+            for instructions in ("Be brief.", "Be loud.", openai.NOT_GIVEN):
+                await client.responses.create(
+                    model="any", input="!", previous_response_id=first.id, instructions=instructions
+                )
+        return 1
+
+    play(policy, agent)
+    _, same, other, none = (policy.tokenizer.decode(prompt) for prompt, _ in policy.said)
+    assert same == none
+    assert other == same.replace("Be brief.", "Be loud.")
+    (first, said), (again, _) = policy.said[:2]
+    assert again[: len(first) + len(said.output_ids)] == [*first, *said.output_ids], "the same ones continue"
 
 
 @pytest.mark.parametrize("has_stream", [False, True])

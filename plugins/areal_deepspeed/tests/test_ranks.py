@@ -44,12 +44,12 @@ CONFIGS = {
 }
 
 
-LONG = ("zero2-buckets", "zero3-auto")
+NIGHTLY = ("zero2-buckets", "zero3-auto")
 """Say little more than the others do together."""
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CONFIGS]
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.nightly] * (name in NIGHTLY)) for name in CONFIGS]
 )
 def ranks(request, tmp_path_factory, model_folder, program):
     """What two ranks wrote, and what one process computes of the same."""

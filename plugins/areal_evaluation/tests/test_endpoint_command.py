@@ -156,7 +156,7 @@ def test_episodes_that_fail_are_counted_by_their_cause(place, ask):
     assert "out of &lt;order&gt;" in page
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_an_attempt_that_fails_is_made_again_and_an_agent_may_judge_itself(place, ask):
     done = place.python(*ask("agent.py:judges", "rewards=[]", "rollout.max_retries=1", "--json"))
     assert done.code == 0, done.err
@@ -165,7 +165,7 @@ def test_an_attempt_that_fails_is_made_again_and_an_agent_may_judge_itself(place
     assert figures["metrics"]["agents/turns"] == 1.0, "of the attempt that ended well"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_program_that_is_killed_is_a_failed_episode(place, ask):
     agent = f"{{type: command, command: ['{sys.executable}', program.py], folder: '{place.folder}'}}"
     done = place.python(*ask(agent))
@@ -221,7 +221,7 @@ def test_interrupted_it_tells_what_it_has(place, ask):
         ),
         pytest.param(
             *("agent.py:fails", ["--limit", "1", "rollout.max_consecutive_failures=1"], 1, "ValueError: no zeros"),
-            marks=pytest.mark.long,
+            marks=pytest.mark.nightly,
         ),
     ],
 )

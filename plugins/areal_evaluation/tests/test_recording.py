@@ -8,7 +8,6 @@ import socket
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 
 from areal_core.errors import RunError
@@ -16,6 +15,9 @@ from areal_evaluation import address as address_module
 from areal_evaluation.address import Address, look_for
 from areal_evaluation.recording import RecordingProxy
 from areal_evaluation.transcripts import Transcript, answers_of, whole_answer
+
+openai = pytest.importorskip("openai")
+pytestmark = pytest.mark.slow
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 

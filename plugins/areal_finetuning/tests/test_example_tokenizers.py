@@ -135,15 +135,14 @@ def test_what_is_learned_is_what_the_assistant_said(conversations, tokenizer, wr
     [
         ({"question": "a", "answer": "b"}, "'messages', or with 'prompt' and .*; this one has question, answer"),
         ({"prompt": "a"}, "this one has prompt"),
-        ({"prompt": "a", "completion": ANSWER}, "both be text, or both lists of messages"),
-        ({"prompt": "a", "completion": None}, "both be text, or both lists of messages"),
-        ({"prompt": QUESTION, "completion": []}, "both be text, or both lists of messages"),
+        ({"prompt": "a", "completion": None}, "this one has prompt, completion"),
+        ({"prompt": QUESTION, "completion": []}, "'completion' is an empty list"),
         ({"prompt": QUESTION, "completion": [*QUESTION, *ANSWER]}, "the answer begins with a turn of the system"),
-        ({"messages": "hello"}, "a list of messages, each with role and content"),
-        ({"messages": []}, "a list of messages, each with role and content"),
-        ({"messages": [{"text": "hello"}]}, "a list of messages, each with role and content"),
+        ({"messages": "hello"}, "'messages' is text that is not JSON"),
+        ({"messages": []}, "'messages' is an empty list"),
+        ({"messages": [{"text": "hello"}]}, r"'messages'\[0\] has no role; it has text"),
         ({"messages": QUESTION}, "there is nothing to learn in it: no turn of the assistant"),
-        ({"prompt": "", "completion": ""}, "there is nothing to learn in it"),
+        ({"prompt": "", "completion": ""}, "nothing to learn in it"),
     ],
 )
 def test_what_cannot_be_learned_from_is_said(row, words, conversations, tokenizer):
@@ -151,11 +150,15 @@ def test_what_cannot_be_learned_from_is_said(row, words, conversations, tokenize
         conversations(row, tokenizer)
 
 
-def test_a_template_that_rewrites_is_refused_and_the_way_round_it_works(conversations, make_tokenizer, written):
+def test_a_template_that_rewrites_makes_a_sequence_of_each_turn(conversations, preferences, make_tokenizer, written):
     tokenizer = make_tokenizer(REWRITES)
     messages = [turn("user", "a"), turn("assistant", "b"), turn("user", "c"), turn("assistant", "d")]
-    with pytest.raises(ValueError, match=r"rewrites earlier turns.*with prompt and completion as messages"):
-        conversations({"messages": messages}, tokenizer)
+    first, second = conversations({"messages": messages}, tokenizer)
+    assert written(first, tokenizer) == ("<user>a<eos><assistant>b<eos>", ["b<eos>"])
+    assert written(second, tokenizer) == ("<user>a<eos><assistant>...<eos><user>c<eos><assistant>d<eos>", ["d<eos>"])
+    pair = {"prompt": messages[:1], "chosen": messages[1:], "rejected": [*messages[1:3], turn("assistant", "e")]}
+    with pytest.raises(ValueError, match="rewrites earlier turns, so 2 turns of the assistant cannot be one sequence"):
+        preferences(pair, tokenizer)
     (found,) = conversations({"prompt": messages[:3], "completion": messages[3:]}, tokenizer)
     assert written(found, tokenizer) == ("<user>a<eos><assistant>...<eos><user>c<eos><assistant>d<eos>", ["d<eos>"])
 
@@ -228,7 +231,7 @@ def test_a_margin_is_of_both_sides(preferences, tokenizer):
         found = preferences({**row, "margin": margin}, tokenizer)
         assert [side.sequence["margin"] for side in found] == [torch.tensor(wanted)] * 2
     for margin in ("much", float("nan")):
-        with pytest.raises(ValueError, match=r"could not convert|it must be a number"):
+        with pytest.raises(ValueError, match="it must be a number"):
             preferences({**row, "margin": margin}, tokenizer)
 
 
@@ -238,11 +241,12 @@ def test_a_margin_is_of_both_sides(preferences, tokenizer):
         ({"prompt": "a", "completion": "b"}, r"this one has prompt \(str\), completion \(str\)"),
         ({"prompt": "a", "chosen": "b"}, r"all as text, or all as lists of messages; this one has prompt \(str\)"),
         ({"prompt": "a", "chosen": "b", "rejected": WRONG}, r"chosen \(str\), rejected \(list\)"),
-        ({"prompt": "a", "chosen": ANSWER, "rejected": WRONG}, r"prompt \(str\), chosen \(list\), rejected \(list\)"),
-        ({"prompt": QUESTION, "chosen": "a", "rejected": "b"}, r"prompt \(list\), chosen \(str\)"),
         ({"prompt": QUESTION, "chosen": [*QUESTION, *ANSWER], "rejected": [*QUESTION, *WRONG]}, "a turn of the system"),
         ({"prompt": QUESTION, "chosen": [], "rejected": WRONG}, r"chosen \(list\)"),
-        ({"chosen": [*QUESTION, *ANSWER], "rejected": [*QUESTION, turn("user", "5")]}, "'rejected': there is nothing"),
+        (
+            {"chosen": [*QUESTION, *ANSWER], "rejected": [*QUESTION, turn("user", "5")]},
+            "there is nothing to learn in it",
+        ),
     ],
 )
 def test_another_format_is_named(row, words, preferences, tokenizer):
@@ -263,8 +267,11 @@ def test_a_run_is_told_which_row_is_wrong(preferences, tokenizer):
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"messages": [*QUESTION, turn("assistant", None)]}, "message 2, of the assistant, has neither content nor"),
-        ({"messages": [turn("user", None), *ANSWER]}, "message 0, of the user, has neither content nor tool_calls"),
+        (
+            {"messages": [*QUESTION, turn("assistant", None)]},
+            r"'messages'\[2\] \(assistant\) has no content and calls",
+        ),
+        ({"messages": [turn("user", None), *ANSWER]}, r"'messages'\[0\] \(user\) has no content"),
         ({"messages": [turn("user", "\ud800 boo"), *ANSWER]}, r"half a character \(a lone surrogate\)"),
         ({"prompt": "a", "completion": "\ud800"}, r"half a character \(a lone surrogate\)"),
     ],

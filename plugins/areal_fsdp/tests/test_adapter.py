@@ -36,7 +36,7 @@ def test_base_and_adapter_by_peft_the_merged_export_and_the_engine_agree(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"compile": True}, {"activation_checkpointing": "full"}])
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.nightly)])
 def test_the_gradient_is_that_of_automatic_differentiation_through_peft(
     tmp_path, make_engine, model_folder, program, batch, adapter_folder, settings, dtype, monkeypatch
 ):

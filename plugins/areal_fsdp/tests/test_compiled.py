@@ -48,7 +48,7 @@ def traced(monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "recompute"),
     [
-        pytest.param(*each, marks=[pytest.mark.long] * (each not in SHORT))
+        pytest.param(*each, marks=[pytest.mark.nightly] * (each not in SHORT))
         for each in product(("qwen3", "gpt2", "qwen3_moe", "llama", "mistral"), ("none", "selective", "full"))
     ],
 )
@@ -112,7 +112,7 @@ def test_bfloat16_with_masters(make_engine, program, batch):
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("budget", [pytest.param(16384, marks=pytest.mark.long), 31])
+@pytest.mark.parametrize("budget", [pytest.param(16384, marks=pytest.mark.nightly), 31])
 def test_updates_of_masters_are_those_of_torch(make_engine, program, batch, budget):
     settings = {"warmup_steps": 3, "weight_decay": 0.1, "max_gradient_norm": 0.01, "max_tokens_per_microbatch": budget}
     plain, own = (make_engine(dtype="bfloat16", compile=on, **settings) for on in (False, True))
@@ -154,7 +154,7 @@ def test_one_update_of_a_tensor():
 @pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize(
-    "recompute", ["selective", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("none", "full"))]
+    "recompute", ["selective", *(pytest.param(mode, marks=pytest.mark.nightly) for mode in ("none", "full"))]
 )
 def test_sharded(make_engine, program, batch, monkeypatch, recompute):
     eager, _ = program.gradients_of(make_engine(), batch)
@@ -177,7 +177,7 @@ def test_masters_add_up_in_float32(make_engine, program, batch):
     assert difference < 0.02 * torch.cat([gradient.flatten() for gradient in one.values()]).norm()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.skipif(not (shutil.which("g++") or torch.cuda.is_available()), reason="needs a C++ compiler")
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_generated_code_equals_eager(make_engine, program, batch, recompute):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.nightly
 OF_ALL_RANKS = ("test_units_stay_whole", "test_the_loss_sees_every_token_once")
 """They ask what the loss has seen, of which a rank with sequences of its own sees a part; `test_ranks.py` asks all."""
 LAYOUTS = [

@@ -41,7 +41,7 @@ CASES = {
     "replicas2": ("tied", 4, {"parallel": {"replicas": 2}}),
     "tensor4-odd": ("odd", 4, {"parallel": {"tensor": 4}, "role": "reference", "dtype": "bfloat16"}),
 }
-LONG = ("replicas2", "tensor4-odd", "tensor2", "tensor2-critic", "critic", "frozen")
+NIGHTLY = ("replicas2", "tensor4-odd", "tensor2", "tensor2-critic", "critic", "frozen")
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def whole_model(folder, settings):
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(case, marks=[pytest.mark.long] * (case in LONG)) for case in CASES]
+    scope="module", params=[pytest.param(case, marks=[pytest.mark.nightly] * (case in NIGHTLY)) for case in CASES]
 )
 def loaded(request, folder_of, tmp_path_factory):
     """What the ranks of a case found out, beside the case."""
@@ -179,7 +179,7 @@ def test_ranks_read_their_parts_of_a_base_with_an_adapter(folder_of, tmp_path):
             torch.testing.assert_close(result["parameters"][name], parameter.detach(), atol=0, rtol=0)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_file_that_cannot_be_read_on_one_rank_fails_all(folder_of, tmp_path):
     results = on_ranks(2, folder_of("tied"), tmp_path, {"fails": 1})
     for result in results:
@@ -187,7 +187,7 @@ def test_a_file_that_cannot_be_read_on_one_rank_fails_all(folder_of, tmp_path):
         assert "the disk is gone" in result["refusal"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_probe_that_fails_on_the_first_rank_fails_all(folder_of, tmp_path):
     first, second = on_ranks(2, folder_of("tied"), tmp_path, {"fails": 0, "parallel": {"tensor": 2}})
     assert "computing a probe with the undivided model type 'qwen3' failed" in first["refusal"]
@@ -195,7 +195,7 @@ def test_a_probe_that_fails_on_the_first_rank_fails_all(folder_of, tmp_path):
     assert "failed on another rank" in second["refusal"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_missing_weights_are_refused_in_the_same_words(folder_of, tmp_path):
     from areal_core.errors import RunError
 
@@ -208,7 +208,7 @@ def test_missing_weights_are_refused_in_the_same_words(folder_of, tmp_path):
         assert result["refusal"] == str(wanted.value)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_files_without_slices_are_read_whole_and_that_is_told(folder_of, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder_of("tied"))
     model.config.save_pretrained(tmp_path / "model")

@@ -272,7 +272,10 @@ MOE = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 256}
     "recomputing",
     [
         Recomputing(2),
-        *(pytest.param(one, marks=pytest.mark.long) for one in (Recomputing(), Recomputing(2, 1), Recomputing(0, 3))),
+        *(
+            pytest.param(one, marks=pytest.mark.nightly)
+            for one in (Recomputing(), Recomputing(2, 1), Recomputing(0, 3))
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)

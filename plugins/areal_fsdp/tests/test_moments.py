@@ -113,6 +113,7 @@ def test_learns_as_float32_does_with_half_the_bytes(make_engine, program, batch,
     assert losses["bfloat16"] != losses["float32"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compile_them", [False, True])
 def test_masters_round_alike_compiled_and_not(make_engine, program, batch, monkeypatch, compile_them):
     """The compiled kernel and the one of pieces are the same function: only sums in the model differ."""

@@ -42,12 +42,13 @@ LAYOUTS = {
 adapter is that of `adapter_folder`."""
 
 
-LONG = set(LAYOUTS) - {"data2", "expert2", "tensor2", "context2", "data2-tensor2", "adapter"}
+NIGHTLY = set(LAYOUTS) - {"data2", "expert2", "tensor2", "context2", "data2-tensor2", "adapter"}
 """Say little more than others do together."""
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in LAYOUTS]
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in LAYOUTS],
 )
 def ranks(request, tmp_path_factory, model_folder, adapter_folder, program):
     """What several ranks wrote, after one process left a checkpoint for them."""

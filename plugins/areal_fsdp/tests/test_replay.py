@@ -183,7 +183,7 @@ def test_choices_stand_where_they_were_made_once_a_batch_is_shifted(program, bat
     assert torch.equal(shifted[before].long(), torch.arange(2, batch.token_count + 2)[before])
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_compiled_layers_replay_with_the_graphs_of_the_first_batch(make_engine, program, monkeypatch, recompute):
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")

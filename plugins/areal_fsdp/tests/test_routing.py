@@ -94,7 +94,7 @@ def test_the_loss_evens_out_what_experts_get(make_engine, program, batch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "recompute", ["selective", *(pytest.param(one, marks=pytest.mark.long) for one in ("none", "full"))]
+    "recompute", ["selective", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("none", "full"))]
 )
 def test_compiled_routers_are_watched_by_the_graphs_of_the_first_batch(make_engine, program, monkeypatch, recompute):
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 class TestAdditionModel(ModelSourceSuite):
     component = "grpo/addition_model"

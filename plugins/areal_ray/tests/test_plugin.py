@@ -15,6 +15,8 @@ from areal_ray.actor import Member
 from areal_ray.command import main
 from areal_ray.config import RaySettings
 
+pytestmark = pytest.mark.cluster
+
 PARTS = """
 class Part:
     def __init__(self): ...

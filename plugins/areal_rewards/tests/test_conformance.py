@@ -22,6 +22,7 @@ class TestLengthPenalty(RewardSuite):
     examples = (("8", 0.0), ("x" * 15, -0.5), ("x" * 50, -1.0))
 
 
+@pytest.mark.slow
 class TestMathVerify(RewardSuite):
     component = "rewards/math_verify"
     examples = (("The answer is \\boxed{8}", 1.0), ("16/2", 1.0), ("9", 0.0), ("", 0.0))
@@ -31,6 +32,7 @@ class TestMathVerify(RewardSuite):
         pytest.importorskip("math_verify")
 
 
+@pytest.mark.slow
 class TestReasoningGym(RewardSuite):
     component = "rewards/reasoning_gym"
     row = {  # noqa: RUF012
@@ -53,6 +55,7 @@ class TestJSONLines(DatasetSuite):
         self.settings = {"paths": [str(tmp_path / "rows.jsonl")]}
 
 
+@pytest.mark.slow
 class TestReasoningGymTasks(DatasetSuite):
     component = "rewards/reasoning_gym"
     settings = {"task": "chain_sum", "size": 20}  # noqa: RUF012  pytest makes one object a test

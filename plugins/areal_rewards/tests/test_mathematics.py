@@ -9,6 +9,8 @@ pytest.importorskip("math_verify")
 
 from areal_rewards.mathematics import _parse_answer, math_verify
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("completion", "answer", "reward"),

@@ -12,6 +12,8 @@ pytest.importorskip("reasoning_gym")
 from areal_rewards.config import ReasoningGymSettings, TaskScoreSettings
 from areal_rewards.procedural import ReasoningGymDataset, _problems, score_task
 
+pytestmark = pytest.mark.slow
+
 
 def make(task="basic_arithmetic", **settings):
     return ReasoningGymDataset(ReasoningGymSettings(task=task, **settings))

@@ -10,6 +10,8 @@ from areal_core.errors import ConfigError
 from areal_rewards.config import FilesSettings, HubSettings, JSONLinesSettings
 from areal_rewards.tables import FilesDataset, HubDataset, JSONLinesDataset
 
+pytestmark = pytest.mark.slow
+
 ROWS = [
     {"question": "What is 1 + 1?", "solution": "One and one.\n#### 2", "level": 1},
     {"question": "What is 2 + 2?", "solution": "Two and two.\n#### 4", "level": 2},

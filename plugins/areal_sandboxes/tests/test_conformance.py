@@ -16,6 +16,7 @@ class TestPlugin(PluginSuite):
     plugin = "sandboxes"
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 class TestBubblewrap(SandboxSuite):
     component = "sandboxes/bubblewrap"
@@ -24,6 +25,7 @@ class TestBubblewrap(SandboxSuite):
     processes = 33
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 class TestBubblewrapWithoutACgroup(SandboxSuite):
     component = "sandboxes/bubblewrap"
@@ -37,6 +39,7 @@ class TestNone(SandboxSuite):
     isolates = False
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 class TestUnitTests(RewardSuite):
     component = "sandboxes/unit_tests"

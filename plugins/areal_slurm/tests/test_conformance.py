@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(2400)]
 SUITE = """\
 from areal_core.testing.conformance import LauncherSuite
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(2400)]
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "clusters.md"
 BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CONFIG = """\

@@ -160,7 +160,7 @@ def test_a_run_on_three_nodes(workplace: Workplace) -> None:
     assert not workplace.processes()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_process_that_is_killed_costs_what_came_after_the_last_checkpoint(
     workplace: Workplace, wait_for: Callable[..., None]
 ) -> None:
@@ -176,7 +176,7 @@ def test_a_process_that_is_killed_costs_what_came_after_the_last_checkpoint(
     assert not workplace.processes()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_lost_node_is_done_without(workplace: Workplace, cluster: Any, wait_for: Callable[..., None]) -> None:
     slowly = "launcher.setup=export TEST_SLOWNESS_S=0.1"  # a run that is over before the fault would show nothing
     job = workplace.submit("--nodes=3", "--gres=gpu:2", "steps=12", "launcher.trainer_processes=3", slowly)
@@ -192,7 +192,7 @@ def test_a_lost_node_is_done_without(workplace: Workplace, cluster: Any, wait_fo
     assert not workplace.processes()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_nothing_is_left_of_a_driver_that_is_killed_and_the_run_goes_on(
     workplace: Workplace, cluster: Any, wait_for: Callable[..., None]
 ) -> None:
@@ -207,7 +207,7 @@ def test_nothing_is_left_of_a_driver_that_is_killed_and_the_run_goes_on(
     assert not workplace.processes()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_time_limit_shorter_than_the_run_changes_no_bit_of_it(
     workplace: Workplace, cluster: Any, wait_for: Callable[..., None]
 ) -> None:
@@ -231,7 +231,7 @@ def test_a_time_limit_shorter_than_the_run_changes_no_bit_of_it(
     assert not workplace.processes()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_who_stops_a_run_by_hand_wants_it_to_stop(
     workplace: Workplace, cluster: Any, wait_for: Callable[..., None]
 ) -> None:
@@ -244,7 +244,7 @@ def test_who_stops_a_run_by_hand_wants_it_to_stop(
     assert not workplace.processes()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_preempted_job_comes_again(workplace: Workplace, cluster: Any, wait_for: Callable[..., None]) -> None:
     slowly = "launcher.setup=export TEST_SLOWNESS_S=0.2"
     job = workplace.submit("--nodes=3", "steps=12", "--sbatch=--exclusive", slowly)
@@ -262,7 +262,7 @@ def test_a_preempted_job_comes_again(workplace: Workplace, cluster: Any, wait_fo
     assert not workplace.processes()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_runs_of_an_array_differ_in_their_seeds(workplace: Workplace, cluster: Any) -> None:
     job = workplace.submit("--array=3,5", "steps=2")
     for number in (3, 5):
@@ -273,7 +273,7 @@ def test_the_runs_of_an_array_differ_in_their_seeds(workplace: Workplace, cluste
     assert workplace.weights("run/task-3") != workplace.weights("run/task-5")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_nodes_of_a_heterogeneous_job_with_a_wrapper_and_a_python_of_their_own(workplace: Workplace) -> None:
     (workplace.folder / "environment").symlink_to(sys.prefix)
     python = workplace.folder / "environment" / "bin" / Path(sys.executable).name
@@ -285,7 +285,7 @@ def test_nodes_of_a_heterogeneous_job_with_a_wrapper_and_a_python_of_their_own(w
     assert places == {("n2", str(python), "yes")}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_setup_that_fails_is_told_with_its_words(workplace: Workplace, cluster: Any) -> None:
     fails = "launcher.setup=test -z $SLURM_STEP_NODELIST || { echo no module cuda; exit 7; }"  # not in the batch script
     job = workplace.submit("--nodes=2", "steps=2", fails)
@@ -296,7 +296,7 @@ def test_a_setup_that_fails_is_told_with_its_words(workplace: Workplace, cluster
     assert not workplace.processes()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_turn_without_progress_is_not_repeated(
     workplace: Workplace, cluster: Any, wait_for: Callable[..., None]
 ) -> None:
@@ -310,7 +310,7 @@ def test_a_turn_without_progress_is_not_repeated(
     assert not workplace.processes()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_reported", [False, True])
 def test_a_lost_node_of_the_driver_begins_the_job_again(
     workplace: Workplace, cluster: Any, wait_for: Callable[..., None], is_reported: bool

@@ -53,6 +53,7 @@ def test_the_records_lead_to_trackers():
             assert list(inspect.signature(getattr(target, name)).parameters) == list(wanted)
 
 
+@pytest.mark.slow
 def test_a_config_chooses_several(read):
     pytest.importorskip("tensorboard")
     pytest.importorskip("trackio")

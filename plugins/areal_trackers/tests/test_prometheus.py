@@ -15,6 +15,8 @@ from areal_core.errors import RunError
 from areal_trackers.config import PrometheusSettings
 from areal_trackers.prometheus import ADDRESS_FILE, PrometheusTracker
 
+pytestmark = pytest.mark.slow
+
 
 def scrape(run_dir):
     """The value of each metric that is served, by name, and the labels of all."""

@@ -10,6 +10,8 @@ from areal_core.testing.conformance import TrackerSuite
 from areal_trackers.config import TensorBoardSettings
 from areal_trackers.tensorboard import TensorBoardTracker
 
+pytestmark = pytest.mark.slow
+
 
 def track(run_dir, steps, config=None, **settings):
     tracker = TensorBoardTracker(TensorBoardSettings(**settings))

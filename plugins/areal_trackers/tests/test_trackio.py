@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("trackio")
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import json, sys
 from pathlib import Path

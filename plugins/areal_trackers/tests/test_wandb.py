@@ -9,6 +9,8 @@ import pytest
 from areal_trackers.config import WandbSettings
 from areal_trackers.wandb import WandbTracker
 
+pytestmark = pytest.mark.slow
+
 
 class Stand:
     """Records calls as `wandb` and as the run that `wandb.init` returns."""

@@ -247,7 +247,7 @@ def test_no_page_has_an_error_in_the_dark_either(
     assert page.locator("[aria-current=page]").get_attribute("data-page") == route
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_large_run_opens(open_page: Callable[..., Page]) -> None:
     data = page_data.large_data()
     assert len(data["metrics"]["columns"]) >= 120

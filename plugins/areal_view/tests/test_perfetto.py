@@ -10,7 +10,7 @@ import pytest
 from areal_core.launchers.machine import free_port
 from areal_view.timeline import Span, Track, write_trace
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 SPANS = """
     select process.name, thread.name, slice.name, cast(slice.ts as text), cast(slice.dur as text),
         cast(slice.depth as text)

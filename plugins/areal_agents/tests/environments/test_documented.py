@@ -18,6 +18,8 @@ from areal_core.config import resolve
 from areal_core.errors import ConfigError
 
 pytest.importorskip("areal_grpo", reason="the first-party plugins are not installed")
+
+pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 PAGE = (HERE.parents[3] / "docs" / "guides" / "agents.md").read_text(encoding="utf-8")
 

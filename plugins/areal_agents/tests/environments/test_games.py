@@ -21,6 +21,8 @@ from areal_core.testing.conformance import DatasetSuite, EnvironmentSuite
 gymnasium = pytest.importorskip("gymnasium")
 pytest.importorskip("textarena")
 
+pytestmark = pytest.mark.slow
+
 LAKE = {"id": "FrozenLake-v1", "arguments": {"is_slippery": False}}
 MOVES = {"left": 0, "down": 1, "right": 2, "up": 3}
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from areal_core.background import watch_event_loop
+from areal_core.chat.rows import prompt_of
+from areal_core.chat.template import Conversation
 from areal_core.data import Episode
 from areal_core.errors import ConfigError, RunError, traceback_of, writable
 from areal_core.rewards.pool import RewardPool
 from areal_core.rollout.evaluation import Evaluator, Played
-from areal_core.workflows.prompts import prompt_messages
 from areal_core.workflows.single_turn import SingleTurn
 from areal_evaluation.address import Address, look_for
 from areal_evaluation.recording import RecordingProxy
@@ -93,12 +94,16 @@ def _single_turn(config: RunConfig) -> PlayAt:
     assert config.workflow is not None
     own: Any = config.workflow.settings
     settings = own.model_copy(update={"chat_template": "always"})
-    asked: dict[str, Any] = {"max_completion_tokens": config.sampling.max_new_tokens}
-    if config.sampling.temperature != 1:
-        asked["temperature"] = config.sampling.temperature
+    asked = sampling_of(config)
 
     async def play_at(row: Mapping[str, Any], endpoint: Endpoint, score: Score, _: Players) -> RewardScore:
-        body = {"model": endpoint.model, "messages": prompt_messages(row, settings), **asked}
+        conversation = prompt_of(row, settings)
+        assert isinstance(conversation, Conversation)
+        body = {"model": endpoint.model, "messages": list(conversation.messages), **asked}
+        if conversation.tools:
+            body["tools"] = list(conversation.tools)
+        if conversation.arguments:
+            body["chat_template_kwargs"] = dict(conversation.arguments)
         headers = {"Authorization": f"Bearer {endpoint.api_key}"}
         async with (
             aiohttp.ClientSession(headers=headers) as client,
@@ -109,6 +114,20 @@ def _single_turn(config: RunConfig) -> PlayAt:
         return await score(None)
 
     return play_at
+
+
+def sampling_of(config: RunConfig) -> dict[str, Any]:
+    """Return the run's sampling as options of a chat completion.
+
+    Settings with neutral values are left out, because hosted models refuse options that they do not know.
+    """
+    section = config.sampling
+    names = {"min_new_tokens": "min_tokens"}  # vLLM's and SGLang's names; the others are the same
+    left_out = {"max_new_tokens", "allow_mismatched_sampling"}
+    neutral = type(section)()
+    changed = {names.get(name, name): value for name, value in section
+               if name not in left_out and value != getattr(neutral, name)}  # fmt: skip
+    return {"max_completion_tokens": section.max_new_tokens, **changed}
 
 
 class EndpointPlayer:

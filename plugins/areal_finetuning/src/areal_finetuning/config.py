@@ -6,11 +6,12 @@ update, σ(z) = 1 / (1 + exp(-z)).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from areal_core.algorithms.settings import PolicyGradientSettings, PolicyLossSettings
+from areal_core.chat.examples import undecided_text
 from areal_core.config import Selection, Settings, component
 from areal_core.interfaces import ACTOR, REFERENCE, ForwardPass, Role
 
@@ -29,19 +30,39 @@ class EncodingSettings(Settings):
     """Settings of every example tokenizer in `example_tokenizers`."""
 
     max_tokens: int | None = Field(
-        None, ge=2, description="tokens that a sequence may have, its end included; null leaves that to the model"
+        None, ge=2, description="Largest number of tokens in a sequence, its end included. null: the model's context."
     )
-    overlong: Literal["refuse", "truncate"] = Field(
+    overlong: Literal["refuse", "truncate", "skip"] = Field(
         "refuse",
-        description="what becomes of a sequence over max_tokens: refuse ends the run and names the row; truncate cuts "
-        "its end off, and the model then learns from an answer that has no end",
+        description="What happens to a sequence over max_tokens. `refuse` ends the run and names the row. `truncate` "
+        "cuts its end off: the model then learns from an answer that has no end. `skip` leaves it out and counts it.",
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None,
+        description="Arguments of the chat template, such as {enable_thinking: false}. A row's own "
+        "`chat_template_kwargs` take precedence, key by key.",
+    )
+    text_has_special_tokens: bool | None = Field(
+        None,
+        description="true: text rows were written with a chat template before, and what spells a special token is one. "
+        "false: it is ordinary text. null: as false, but checks before the run refuse such text.",
+    )
+    end_token: str | None = Field(
+        None, description="Token that follows each learned answer if the chat template writes no end, such as '</s>'."
     )
 
     @model_validator(mode="after")
     def _has_a_length(self) -> EncodingSettings:
-        if self.overlong == "truncate" and self.max_tokens is None:
-            raise ValueError("overlong: truncate needs max_tokens, which says at what length")
+        if self.overlong != "refuse" and self.max_tokens is None:
+            raise ValueError(f"overlong: {self.overlong} needs max_tokens")
         return self
+
+    def check_prompt(self, row: dict[str, Any], tokenizer: Any) -> str:
+        """Return why a row's text must be explained before a run; empty if it need not be."""
+        if self.text_has_special_tokens is not None:
+            return ""
+        keys = ("prompt", "completion", "chosen", "rejected")
+        return undecided_text(tokenizer, row, keys, "example_tokenizer.text_has_special_tokens")
 
 
 class RowsSettings(Settings):

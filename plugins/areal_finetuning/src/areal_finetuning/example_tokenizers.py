@@ -1,138 +1,215 @@
-"""From a row of a data set to the tokens that are learned. What others have written never yields special tokens."""
+"""Example tokenizers: from a row of a data set to the sequences that are learned."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from areal_core.chat.examples import learned_text, learned_turns
+from areal_core.chat.messages import is_conversation, looks_like_a_conversation, plain, read_conversation, read_tools
+from areal_core.chat.rows import template_arguments
+from areal_core.chat.template import Conversation
 from areal_core.data import FinishReason, Trajectory
-from areal_core.workflows.prompts import encode, guard, render, with_begin
+from areal_core.interfaces import RowError
 
 if TYPE_CHECKING:
-    Pieces = list[tuple[list[int], bool]]
-    """Tokens in their order, and of each piece whether it is learned."""
+    from collections.abc import Mapping, Sequence
+
+    from areal_core.chat.examples import Pieces
+    from areal_core.chat.messages import Message
+
+CONVERSATION_KEYS = ("messages", "conversations", "conversation")
+"""Keys of a row that hold a whole conversation; the last two are ShareGPT's."""
 
 
-def conversations(row: Mapping[str, Any], tokenizer: Any, *, max_tokens: int | None, overlong: str) -> list[Trajectory]:
-    """One sequence, of which what the model shall say is learned.
+def conversations(
+    row: Mapping[str, Any],
+    tokenizer: Any,
+    *,
+    max_tokens: int | None,
+    overlong: str,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    text_has_special_tokens: bool | None = None,
+    end_token: str | None = None,
+) -> list[Trajectory]:
+    """Return the sequences of a row in which the assistant's turns are learned, usually one.
+
+    A chat template that writes earlier turns differently once others follow makes a sequence for each turn that it
+    affects; see `chat.examples.learned_turns`.
 
     Args:
-        row: has `messages` (role and content; every turn of the assistant is learned), or `prompt` and `completion`,
-            both as text, which the tokenizer's end token follows, or both as messages.
+        row: has `messages` (role and content; every turn of the assistant is learned), or `prompt` and `completion`.
+            As text, the tokenizer's end token follows the completion; as messages, the template writes the end. Its
+            `tools`, `documents` and `chat_template_kwargs` go to the template.
         tokenizer: of the model.
-        max_tokens, overlong: see `EncodingSettings`.
+        max_tokens, overlong, chat_template_kwargs, text_has_special_tokens, end_token: see `EncodingSettings`.
 
     Raises:
-        ValueError: the row has another form, is too long, or nothing in it is the assistant's.
+        RowError: the row has another form, is too long, or nothing in it is the assistant's.
     """
-    if "messages" in row:
-        pieces = _turns(row["messages"], tokenizer)
-    elif "prompt" in row and "completion" in row:
-        pieces = answered(row["prompt"], row["completion"], tokenizer)
+    encoding = _Encoding(row, tokenizer, chat_template_kwargs or {}, text_has_special_tokens, end_token)
+    key = next((key for key in CONVERSATION_KEYS if row.get(key) is not None), None)
+    if key is not None:
+        sequences = encoding.turns(read_conversation(row[key], f"'{key}'"))
+    elif row.get("prompt") is not None and row.get("completion") is not None:
+        sequences = encoding.answered(row["prompt"], row["completion"])
     else:
-        raise ValueError(
+        raise RowError(
             f"fine-tuning needs rows with 'messages', or with 'prompt' and 'completion'; this one has {', '.join(row)}"
         )
-    return [trajectory(pieces, max_tokens, overlong)]
+    return [found for pieces in sequences if (found := trajectory(pieces, max_tokens, overlong)) is not None]
 
 
-def preferences(row: Mapping[str, Any], tokenizer: Any, *, max_tokens: int | None, overlong: str) -> list[Trajectory]:
-    """Two sequences, the chosen one first, which `is_chosen` says of them; what both have in common is not learned.
+def preferences(
+    row: Mapping[str, Any],
+    tokenizer: Any,
+    *,
+    max_tokens: int | None,
+    overlong: str,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    text_has_special_tokens: bool | None = None,
+    end_token: str | None = None,
+) -> list[Trajectory]:
+    """Return two sequences, the chosen one first. What both have in common is not learned.
 
     Args:
-        row: has `chosen` and `rejected`. Beside a `prompt` they are the answers to it, all three as text or all as
-            messages; without one they are whole texts or whole conversations, and what they begin with alike is the
-            prompt. A number `margin` says by how much the chosen one is better; it is 0 where the row has none.
+        row: has `chosen` and `rejected`. Beside a `prompt` they are the answers to it, as text or as messages. Without
+            one they are whole texts or whole conversations, and what they begin with alike is the prompt. A number
+            `margin` is by how much the chosen one is better; 0 if there is none.
         tokenizer: of the model.
-        max_tokens, overlong: see `EncodingSettings`; of each of the two.
+        max_tokens, overlong, chat_template_kwargs, text_has_special_tokens, end_token: see `EncodingSettings`; of each
+            of the two.
+
+    Returns:
+        The two trajectories, with `is_chosen` (bool) and `margin` (float32); none if one is skipped as too long.
 
     Raises:
-        ValueError: the row has another form, is too long, or nothing in it is the assistant's.
+        RowError: the row has another form, is too long, or nothing in it is the assistant's.
     """
-    margin = float(row.get("margin") or 0)
+    try:
+        margin = float(row.get("margin") or 0)
+    except (TypeError, ValueError):
+        margin = math.nan
     if not math.isfinite(margin):
-        raise ValueError(f"'margin' is {margin}; it must be a number, or left out")
-    sides = _sides(row, tokenizer)
+        raise RowError(f"'margin' is {row['margin']!r}; it must be a number, or left out")
+    encoding = _Encoding(row, tokenizer, chat_template_kwargs or {}, text_has_special_tokens, end_token)
     found = []
-    for name, pieces in zip(("chosen", "rejected"), sides, strict=True):
+    for name, sequences in zip(("chosen", "rejected"), _sides(row, encoding), strict=True):
+        if len(sequences) != 1:
+            raise RowError(
+                f"'{name}': the chat template rewrites earlier turns, so {len(sequences)} turns of the assistant "
+                "cannot be one sequence: keep the last turn in 'chosen' and 'rejected', and the others in 'prompt'"
+            )
         try:
-            side = trajectory(pieces, max_tokens, overlong)
-        except ValueError as error:
-            raise ValueError(f"'{name}': {error}") from error
+            side = trajectory(sequences[0], max_tokens, overlong)
+        except RowError as error:
+            raise RowError(f"'{name}': {error}") from error
+        if side is None:
+            return []
         side.sequence |= {"is_chosen": np.array(name == "chosen"), "margin": np.array(margin, np.float32)}
         found.append(side)
     return found
 
 
-def _sides(row: Mapping[str, Any], tokenizer: Any) -> list[Pieces]:
-    prompt: Any = row.get("prompt")
-    both: list[Any] = [row.get("chosen"), row.get("rejected")]
+class _Encoding:
+    """How the parts of one row become tokens."""
+
+    def __init__(
+        self,
+        row: Mapping[str, Any],
+        tokenizer: Any,
+        arguments: Mapping[str, Any],
+        text_has_special_tokens: bool | None,
+        end_token: str | None,
+    ) -> None:
+        self._row, self._tokenizer, self._arguments = row, tokenizer, arguments
+        self._has_special_tokens, self._end_token = text_has_special_tokens, end_token
+
+    def turns(self, messages: Sequence[Message], first: int = 0) -> list[Pieces]:
+        """Return the sequences in which the assistant's turns from the `first` message on are learned."""
+        row = self._row
+        system = row.get("system")
+        if isinstance(system, str) and system and messages[0]["role"] not in ("system", "developer"):
+            messages, first = [{"role": "system", "content": system}, *messages], first and first + 1
+        conversation = Conversation(messages, read_tools(row.get("tools")), template_arguments(row, self._arguments))
+        return learned_turns(self._tokenizer, conversation, first=first, end_token=self._end_token)
+
+    def text(self, prompt: str, answer: str) -> Pieces:
+        """Return the tokens of a prompt and its answer as text."""
+        return learned_text(self._tokenizer, prompt, answer, has_special_tokens=bool(self._has_special_tokens))
+
+    def answered(self, prompt: Any, completion: Any) -> list[Pieces]:
+        """Return the sequences of a prompt, which is not learned, and its answer, which is.
+
+        Text beside messages becomes a message: of the user, or of the assistant.
+
+        Raises:
+            RowError: one is neither text nor messages, or the answer begins with somebody else's turn.
+        """
+        if isinstance(prompt, str) and isinstance(completion, str):
+            for name, text in (("prompt", prompt), ("completion", completion)):
+                if looks_like_a_conversation(text):
+                    raise RowError(
+                        f"'{name}' is text that holds a conversation in JSON: store it as a list of messages"
+                    )
+            return [self.text(prompt, completion)]
+        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        said = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+        before, after = read_conversation(asked, "'prompt'"), read_conversation(said, "'completion'")
+        if after[0]["role"] != "assistant":
+            raise RowError(
+                f"the answer begins with a turn of the {after[0]['role']}: leave out what the prompt has already"
+            )
+        return self.turns([*before, *after], first=len(before))
+
+
+def _sides(row: Mapping[str, Any], encoding: _Encoding) -> list[list[Pieces]]:
+    """Return the sequences of the chosen and of the rejected side."""
+    prompt = plain(row.get("prompt"))
+    both = [plain(row.get("chosen")), plain(row.get("rejected"))]
     if all(isinstance(side, str) for side in both):
-        if isinstance(prompt, str):
-            return [answered(prompt, side, tokenizer) for side in both]
-        if prompt is None:
-            tokens = [[token for part, _ in answered("", side, tokenizer) for token in part] for side in both]
-            same = _common(*tokens)
-            return [[(side[:same], False), (side[same:], True)] for side in tokens]
-    elif all(_is_conversation(side) for side in both):
-        same = _common(*both)
+        if prompt is not None:
+            return [encoding.answered(prompt, side) for side in both]
+        whole = [[token for part, _ in encoding.text("", side) for token in part] for side in both]
+        same = _common(*whole)
+        return [[[(side[:same], False), (side[same:], True)]] for side in whole]
+    if all(is_conversation(side) for side in both):
+        read = [read_conversation(side, f"'{name}'") for side, name in zip(both, ("chosen", "rejected"), strict=True)]
+        same = _common(*read)
         # Some data sets repeat the question as text beside two whole conversations.
-        asked = [None, "", *(message.get("content") for message in both[0][:same])]
-        if (prompt is None or isinstance(prompt, str)) and prompt in asked:
-            return [_turns(side, tokenizer, first=same) for side in both]
-        if _is_conversation(prompt):
-            return [answered(prompt, side, tokenizer) for side in both]
+        asked = [None, "", *(message.get("content") for message in read[0][:same])]
+        if prompt is None or (isinstance(prompt, str) and prompt in asked):
+            return [encoding.turns(side, first=same) for side in read]
+        return [encoding.answered(prompt, side) for side in both]
     forms = ", ".join(f"{key} ({type(value).__name__})" for key, value in row.items())
-    raise ValueError(
+    raise RowError(
         "preferences need rows with 'chosen' and 'rejected', and 'prompt' unless both begin with it: all as text, or "
         f"all as lists of messages; this one has {forms}"
     )
 
 
-def answered(prompt: Any, completion: Any, tokenizer: Any) -> Pieces:
-    """A prompt, which is not learned, and its answer, which is; both text or both messages.
+def trajectory(pieces: Pieces, max_tokens: int | None, overlong: str) -> Trajectory | None:
+    """Return one sequence of these pieces, at most `max_tokens` long, or None if it is skipped; see `EncodingSettings`.
 
     Raises:
-        ValueError: one is text and the other is not, the answer begins with somebody else's turn, or there is no token
-            to end a text with.
-    """
-    if isinstance(prompt, str) and isinstance(completion, str):
-        if tokenizer.eos_token_id is None:
-            raise ValueError("the tokenizer has no end-of-sequence token, which an answer as text must end with")
-        _check_text(prompt + completion)
-        asked, _ = encode(tokenizer, guard(tokenizer, prompt))
-        said, _ = encode(tokenizer, guard(tokenizer, completion))
-        return [(with_begin(tokenizer, asked), False), ([*said, tokenizer.eos_token_id], True)]
-    if not (_is_conversation(prompt) and _is_conversation(completion)):
-        raise ValueError("prompt and completion must both be text, or both lists of messages with role and content")
-    if completion[0]["role"] != "assistant":
-        raise ValueError(
-            f"the answer begins with a turn of the {completion[0]['role']}: leave out what the prompt has already"
-        )
-    return _turns([*prompt, *completion], tokenizer, first=len(prompt))
-
-
-def trajectory(pieces: Pieces, max_tokens: int | None, overlong: str) -> Trajectory:
-    """One sequence of these pieces, at most `max_tokens` long; see `EncodingSettings`.
-
-    Raises:
-        ValueError: it is too long, or nothing in it is learned.
+        RowError: it is too long, or nothing in it is learned.
     """
     ids = np.array([token for tokens, _ in pieces for token in tokens], np.int64)
     mask = np.array([is_learned for tokens, is_learned in pieces for _ in tokens], np.bool_)
     is_cut = max_tokens is not None and len(ids) > max_tokens
+    if is_cut and overlong == "skip":
+        return None
     if is_cut and overlong == "refuse":
-        raise ValueError(
+        raise RowError(
             f"it has {len(ids)} tokens, and max_tokens is {max_tokens}: raise it, leave out the row, or set "
-            "example_tokenizer.overlong to truncate"
+            "example_tokenizer.overlong to truncate or skip"
         )
     ids, mask = ids[:max_tokens], mask[:max_tokens]
     if not bool(mask[1:].any()):  # nothing predicts the first token
         cut = f" within the {max_tokens} tokens that it was cut to" if is_cut else ""
-        raise ValueError(f"there is nothing to learn in it{cut}: no turn of the assistant, or an empty one")
+        raise RowError(f"there is nothing to learn in it{cut}: no turn of the assistant, or an empty one")
     return Trajectory(
         {
             "input_ids": ids,
@@ -145,52 +222,7 @@ def trajectory(pieces: Pieces, max_tokens: int | None, overlong: str) -> Traject
     )
 
 
-def _turns(messages: Any, tokenizer: Any, first: int = 0) -> Pieces:
-    """A conversation as the tokenizer's template writes it; of its turns those of the assistant are learned.
-
-    Only turns from the `first` message on are. A turn is what stands between the conversation that asks for it and the
-    one that has it: the template's end of the turn is learned with it, a line break behind that is not.
-    """
-    if not _is_conversation(messages):
-        raise ValueError("a conversation is a list of messages, each with role and content")
-    for number, message in enumerate(messages):
-        content = message.get("content")
-        if content is None and not message.get("tool_calls"):
-            raise ValueError(f"message {number}, of the {message['role']}, has neither content nor tool_calls")
-        if isinstance(content, str):
-            _check_text(content)
-    pieces: Pieces = []
-    written = ""
-    for number, message in enumerate(messages):
-        if message["role"] != "assistant" or number < first:
-            continue
-        before = render(tokenizer, messages[:number], add_generation_prompt=True)
-        after = render(tokenizer, messages[: number + 1], add_generation_prompt=False).rstrip("\n")
-        if not (before.startswith(written) and after.startswith(before)):
-            raise ValueError(
-                "the chat template rewrites earlier turns, so it cannot be said which tokens are whose: make a row of "
-                "each turn of the assistant, with prompt and completion as messages"
-            )
-        pieces.append((encode(tokenizer, before[len(written) :])[0], False))
-        pieces.append((encode(tokenizer, after[len(before) :])[0], True))
-        written = after
-    return pieces
-
-
-def _check_text(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("it holds half a character (a lone surrogate), which no tokenizer reads") from error
-
-
-def _is_conversation(value: Any) -> bool:
-    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        return False
-    return all(isinstance(message, Mapping) and "role" in message for message in value)
-
-
 def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many items two sequences begin with alike, the last one of the shorter left out: an answer is never empty."""
+    """Return how many items two sequences begin with alike, without the last one of the shorter: no answer is empty."""
     most = min(len(one), len(other)) - 1
     return next((place for place in range(most) if one[place] != other[place]), most)

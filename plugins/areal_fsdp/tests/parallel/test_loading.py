@@ -93,6 +93,7 @@ def test_a_base_model_s_files_and_a_new_head(tmp_path):
     assert_same_after_filling(model, files, whole(folder, **new))
 
 
+@pytest.mark.slow
 def test_a_name_of_the_hub(tmp_path, monkeypatch):
     """As its cache keeps a download: a snapshot below a folder for the name."""
     root = tmp_path / "models--someone--small"
@@ -234,6 +235,7 @@ def test_a_model_streams_its_layers_through_its_own_forward(tmp_path):
         model(input_ids=ids)[0].sum().item()  # nothing is left behind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tensor", [1, 8])
 def test_eight_ranks_of_a_70b_model_fit_a_host_of_512_gib(tensor):
     """The true loading and division of files without bytes; the shards' bytes are counted."""

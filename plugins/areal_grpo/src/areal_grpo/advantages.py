@@ -97,6 +97,12 @@ def gdpo(batch: PackedBatch, *, weights: Mapping[str, float], epsilon: float) ->
 
 
 def _normalized(batch: PackedBatch, rewards: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """(r_i - mean r) / (std r + ε) within the group, [B]."""
+    """Return (r_i - mean r) / (std r + ε) within the group, [B].
+
+    An answer that the reward did not judge (NaN) counts as the mean.
+    """
+    judged = (~rewards.isnan()).to(rewards.dtype)
+    mean = group_mean(batch, rewards.nan_to_num()) / group_mean(batch, judged).clamp(min=1e-12)
+    rewards = torch.where(rewards.isnan(), mean, rewards)
     deviation = rewards - group_mean(batch, rewards)
     return deviation / (group_standard_deviation(batch, rewards) + epsilon)

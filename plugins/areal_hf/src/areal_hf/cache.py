@@ -25,13 +25,13 @@ def rounded(length: int, multiple: int = BLOCK) -> int:
     return -(-length // multiple) * multiple
 
 
-class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class RowLayer(CacheLayerMixin):
     """Keys and values of one layer, each [rows, heads, columns, size]; made at the first update."""
 
     is_sliding = False
 
     def __init__(self, owner: RowCache) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._owner = owner
         self._keys = torch.empty(0)
         self._values = torch.empty(0)

@@ -99,8 +99,9 @@ async def _roll_out(config: RunConfig, model: ModelReference, tokenizer: Any, ro
     assert config.workflow is not None
     generator: Any = Generator(model, tokenizer)
     rewards = build_rewards(config.rewards)
-    runner = EpisodeRunner(config.workflow.build(), generator, rewards, tokenizer, seed=config.seed)
-    sampling, episodes = sampling_parameters(config, end_tokens(model, tokenizer)), []
+    ends = end_tokens(model, tokenizer)
+    runner = EpisodeRunner(config.workflow.build(), generator, rewards, tokenizer, seed=config.seed, end_ids=ends)
+    sampling, episodes = sampling_parameters(config, ends), []
     for sample in range(config.rollout.group_size):
         episode = await runner.run(row, RunGroup(0, number, 0, (sample,), sampling), sample)
         print_out(f"sample {sample}: reward {episode.reward:.4g} {episode.rewards}: {episode.text!r}")

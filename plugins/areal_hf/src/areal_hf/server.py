@@ -55,7 +55,7 @@ def load_model(reference: ModelReference, device: str) -> PreTrainedModel:
     factory: Any = AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM
     model: PreTrainedModel = factory.from_pretrained(path, dtype=dtype, trust_remote_code=trusted)
     set_attention(model, attention_for(model.config) if model._supports_sdpa else "eager")
-    return model.to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
+    return model.to(device).eval().requires_grad_(False)
 
 
 def limits_for(settings: HFConfig, model: PreTrainedModel) -> Limits:
@@ -210,7 +210,7 @@ async def main(settings: HFConfig, model: ModelReference, address: str, ready: C
         address: where; see `areal_core.messages.serve`.
         ready: called with where it is by then.
     """
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     server = Server(settings, model)
     listening = await serve(address, server.on_message, lambda: Credentials(settings.key))
     gc.freeze()  # what the model is made of is not walked again and again

@@ -30,14 +30,16 @@ class ModelServer:
         self._waiting: asyncio.Queue[tuple[list[int], asyncio.Future[float]]] = asyncio.Queue()
 
     async def score(self, request: Any) -> Any:
-        """POST /score with `prompt`, `completion` and, where they are of the model's vocabulary, `completion_ids`."""
+        """Answer POST /score with `prompt`, `completion`, `is_cut`, and `prompt_ids` and `completion_ids` if they
+        are of the model's vocabulary; see `ScoringModel.encode`."""
         try:
             asked = await request.json()
             asked = asked if isinstance(asked, dict) else {}
             prompt, completion = asked.get("prompt"), asked.get("completion", "")
             if not (isinstance(prompt, str) and isinstance(completion, str)):
                 raise ValueError("a request is a mapping of prompt and completion, both text")
-            ids = self._model.encode(prompt, completion, asked.get("completion_ids"))
+            sampled, prompt_ids = asked.get("completion_ids"), asked.get("prompt_ids") or ()
+            ids = self._model.encode(prompt, completion, sampled, prompt_ids, is_cut=bool(asked.get("is_cut")))
             if not 0 < len(ids) <= self.longest:
                 raise ValueError(f"{len(ids)} tokens, where 1 to {self.longest} can be scored")
         except (ValueError, LookupError, TypeError, RecursionError) as error:

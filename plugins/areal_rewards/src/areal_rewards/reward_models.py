@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from areal_core.chat.answers import end_mark
+from areal_core.chat.template import with_begin
 from areal_rewards.asking import Asker
 from areal_rewards.libraries import load_library
 
@@ -38,12 +40,34 @@ class ScoringModel:
         self._device = "cuda" if self._torch.cuda.is_available() else "cpu"
         self._model.to(self._device)
 
-    def encode(self, prompt: str, completion: str, completion_ids: Sequence[int] | None) -> list[int]:
-        """Tokens of a prompt as its template wrote it, and of the answer: as they were sampled, where both models have
-        the same vocabulary, so that the end of the turn is among them."""
-        asked = self.tokenizer.encode(prompt, add_special_tokens=False)
-        said = self.tokenizer.encode(completion, add_special_tokens=False) if completion_ids is None else completion_ids
-        return [*asked, *said]
+    def encode(
+        self,
+        prompt: str,
+        completion: str,
+        completion_ids: Sequence[int] | None = None,
+        prompt_ids: Sequence[int] = (),
+        *,
+        is_cut: bool = False,
+    ) -> list[int]:
+        """Return the tokens that the model scores: those that it was trained on for such a conversation.
+
+        Args:
+            prompt: as its template wrote it, or plain text, which begins as this tokenizer begins a text.
+            completion: the answer.
+            completion_ids: the answer as it was sampled, end token included, if both models have the same vocabulary;
+                None encodes the text, and adds the end token unless the answer was cut.
+            prompt_ids: the prompt as it was asked, in the same case; empty encodes the text.
+            is_cut: the answer has no end.
+        """
+        if completion_ids is not None:
+            return [*(prompt_ids or with_begin(self.tokenizer, self._ids(prompt))), *completion_ids]
+        ids = with_begin(self.tokenizer, self._ids(prompt + completion))
+        mark = end_mark(self.tokenizer)
+        end = self._ids(mark)[0] if mark and mark in prompt else self.tokenizer.eos_token_id
+        return ids if is_cut or end is None or ids[-1:] == [end] else [*ids, end]
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
         """One score for each sequence of token ids, which are padded on the right for one pass."""
@@ -72,10 +96,18 @@ class RewardModel:
         self._settings = settings
         self._model = ScoringModel(str(settings.path), settings.dtype)
 
-    def __call__(self, prompt: str, completion: str, completion_ids: Sequence[int]) -> float:
-        """The model's score of the whole conversation, as it is."""
-        ids = completion_ids if self._settings.same_tokens else None
-        (score,) = self._model.score([self._model.encode(prompt, completion, ids)])
+    def __call__(
+        self,
+        prompt: str,
+        completion: str,
+        completion_ids: Sequence[int],
+        finish_reason: str,
+        prompt_ids: Sequence[int] = (),
+    ) -> float:
+        """Return the model's score of the whole conversation, as it is."""
+        sampled = (completion_ids, prompt_ids) if self._settings.same_tokens else (None, ())
+        ids = self._model.encode(prompt, completion, *sampled, is_cut=finish_reason == "length")
+        (score,) = self._model.score([ids])
         return score
 
 
@@ -91,15 +123,22 @@ class RemoteRewardModel:
         self._asker = Asker("reward model", "remote_reward_model", f"{settings.address.rstrip('/')}/score", settings)
         self.max_concurrency = settings.max_concurrency
 
-    async def __call__(self, prompt: str, completion: str, completion_ids: Sequence[int]) -> float:
-        """The model's score of the whole conversation, as it is.
+    async def __call__(
+        self,
+        prompt: str,
+        completion: str,
+        completion_ids: Sequence[int],
+        finish_reason: str,
+        prompt_ids: Sequence[int] = (),
+    ) -> float:
+        """Return the model's score of the whole conversation, as it is.
 
         Raises:
             RuntimeError: it could not be asked, in all tries.
         """
-        body: dict[str, Any] = {"prompt": prompt, "completion": completion}
+        body: dict[str, Any] = {"prompt": prompt, "completion": completion, "is_cut": finish_reason == "length"}
         if self._settings.same_tokens:
-            body["completion_ids"] = list(completion_ids)
+            body |= {"completion_ids": list(completion_ids), "prompt_ids": list(prompt_ids)}
         return await self._asker.ask(body, self._read)
 
     async def _read(self, response: Any) -> float:

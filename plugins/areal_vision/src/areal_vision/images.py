@@ -42,7 +42,10 @@ class ImageReader:
     """
 
     def __init__(self, model: str) -> None:
-        from transformers import AutoConfig, AutoImageProcessor
+        from transformers import AutoConfig
+
+        # `from transformers import AutoImageProcessor` needs torchvision in transformers 5.17; this module does not.
+        from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
         factory: Any = AutoImageProcessor
         try:

@@ -22,7 +22,7 @@ class OpenEnvEnvironment:
         settings: which server, and how actions and observations are written.
 
     Raises:
-        ConfigError: openenv-core is not installed.
+        ConfigError: openenv is not installed.
     """
 
     def __init__(self, settings: OpenEnvSettings) -> None:

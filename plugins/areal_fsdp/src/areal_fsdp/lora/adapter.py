@@ -251,7 +251,7 @@ def _config(model: PreTrainedModel, settings: LoraSettings, names: list[str], so
     alpha = settings.alpha
     return LoraConfig(
         r=settings.rank,
-        lora_alpha=int(alpha) if alpha.is_integer() else alpha,  # type: ignore[arg-type]  # servers read an integer
+        lora_alpha=int(alpha) if alpha.is_integer() else alpha,  # servers read an integer
         target_modules=names,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         init_lora_weights=True if settings.initialization == "kaiming" else "gaussian",

@@ -257,7 +257,7 @@ def load_model(
     _refuse_missing(reference, role, model, sorted(report["missing_keys"]))
     speed_up_norms(model, except_in=decoder_layers(model) if compiled else None)
     set_attention(model, PACKED)
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
     model.requires_grad_(role.changes and not frozen)
     return model, files
 

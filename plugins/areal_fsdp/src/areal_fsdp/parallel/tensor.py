@@ -146,7 +146,7 @@ def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
 def divide_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> Vocabulary | None:
     """Split the embedding and the head, tied or not; None where the head has to stay whole on every rank."""
     words: Any = model.get_input_embeddings()
-    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head: Any = model.get_output_embeddings()
     for part, kind in ((words, torch.nn.Embedding), (head, torch.nn.Linear)):
         if part is not None and type(part) is not kind:  # such as one that scales what it finds
             raise _not_divided(model, f"has a {type(part).__name__} of its own")

@@ -47,7 +47,7 @@ class SmolLM2:
         model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name)
         # The weights are plain numbers after reading; only these marks would keep them from being saved.
         del model.config.quantization_config
-        model.hf_quantizer = None  # type: ignore[assignment]
+        model.hf_quantizer = None
         model.save_pretrained(temporary)
         AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(temporary)
         temporary.rename(target)

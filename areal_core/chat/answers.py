@@ -1,0 +1,160 @@
+"""Answers: which tokens end one, and the text of one as its author wrote it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from areal_core.chat.template import (
+    PROBE,
+    Conversation,
+    encode,
+    end_of_turn,
+    leading_special_token,
+    render,
+    render_conversation,
+    special_tokens,
+    spelled_out,
+    template_text,
+)
+from areal_core.interfaces.workflow import RowError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+
+_OPEN_TAG: Final = re.compile(r"<[a-z_]+>\s*$")
+"""A tag such as `<think>` at the end of a text. Special tokens have other forms: `<|im_start|>`."""
+
+
+def end_tokens(tokenizer: Any, named: Collection[int] = ()) -> frozenset[int]:
+    """Return the tokens that end an answer.
+
+    They are the tokenizer's end token, those that the model's generation config names, and the special token that the
+    chat template writes after an assistant's turn. A base model with a chat template has only the last one there: its
+    own end token ends a document.
+
+    Args:
+        tokenizer: of the model.
+        named: ids in the model's generation config.
+    """
+    own = getattr(tokenizer, "eos_token_id", None)
+    ends = {*named, *(() if own is None else (own,))}
+    if mark := end_mark(tokenizer):
+        ends.add(encode(tokenizer, mark)[0][0])
+    return frozenset(ends)
+
+
+def end_mark(tokenizer: Any, conversation: Conversation | None = None) -> str:
+    """Return the special token that the chat template writes first after an assistant's turn; empty if there is none.
+
+    Models whose template writes no end (GLM) end their turn by opening the next one: there it is the token that the
+    template writes before a user's turn.
+
+    Args:
+        tokenizer: of the model.
+        conversation: whose template arguments count.
+    """
+    if not template_text(tokenizer):
+        return ""
+    arguments = conversation.template_arguments if conversation is not None else {}
+    try:
+        end = end_of_turn(tokenizer, **arguments)
+        if not end:
+            roles = ("user", "assistant", "user")
+            text = render(
+                tokenizer, [{"role": r, "content": PROBE} for r in roles], add_generation_prompt=True, **arguments
+            )
+            return leading_special_token(tokenizer, text.split(PROBE)[2])
+    except (RowError, IndexError):  # a template that takes no short conversation, such as one that insists on images
+        return ""
+    found = [(end.find(spelling), spelling) for spelling in special_tokens(tokenizer) if spelling in end]
+    return min(found, key=lambda place: (place[0], -len(place[1])))[1] if found else ""
+
+
+def opened_by_template(tokenizer: Any, conversation: Conversation, text: str) -> str:
+    """Return the end of a prompt that belongs to the answer: what the template writes only to open the policy's turn.
+
+    Templates of reasoning models open the thought, so that the model's own tokens have no `<think>`. It is what the
+    opened turn has beyond the beginning of an assistant's turn that is over, or a tag that is left open at the end.
+
+    Args:
+        tokenizer: of the model.
+        conversation: that the policy is to continue.
+        text: the same as the template writes it, the policy's turn opened.
+    """
+    past = [*conversation.messages, {"role": "assistant", "content": PROBE}]
+    try:
+        written = render(tokenizer, past, add_generation_prompt=False, **conversation.template_arguments)
+    except RowError:
+        return ""
+    beginning = written.rpartition(PROBE)[0]
+    if beginning and text.startswith(beginning):
+        return spelled_out(tokenizer, text[len(beginning) :])
+    tag = _OPEN_TAG.search(text)
+    return tag[0] if tag is not None else ""
+
+
+def answer_text(tokenizer: Any, output_ids: Sequence[int], ends: Collection[int], opened: str = "") -> str:
+    """Return an answer as text: what the template opened, and all that was sampled before the end token.
+
+    Special tokens that the policy wrote inside its answer are spelled out, because formats use them as tags.
+
+    Args:
+        tokenizer: of the model.
+        output_ids: sampled tokens, the end token included.
+        ends: tokens that end an answer; empty for those of the tokenizer alone. See `end_tokens`.
+        opened: see `opened_by_template`.
+    """
+    ends = ends or end_tokens(tokenizer)
+    count = len(output_ids)
+    while count and output_ids[count - 1] in ends:
+        count -= 1
+    return opened + str(tokenizer.decode(list(output_ids[:count]), skip_special_tokens=False))
+
+
+def ends_with_a_token(tokenizer: Any, text: str) -> bool:
+    """Return whether a text ends with a special token, the line breaks after it left out."""
+    return text.rstrip("\n").endswith(special_tokens(tokenizer))
+
+
+def unshown(tokenizer: Any, conversation: Conversation) -> list[str]:
+    """Return what of a conversation the template leaves out, such as `message 0 (system)` or `the tools`.
+
+    A message counts as shown if half of its words are in the rendering, because templates trim and escape, and drop old
+    thoughts. Tools and calls count as shown if the rendering changes without them.
+
+    Args:
+        tokenizer: of the model.
+        conversation: in the form of `chat.messages`.
+
+    Raises:
+        RowError: the template refuses the conversation.
+    """
+    text = render_conversation(tokenizer, conversation, add_generation_prompt=True)
+    words, messages = _words(spelled_out(tokenizer, text)), conversation.messages
+    missing = []
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        said = _words(content.rpartition("</think>")[2] if isinstance(content, str) else "")
+        if said and len(said & words) * 2 < len(said):
+            missing.append(f"message {number} ({message['role']})")
+        if message.get("tool_calls"):
+            plain = {key: value for key, value in message.items() if key != "tool_calls"}
+            without = conversation.with_messages([*messages[:number], plain, *messages[number + 1 :]])
+            if _is_rendered_as(tokenizer, without, text):
+                missing.append(f"the calls of message {number}")
+    if conversation.tools and _is_rendered_as(tokenizer, Conversation(messages, (), conversation.arguments), text):
+        missing.append("the tools")
+    return missing
+
+
+def _is_rendered_as(tokenizer: Any, conversation: Conversation, text: str) -> bool:
+    try:
+        return render_conversation(tokenizer, conversation, add_generation_prompt=True) == text
+    except RowError:
+        return False
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))

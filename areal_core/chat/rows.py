@@ -1,0 +1,159 @@
+"""From a row of a data set to what the chat template is given, and to the tokens of a prompt or of an example."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from areal_core.chat.answers import opened_by_template
+from areal_core.chat.messages import (
+    check_text,
+    kind_of,
+    looks_like_a_conversation,
+    plain,
+    read_conversation,
+    read_tools,
+    strings,
+)
+from areal_core.chat.template import RUNS_OWN, Conversation, encode, guard, render_conversation, with_begin
+from areal_core.interfaces.workflow import RowError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from areal_core.chat.messages import Message
+    from areal_core.chat.settings import PromptSettings
+
+TEMPLATE_KEY: Final = "chat_template_kwargs"
+"""The row's key with arguments of the chat template, as TRL and vLLM call it."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a policy is asked.
+
+    Attributes:
+        input_ids: the token ids.
+        text: the same as text, special tokens spelled out.
+        opened: the end of `text` that the template wrote as the beginning of the answer, such as `<think>`.
+        messages: the conversation; empty where the prompt is text that is continued.
+    """
+
+    input_ids: list[int]
+    text: str
+    opened: str = ""
+    messages: tuple[Message, ...] = ()
+
+    @property
+    def question(self) -> str:
+        """The text without `opened`, which is part of the answer."""
+        return self.text[: len(self.text) - len(self.opened)]
+
+
+def read_prompt(tokenizer: Any, row: Mapping[str, Any], settings: PromptSettings) -> Prompt:
+    """Return the prompt of a row.
+
+    Raises:
+        RowError: the row has no prompt, or one that cannot be used; it names the field and the remedy.
+    """
+    asked = prompt_of(row, settings)
+    if isinstance(asked, Conversation):
+        text = render_conversation(tokenizer, asked, add_generation_prompt=True)
+        ids, written = _remembered(tokenizer, text)
+        opened = opened_by_template(tokenizer, asked, text)
+        return Prompt(list(ids), written, opened, tuple(asked.messages))
+    ids, written = _remembered(tokenizer, asked if settings.text_has_special_tokens else guard(tokenizer, asked))
+    return Prompt(with_begin(tokenizer, ids), written)
+
+
+def prompt_of(row: Mapping[str, Any], settings: PromptSettings) -> Conversation | str:
+    """Return the conversation that a row opens, or its prompt as text that is continued as it is.
+
+    Raises:
+        RowError: see `read_prompt`.
+    """
+    key = settings.prompt_key
+    if key not in row:
+        raise RowError(f"has no '{key}'; it has {', '.join(row) or 'no keys'}: set workflow.prompt_key")
+    prompt = plain(row[key])
+    if isinstance(prompt, str):
+        check_text(prompt, f"'{key}'")
+        if not prompt:
+            raise RowError(f"'{key}' is empty: leave the row out, or set workflow.prompt_key")
+        if settings.chat_template != "never" and looks_like_a_conversation(prompt):
+            raise RowError(
+                f"'{key}' is text that holds a conversation in JSON: store it as a list of messages. To ask this text "
+                "as it is, set workflow.chat_template=never"
+            )
+        if settings.chat_template != "always":
+            for name, shown in (("workflow.system", settings.system), (settings.tools_key, _tools_of(row, settings))):
+                if shown:
+                    raise RowError(
+                        f"'{key}' is text that is continued as it is, which takes no {name}: set "
+                        "workflow.chat_template=always to ask it as a message"
+                    )
+            return prompt
+        prompt = [{"role": "user", "content": prompt}]
+    elif settings.chat_template == "never":
+        raise RowError(f"'{key}' is a list of messages, which needs a template: workflow.chat_template is 'never'")
+    elif not isinstance(prompt, list | Mapping):
+        raise RowError(f"'{key}' is {kind_of(prompt)}; it must be text, or a list of messages")
+    messages = read_conversation(prompt, f"'{key}'")
+    if messages[-1]["role"] == "assistant":
+        raise RowError(f"'{key}' ends with a turn of the assistant, which the policy is to write: leave that turn out")
+    return conversation_of(row, messages, settings)
+
+
+def conversation_of(row: Mapping[str, Any], messages: Sequence[Message], settings: PromptSettings) -> Conversation:
+    """Return messages with a system message, the row's tools, and the arguments of the row and the settings.
+
+    The system message is that of the messages; else the row's `system`; else the settings'.
+    """
+    own = row.get("system")
+    system = own if isinstance(own, str) and own else settings.system
+    if system and messages[0]["role"] not in ("system", "developer"):
+        messages = [{"role": "system", "content": system}, *messages]
+    arguments = template_arguments(row, settings.chat_template_kwargs or {})
+    return Conversation(messages, _tools_of(row, settings), arguments)
+
+
+def template_arguments(row: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chat template's arguments: those of the settings, the row's `chat_template_kwargs` and `documents`.
+
+    Raises:
+        RowError: the row's are no object, or name something that the run decides.
+    """
+    own = row.get(TEMPLATE_KEY)
+    if isinstance(own, str) and own.strip():
+        try:
+            own = json.loads(own)
+        except ValueError:
+            raise RowError(f"'{TEMPLATE_KEY}' is text that is not JSON") from None
+    if not own:
+        own = {}
+    if not isinstance(own, Mapping):
+        raise RowError(
+            f"'{TEMPLATE_KEY}' is {type(own).__name__}; it must be an object, such as {{enable_thinking: false}}"
+        )
+    arguments = {**settings, **{key: value for key, value in own.items() if value is not None}}
+    if documents := plain(row.get("documents")):
+        arguments.setdefault("documents", documents)
+    if refused := sorted(RUNS_OWN & arguments.keys()):
+        raise RowError(f"'{TEMPLATE_KEY}' names {', '.join(refused)}, which the run decides")
+    for place, text in strings(arguments, f"'{TEMPLATE_KEY}'"):
+        check_text(text, place)
+    return arguments
+
+
+def _tools_of(row: Mapping[str, Any], settings: PromptSettings) -> list[dict[str, Any]]:
+    return read_tools(row.get(settings.tools_key), f"'{settings.tools_key}'") if settings.tools_key else []
+
+
+@lru_cache(maxsize=64)
+def _remembered(tokenizer: Any, text: str) -> tuple[tuple[int, ...], str]:
+    """Do what `encode` does, once for all episodes of a group: they begin with the same prompt."""
+    ids, written = encode(tokenizer, text)
+    return tuple(ids), written

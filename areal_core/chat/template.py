@@ -1,0 +1,379 @@
+"""Chat templates: conversations as text, and text as tokens. Nothing else calls `apply_chat_template`.
+
+Special tokens belong to the template. Where the content of a message spells one, the spelling is encoded as ordinary
+text: a *stand-in*, a character for private use, takes its place while the template renders and the text is encoded.
+
+A text is encoded as a whole and then cut, because tokenizers treat the beginning of a text in their own way:
+SentencePiece puts a space in front of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final
+
+from areal_core.interfaces.workflow import RowError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from areal_core.chat.messages import Message
+
+PROBE: Final = "probe"
+"""The content of a message that is rendered to see what the template writes around it."""
+RUNS_OWN: Final = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""Arguments of `apply_chat_template` that are not the template's."""
+_STAND_INS: Final = 0xF0000
+_STAND_IN: Final = re.compile("([\U000f0000-\U000fffff])")
+
+
+class RewrittenPrefixError(ValueError):
+    """The template writes earlier turns differently once others follow, so tokens cannot be appended to them."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Everything that a chat template is given.
+
+    Attributes:
+        messages: in the form of `chat.messages`.
+        tools: function tools; see `read_tools`.
+        arguments: further arguments of the template, such as `enable_thinking` and `documents`.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_messages(self, messages: Sequence[Message]) -> Conversation:
+        """Return the same with other messages."""
+        return Conversation(messages, self.tools, self.arguments)
+
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """The template's arguments beside the messages."""
+        return {**({"tools": list(self.tools)} if self.tools else {}), **self.arguments}
+
+
+def render(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, **arguments: Any
+) -> str:
+    """Return a conversation as the tokenizer's template writes it, with stand-ins; `encode` turns it into tokens.
+
+    Args:
+        tokenizer: of the model, with a chat template.
+        messages: in the form of `chat.messages`.
+        add_generation_prompt: open the policy's turn at the end.
+        arguments: further arguments of the template, such as `tools`.
+
+    Raises:
+        RowError: the tokenizer has no chat template, the template refuses the conversation, or it shows no tools.
+    """
+    written = template_text(tokenizer)
+    _check_is_shown(written, messages, arguments)
+    try:
+        text: str = tokenizer.apply_chat_template(
+            guard(tokenizer, [_in_words_of(written, message) for message in messages]),
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **{name: guard(tokenizer, value) for name, value in arguments.items()},
+        )
+    except Exception as error:
+        if not written and "chat_template" in str(error):
+            raise RowError(
+                "the model's tokenizer has no chat template: save one in its folder (chat_template.jinja), or give "
+                "the prompt as text"
+            ) from None
+        raise RowError(f"the chat template does not take this conversation: {type(error).__name__}: {error}") from error
+    return text
+
+
+def render_conversation(tokenizer: Any, conversation: Conversation, *, add_generation_prompt: bool) -> str:
+    """Return a conversation as the template writes it; see `render`.
+
+    Raises:
+        RowError: as `render`; or the template does not read one of the conversation's arguments.
+    """
+    written = template_text(tokenizer)
+    for name in conversation.arguments if written else ():
+        if not re.search(rf"\b{re.escape(name)}\b", written):
+            raise RowError(f"the chat template does not read '{name}': correct the name, or leave it out")
+    return render(
+        tokenizer,
+        conversation.messages,
+        add_generation_prompt=add_generation_prompt,
+        **conversation.template_arguments,
+    )
+
+
+def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> tuple[list[int], str]:
+    """Return token ids and text of a conversation that waits for the policy's turn; arguments are those of `render`."""
+    return encode(tokenizer, render(tokenizer, messages, add_generation_prompt=True, **arguments))
+
+
+def template_text(tokenizer: Any) -> str:
+    """Return the source of the tokenizer's chat template, all of them where it has several; empty without one."""
+    written = getattr(tokenizer, "chat_template", None)
+    if isinstance(written, dict):
+        return "\n".join(map(str, written.values()))
+    return str(written or "")
+
+
+def between_turns(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    answer: Mapping[str, Any],
+    following: Sequence[Mapping[str, Any]],
+    output_ids: Sequence[int],
+    **arguments: Any,
+) -> tuple[list[int], str]:
+    """Return what the template writes between the policy's turn and its next one: token ids and text.
+
+    It is the difference of two renderings. The end of the turn is the policy's own if it sampled one. If the turn was
+    cut, the template's end is added as context, which is not learned.
+
+    Args:
+        tokenizer: of the model.
+        messages: before the policy's turn.
+        answer: the turn as a message.
+        following: the messages after it.
+        output_ids: the turn as it was sampled.
+        arguments: of the template; see `render`.
+
+    Raises:
+        RewrittenPrefixError: the template writes earlier turns differently once others follow.
+    """
+    before = render(tokenizer, [*messages, answer], add_generation_prompt=False, **arguments).rstrip("\n")
+    after = render(tokenizer, [*messages, answer, *following], add_generation_prompt=True, **arguments)
+    if not after.startswith(before):
+        raise RewrittenPrefixError(
+            "the chat template rewrites earlier turns, so tokens cannot be appended; use a workflow that starts a new "
+            "trajectory for each turn"
+        )
+    end = end_of_turn(tokenizer, messages, **arguments)
+    end_ids = encode(tokenizer, end)[0]
+    has_ended = bool(end_ids) and list(output_ids[len(output_ids) - len(end_ids) :]) == end_ids
+    added = ("" if has_ended else end) + after[len(before) :]
+    if not end and (opening := leading_special_token(tokenizer, added)):
+        # The template writes no end: models of this kind end their turn by opening the next one.
+        end, end_ids = opening, encode(tokenizer, opening)[0]
+        has_ended = list(output_ids[-1:]) == end_ids
+        added = added.removeprefix(opening) if has_ended else added
+    # Something must stand in front, because a tokenizer may put a space at the beginning of a text.
+    in_front, ids = encode_pieces(tokenizer, [end if has_ended else "a", added])
+    if not in_front:  # a token reaches over the cut
+        ids = encode(tokenizer, added)[0]
+    return ids, spelled_out(tokenizer, added)
+
+
+def end_of_turn(tokenizer: Any, messages: Sequence[Mapping[str, Any]] = (), **arguments: Any) -> str:
+    """Return what the template writes after the content of an assistant's turn, without line breaks at its end.
+
+    It is empty if the template writes nothing.
+    """
+    asked = [*messages, {"role": "assistant", "content": PROBE}]
+    if not messages:
+        asked.insert(0, {"role": "user", "content": "question"})
+    text = render(tokenizer, asked, add_generation_prompt=False, **arguments)
+    return text.rpartition(PROBE)[2].rstrip("\n") if PROBE in text else ""
+
+
+def leading_special_token(tokenizer: Any, text: str) -> str:
+    """Return the special token with which a text begins, white space left out; empty if it begins with none."""
+    return next((spelling for spelling in special_tokens(tokenizer) if text.lstrip().startswith(spelling)), "")
+
+
+def guard(tokenizer: Any, content: Any) -> Any:
+    """Return content in which stand-ins take the place of what spells a special token, at any depth.
+
+    Content that spells none is unchanged, and so are its tokens.
+    """
+    if isinstance(content, str):
+        for number, spelling in enumerate(special_tokens(tokenizer)):
+            content = content.replace(spelling, chr(_STAND_INS + number))
+        return content
+    if isinstance(content, dict):
+        return {guard(tokenizer, key): guard(tokenizer, value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [guard(tokenizer, value) for value in content]
+    return content
+
+
+def encode(tokenizer: Any, text: str) -> tuple[list[int], str]:
+    """Return the token ids of a text with stand-ins, and the text with what they stand for.
+
+    A stand-in becomes the ordinary tokens of what it spells.
+    """
+    return encode_pieces(tokenizer, [text])[0], spelled_out(tokenizer, text)
+
+
+def encode_pieces(tokenizer: Any, pieces: Sequence[str]) -> list[list[int]]:
+    """Encode pieces of one text as a whole. Return the token ids of each piece.
+
+    A token that reaches over a cut belongs to the later piece.
+
+    Args:
+        tokenizer: of the model.
+        pieces: parts of a text with stand-ins, in order.
+    """
+    text = "".join(pieces)
+    ends = list(accumulate(map(len, pieces)))
+    found: list[list[int]] = [[] for _ in pieces]
+    place = 0
+    for ids, end in _spans(tokenizer, text, ends):
+        while place < len(ends) - 1 and end > ends[place]:
+            place += 1
+        found[place] += ids
+    return found
+
+
+def spelled_out(tokenizer: Any, text: str) -> str:
+    """Return a text with what its stand-ins stand for."""
+    spellings = special_tokens(tokenizer)
+    return _STAND_IN.sub(lambda match: _spelling(match[0], spellings), text)
+
+
+def with_begin(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+    """Return the tokens of a plain text after what the tokenizer puts in front of one, such as BOS.
+
+    A template writes that token itself.
+    """
+    begin = _begin(tokenizer)
+    return list(ids) if tuple(ids[: len(begin)]) == begin else [*begin, *ids]
+
+
+@lru_cache(maxsize=8)
+def special_tokens(tokenizer: Any) -> tuple[str, ...]:
+    """Return how the special tokens are spelled, the longest first."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    spelled = {*getattr(tokenizer, "all_special_tokens", ()), *(token.content for token in added if token.special)}
+    return tuple(sorted(spelled - {""}, key=lambda text: (-len(text), text)))
+
+
+def _in_words_of(template: str, message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with the names that the template reads for a thought and for the developer's role."""
+    named = dict(message)
+    if "reasoning_content" in named and "reasoning_content" not in template:
+        read = (name for name in ("thinking", "reasoning") if re.search(rf"[.'\"]{name}\b", template))
+        known = next(read, None)
+        if known is not None:
+            named[known] = named.pop("reasoning_content")
+    if named.get("role") == "developer" and "developer" not in template:
+        named["role"] = "system"
+    return named
+
+
+def _check_is_shown(template: str, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> None:
+    """Refuse tools and calls that a template would leave out in silence.
+
+    Raises:
+        RowError: the template's source does not mention them.
+    """
+    if template and arguments.get("tools") and "tools" not in template:
+        raise RowError("the chat template shows no tools: take a model whose template does, or leave them out")
+    if template and "tool_calls" not in template and any(message.get("tool_calls") for message in messages):
+        raise RowError("the chat template does not write calls of tools (tool_calls): write them into the content")
+
+
+def _spans(tokenizer: Any, text: str, cuts: Sequence[int]) -> list[tuple[list[int], int]]:
+    """Return the tokens of a text in order, in runs, each with the position in the text where it ends."""
+    if not text:
+        return []
+    if not getattr(tokenizer, "is_fast", False):
+        return _spans_without_offsets(tokenizer, text, cuts)
+    stand_ins: dict[int, str] = {}
+    if _STAND_IN.search(text):
+        tokenizer, stand_ins = _with_stand_ins(tokenizer)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
+    ordinary = _ordinary_tokens(tokenizer) if stand_ins else {}
+    spans: list[tuple[list[int], int]] = []
+    reached = 0
+    for token, (_, end) in zip(ids, offsets, strict=True):
+        reached = max(reached, end)  # tokens without characters of their own stay with those before them
+        spans.append((ordinary[stand_ins[token]] if token in stand_ins else [token], reached))
+    return spans
+
+
+def _spans_without_offsets(tokenizer: Any, text: str, cuts: Sequence[int]) -> list[tuple[list[int], int]]:
+    """Do the same for a tokenizer that names no offsets: cut where a beginning's tokens stop to begin the whole."""
+    whole = _plain_ids(tokenizer, text)
+    spans: list[tuple[list[int], int]] = []
+    done = 0
+    for cut in dict.fromkeys([*cuts, len(text)]):
+        before = whole if cut == len(text) else _plain_ids(tokenizer, text[:cut])
+        shared = next((n for n, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1]), len(before))
+        spans.append((whole[done : max(done, shared)], cut))
+        done = max(done, shared)
+    return spans
+
+
+def _plain_ids(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = []
+    for part in _STAND_IN.split(text):
+        spelling = _spelling(part, special_tokens(tokenizer)) if _STAND_IN.fullmatch(part) else ""
+        if spelling and spelling != part:
+            ids += _ordinary_tokens(tokenizer)[spelling]
+        elif part:
+            ids += tokenizer.encode(part, add_special_tokens=False)
+    return ids
+
+
+def _spelling(stand_in: str, spellings: Sequence[str]) -> str:
+    """Return what a stand-in stands for; a character of the text's own that only looks like one stays."""
+    number = ord(stand_in) - _STAND_INS
+    return spellings[number] if number < len(spellings) else stand_in
+
+
+@lru_cache(maxsize=8)
+def _with_stand_ins(tokenizer: Any) -> tuple[Any, dict[int, str]]:
+    """Return a copy of the tokenizer in which each stand-in is one token, and what their ids stand for."""
+    from tokenizers import AddedToken
+
+    spellings = special_tokens(tokenizer)
+    marks = [chr(_STAND_INS + number) for number in range(len(spellings))]
+    copied = copy.deepcopy(tokenizer)
+    copied.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
+    numbers = copied.convert_tokens_to_ids(marks)
+    return copied, dict(zip(numbers, spellings, strict=True))
+
+
+@lru_cache(maxsize=8)
+def _ordinary_tokens(tokenizer: Any) -> dict[str, list[int]]:
+    """Return the ordinary tokens of what spells a special one, by its spelling.
+
+    They come from a copy: `split_special_tokens` is set on the tokenizer, and other threads encode with that.
+    """
+    own = copy.deepcopy(tokenizer)
+    return {
+        spelling: own.encode(spelling, add_special_tokens=False, split_special_tokens=True)
+        for spelling in special_tokens(tokenizer)
+    }
+
+
+@lru_cache(maxsize=8)
+def _begin(tokenizer: Any) -> tuple[int, ...]:
+    plain, whole = (tokenizer.encode("a", add_special_tokens=adds) for adds in (False, True))
+    ahead = range(len(whole) - len(plain) + 1)
+    return tuple(whole[: next((n for n in ahead if whole[n : n + len(plain)] == plain), 0)])
