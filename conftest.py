@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 SERVERS_ON_CPU = HERE / "tests" / "servers_on_cpu"
 SWITCH = "AREAL_WITHOUT_SERVERS"
+ON_GPU = os.environ.get("AREAL_SERVERS_ON_GPU") == "1"
+"""Tests start the servers that this Python has, on the first GPU, instead of the ones for CPUs."""
 START_S = 900
 """For a server that is alive and not yet healthy, however slow the machine is."""
 
@@ -128,24 +130,44 @@ def one_rank(no_ranks: None) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def vllm_program() -> list[str]:
     """Words that start a vLLM server, for the settings field `program`."""
+    if ON_GPU:
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     return [_environment("vllm"), "-m", "vllm.entrypoints.openai.api_server"]
 
 
 @pytest.fixture(scope="session")
 def vllm_options() -> dict[str, Any]:
-    """What vLLM must be told on a CPU, for the settings field `options`."""
+    """Options of vLLM for the models of the tests, for the settings field `options`."""
+    if ON_GPU:  # a cache of a fixed size lets two servers start on one GPU at the same time
+        memory = {"kv_cache_memory_bytes": 1 << 31, "gpu_memory_utilization": 0.3}
+        return {"max_model_len": 16384, "max_num_seqs": 32, **memory}
     return {"enforce_eager": True, "distributed_executor_backend": "uni", "max_model_len": 16384, "max_num_seqs": 32}
 
 
 @pytest.fixture(scope="session")
 def sglang_program() -> list[str]:
     """Words that start an SGLang server, for the settings field `program`."""
+    if ON_GPU:
+        return [sys.executable, "-m", "sglang.launch_server"]
     return [_environment("sglang"), str(SERVERS_ON_CPU / "sglang_cpu.py")]
 
 
 @pytest.fixture(scope="session")
 def sglang_options() -> dict[str, Any]:
-    """What SGLang must be told on a CPU, for the settings field `options`."""
+    """Options of SGLang for the models of the tests, for the settings field `options`."""
+    if ON_GPU:  # SGLang's fast norms refuse float32; those of its deterministic mode take it
+        return {
+            "enable_deterministic_inference": True,
+            "attention_backend": "triton",
+            "sampling_backend": "pytorch",
+            "grammar_backend": "none",
+            "context_length": 16384,
+            "mem_fraction_static": 0.4,
+            "max_total_tokens": 65536,
+            "max_running_requests": 32,
+            "cuda_graph_max_bs_decode": 32,
+            "cuda_graph_backend_prefill": "disabled",
+        }
     return {
         "device": "cpu",
         "attention_backend": "torch_native",
@@ -162,8 +184,16 @@ def sglang_options() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def server_environment() -> dict[str, str]:
-    """Environment variables of servers on a CPU, for the settings field `environment`."""
+    """Environment variables of servers, for the settings field `environment`."""
+    if ON_GPU:  # float32 products in full precision, as the reference computes them
+        return {"TRITON_F32_DEFAULT": "ieee", "NVIDIA_TF32_OVERRIDE": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
     return {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+
+@pytest.fixture(scope="session")
+def server_tolerance() -> float:
+    """Largest difference between a server's float32 log-probability and the reference."""
+    return 1e-3 if ON_GPU else 1e-4
 
 
 @contextmanager

@@ -74,7 +74,7 @@ SERVER_OPTIONS = {
     "mem_fraction_static": 0.3,
     "disable_custom_all_reduce": True,
     "max_running_requests": 512,
-    "cuda_graph_bs": [1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 320, 384, 448, 512],
+    "cuda_graph_bs_decode": [1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 320, 384, 448, 512],
 }
 SERVERS_ON_CPU = Path(__file__).parents[1] / "tests" / "servers_on_cpu" / "sglang.yaml"
 ENVIRONMENT = {"NCCL_CUMEM_ENABLE": "0", "OMP_NUM_THREADS": "1"}

@@ -33,7 +33,7 @@ from areal_core.runs import RunFolder
 ROOT = Path(__file__).parents[1]
 AREAL = [sys.executable, "-m", "areal_core"]
 OPTIONS = {"attention_backend": "triton", "sampling_backend": "pytorch", "grammar_backend": "none",
-           "mem_fraction_static": 0.3, "disable_custom_all_reduce": True, "cuda_graph_bs": [8, 32]}  # fmt: skip
+           "mem_fraction_static": 0.3, "disable_custom_all_reduce": True, "cuda_graph_bs_decode": [8, 32]}  # fmt: skip
 ASK_TIMEOUT_S, POLL_S = 2.0, 0.004
 SHOWN = ("step", "time/step_s", "time/weight_sync_s", "weight_sync/transfer_s", "logprob_check/difference_mean")
 

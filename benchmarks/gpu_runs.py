@@ -142,7 +142,7 @@ def make_config(arguments: argparse.Namespace) -> dict:
         "grammar_backend": "none",
         "mem_fraction_static": 0.3 if arguments.what == "shared" else 0.5,
         "disable_custom_all_reduce": True,
-        "cuda_graph_bs": [16, 64, 128, 256],
+        "cuda_graph_bs_decode": [16, 64, 128, 256],
     }
     return {
         "plugins": ["grpo", "fsdp", "sglang"],

@@ -15,8 +15,8 @@ INTRODUCTION: Final = f"""# Versions
 
 areal {areal_core.__version__} runs on Python 3.11 to 3.13 and PyTorch 2.9 or newer. With a server, take a row of this
 table: each was resolved as a whole for Linux with CUDA 13 and Python 3.12 (glibc 2.34 or newer), its lock file holds
-every version, and the last columns say what ran. On GPUs take the third; the others have not
-run on GPUs so far. `areal doctor` compares server, PyTorch and transformers."""
+every version, and the last columns say what ran. All rows ran on GPUs; the third ran the longest. `areal doctor`
+compares server, PyTorch and transformers."""
 COMMANDS: Final = """## Install a row
 
 Run one of these in a clone, in an empty environment. pip and `uv pip install` take the lock file as constraints, also

@@ -70,6 +70,19 @@ def test_a_server_is_identified(replayed, recorded):
     assert found.reports_spans
 
 
+@pytest.mark.parametrize(
+    ("mode", "without_overlap", "reports_spans"),
+    [("recompute", False, True), ("keep_cache", False, False), ("keep_cache", None, False), ("keep_cache", True, True)],
+)
+def test_the_overlap_scheduler_is_not_trusted_with_labels_in_keep_cache(
+    mode, without_overlap, reports_spans, replayed, recorded
+):
+    """It labels the tokens of one forward pass with the next version: seen with 0.5.23 on an H200."""
+    answers = told(recorded, disable_overlap_schedule=without_overlap)
+    found, _ = replayed(answers, adapter(update_mode=mode).identify)
+    assert found.reports_spans is reports_spans
+
+
 def test_an_unknown_version_is_refused_unless_allowed(replayed, recorded):
     answers = told(recorded, version="0.9.9")
     with pytest.raises(ServerRefusedError, match=r"is SGLang 0\.9\.9.*allow_unknown_version"):

@@ -1,4 +1,4 @@
-"""The core's own suite for inference engines, against SGLang's own server on the CPU."""
+"""The core's own suite for inference engines, against SGLang's own server, with AREAL_SERVERS_ON_GPU=1 on a GPU."""
 
 import pytest
 
@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 class TestSGLang(InferenceEngineSuite):
     @pytest.fixture(autouse=True)
-    def _with_servers(self, sglang_engine):
-        self.make = sglang_engine
+    def _with_servers(self, sglang_engine, server_tolerance):
+        self.make, self.tolerance = sglang_engine, server_tolerance
 
     def make_engine(self, folder, *, update_mode, slots):
         return self.make(folder, update_mode, slots)

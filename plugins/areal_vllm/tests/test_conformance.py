@@ -1,4 +1,4 @@
-"""The core's own suite for inference engines, against vLLM's own server on the CPU."""
+"""The core's own suite for inference engines, against vLLM's own server, with AREAL_SERVERS_ON_GPU=1 on a GPU."""
 
 import pytest
 
@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 class TestVLLM(InferenceEngineSuite):
     @pytest.fixture(autouse=True)
-    def _with_servers(self, vllm_engine):
-        self.make = vllm_engine
+    def _with_servers(self, vllm_engine, server_tolerance):
+        self.make, self.tolerance = vllm_engine, server_tolerance
 
     def make_engine(self, folder, *, update_mode, slots):
         return self.make(folder, update_mode, slots)

@@ -178,7 +178,10 @@ class SGLangAdapter(HTTPAdapter):
         named = "" if dtype == "auto" else dtype
         if rank := self._settings.adapter_rank:
             lora.check_room(told, rank)
-        spans = version >= SPANS_SINCE and not rank
+        # SGLang's overlap scheduler holds back the tokens of one forward pass when a pause keeps the cache, and labels
+        # them with the version that is loaded meanwhile (pause_generation, mode in_place, in scheduler.py of 0.5.23).
+        holds_tokens_back = self._settings.update_mode == "keep_cache" and not told.get("disable_overlap_schedule")
+        spans = version >= SPANS_SINCE and not rank and not holds_tokens_back
         return ServerIdentity(str(version), str(told["model_path"]), context, slots, named, ranks, spans)
 
     async def generate(self, connection: ServerConnection, partial: PartialGeneration) -> AsyncIterator[Chunk]:

@@ -34,8 +34,13 @@ class VLLMConfig(FleetSettings):
     def check(self, config: RunConfig) -> Iterable[str]:
         """What vLLM cannot do beside the rest of the config."""
         yield from super().check(config)
-        if config.placement.colocated and not self.sleep_mode:  # it would count the trainer's memory as its own
-            yield "placement gives the same GPUs to generation and training: set sleep_mode to true"
+        # vLLM sizes its cache by the free memory of the GPU, which changes while the trainer allocates.
+        is_bounded = {"gpu_memory_utilization", "kv_cache_memory_bytes"} <= self.option_names or not self.servers
+        if config.placement.colocated and not self.sleep_mode and not is_bounded:
+            yield (
+                "placement gives the same GPUs to generation and training: set sleep_mode to true (they take turns), "
+                "or options.kv_cache_memory_bytes and options.gpu_memory_utilization (both keep their memory)"
+            )
         if config.placement.servers_share_gpus and "gpu_memory_utilization" not in self.option_names:
             yield "a GPU has several servers, and each would take 0.92 of it: set options.gpu_memory_utilization"
         if self.adapter_rank is not None:
