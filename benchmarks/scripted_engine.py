@@ -55,13 +55,13 @@ class ScriptedEngine(NaiveEngine):
             return await super().generate(request)
         request.on_slot(True)
         await asyncio.sleep(0)
-        ids = self._spell(self._answer(text), request.seed)[: request.sampling.max_new_tokens]
+        ids = self._spell(self._scripted_answer(text), request.seed)[: request.sampling.max_new_tokens]
         is_whole = ids[-1] == self._tokenizer.eos_token_id
         self._sampled += len(ids)
         reason = FinishReason.STOP if is_whole else FinishReason.LENGTH
         return Generation(ids, self._logprobs(request.input_ids, ids), [self.version] * len(ids), reason)
 
-    def _answer(self, text: str) -> str:
+    def _scripted_answer(self, text: str) -> str:
         opening = text.partition(f"{TURN}user")[0]
         last = text.rsplit(TURN, 2)[1]  # behind it only the beginning of the policy's turn follows
         said = next(answer for sign, answer in self._rules if sign in last or sign in opening)

@@ -122,6 +122,28 @@ def test_options_of_messages(body, named):
     assert anthropic_messages.read({"model": "any", "max_tokens": 9, "messages": USER, **body}).not_honored == named
 
 
+def thought(text: str) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]}
+
+
+def test_items_of_responses_lose_no_thought():
+    answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]}
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+    said = {"role": "assistant", "content": "a", "reasoning_content": "x"}
+    for items, messages in (
+        ([thought("x"), answer], [said]),
+        ([thought("x"), answer, call], [{**said, "tool_calls": [called]}]),
+        ([thought("x"), answer, thought("y"), call], [{**said, "reasoning_content": "xy", "tool_calls": [called]}]),
+        ([thought("x"), call], [{**said, "content": "", "tool_calls": [called]}]),
+        ([thought("x"), *USER], [{**said, "content": ""}, *USER]),
+        ([*USER, thought("x")], [*USER, {**said, "content": ""}]),
+        ([answer, answer], [{"role": "assistant", "content": "a"}] * 2),
+        ([thought("x"), answer, *USER, thought("y"), answer], [said, *USER, {**said, "reasoning_content": "y"}]),
+    ):
+        assert openai_responses.read({"input": items}).messages == messages
+
+
 def test_options_of_token_ids():
     settings = {"max_tokens": 5, "n": 1, "stop": None, "logprobs": 1, "temperature": 1.0, "min_tokens": 2}
     asked = token_generate.read({"token_ids": [1], "sampling_params": settings, "features": {"a": 1}})

@@ -76,29 +76,39 @@ def _of_text(body: Mapping[str, Any]) -> list[str]:
 
 
 def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return the messages of a list of items: a thought and calls belong to the answer beside them."""
+    """Return the messages of a list of items: thoughts and calls belong to the assistant's message beside them."""
     listed: list[tuple[str, dict[str, Any]]] = []
-    thought = ""
+    is_thought_open = False  # the last message is only a thought, whose text and calls may follow
+
+    def assistant(where: str) -> dict[str, Any]:
+        """Return the assistant's message at the end, a new one if another role spoke last."""
+        if not listed or listed[-1][1]["role"] != "assistant":
+            listed.append((where, {"role": "assistant", "content": ""}))
+        return listed[-1][1]
+
     for number, item in enumerate(items):
         where, kind = f"input[{number}]", item.get("type", "message")
         if kind == "reasoning":
             parts = objects(item, "content") or objects(item, "summary")
+            message = assistant(where)
+            is_thought_open = message["content"] == "" and "tool_calls" not in message
             thought = "".join(str(part.get("text", "")) for part in parts)
-        elif kind == "function_call":
-            if not listed or listed[-1][1]["role"] != "assistant":
-                listed.append((where, {"role": "assistant", "content": ""}))
+            message["reasoning_content"] = message.get("reasoning_content", "") + thought
+            continue
+        if kind == "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            listed[-1][1].setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
+            calls = assistant(where).setdefault("tool_calls", [])
+            calls.append({"id": item.get("call_id"), "function": function})
         elif kind == "function_call_output":
             call_id = str(item.get("call_id", ""))
             listed.append((where, {"role": "tool", "content": item.get("output"), "tool_call_id": call_id}))
+        elif kind == "message" and item.get("role") == "assistant" and is_thought_open:
+            assistant(where)["content"] = item.get("content")
         elif kind == "message":
             listed.append((where, {"role": item.get("role"), "content": item.get("content")}))
         else:
             raise RefusedError(f"{where}: an item of type {kind!r:.40} is not served")
-        if thought and listed and listed[-1][1]["role"] == "assistant" and kind != "reasoning":
-            listed[-1][1]["reasoning_content"] = thought
-            thought = ""
+        is_thought_open = False
     return [read for where, message in listed for read in read_message(message, where, sampled=True)]
 
 
