@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.chat.template import (
     PROBE,
+    Conversation,
     encode,
     end_of_turn,
+    leading_special_token,
     render,
+    render_conversation,
     special_tokens,
     spelled_out,
     template_text,
@@ -19,7 +22,9 @@ from areal_core.interfaces.workflow import RowError
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from areal_core.chat.template import Conversation
+
+_OPEN_TAG: Final = re.compile(r"<[a-z_]+>\s*$")
+"""A tag such as `<think>` at the end of a text. Special tokens have other forms: `<|im_start|>`."""
 
 
 def end_tokens(tokenizer: Any, named: Collection[int] = ()) -> frozenset[int]:
@@ -43,6 +48,9 @@ def end_tokens(tokenizer: Any, named: Collection[int] = ()) -> frozenset[int]:
 def end_mark(tokenizer: Any, conversation: Conversation | None = None) -> str:
     """Return the special token that the chat template writes first after an assistant's turn; empty if there is none.
 
+    Models whose template writes no end (GLM) end their turn by opening the next one: there it is the token that the
+    template writes before a user's turn.
+
     Args:
         tokenizer: of the model.
         conversation: whose template arguments count.
@@ -52,7 +60,13 @@ def end_mark(tokenizer: Any, conversation: Conversation | None = None) -> str:
     arguments = conversation.template_arguments if conversation is not None else {}
     try:
         end = end_of_turn(tokenizer, **arguments)
-    except RowError:  # a template that takes no short conversation, such as one that insists on images
+        if not end:
+            roles = ("user", "assistant", "user")
+            text = render(
+                tokenizer, [{"role": r, "content": PROBE} for r in roles], add_generation_prompt=True, **arguments
+            )
+            return leading_special_token(tokenizer, text.split(PROBE)[2])
+    except (RowError, IndexError):  # a template that takes no short conversation, such as one that insists on images
         return ""
     found = [(end.find(spelling), spelling) for spelling in special_tokens(tokenizer) if spelling in end]
     return min(found, key=lambda place: (place[0], -len(place[1])))[1] if found else ""
@@ -62,7 +76,7 @@ def opened_by_template(tokenizer: Any, conversation: Conversation, text: str) ->
     """Return the end of a prompt that belongs to the answer: what the template writes only to open the policy's turn.
 
     Templates of reasoning models open the thought, so that the model's own tokens have no `<think>`. It is what the
-    opened turn has beyond the beginning of an assistant's turn that is over.
+    opened turn has beyond the beginning of an assistant's turn that is over, or a tag that is left open at the end.
 
     Args:
         tokenizer: of the model.
@@ -75,7 +89,10 @@ def opened_by_template(tokenizer: Any, conversation: Conversation, text: str) ->
     except RowError:
         return ""
     beginning = written.rpartition(PROBE)[0]
-    return spelled_out(tokenizer, text[len(beginning) :]) if beginning and text.startswith(beginning) else ""
+    if beginning and text.startswith(beginning):
+        return spelled_out(tokenizer, text[len(beginning) :])
+    tag = _OPEN_TAG.search(text)
+    return tag[0] if tag is not None else ""
 
 
 def answer_text(tokenizer: Any, output_ids: Sequence[int], ends: Collection[int], opened: str = "") -> str:
@@ -101,28 +118,42 @@ def ends_with_a_token(tokenizer: Any, text: str) -> bool:
     return text.rstrip("\n").endswith(special_tokens(tokenizer))
 
 
-def unshown(tokenizer: Any, conversation: Conversation, text: str) -> list[str]:
-    """Return what a conversation has and the template did not write, such as `tools` or `message 0 (system)`.
+def unshown(tokenizer: Any, conversation: Conversation) -> list[str]:
+    """Return what of a conversation the template leaves out, such as `message 0 (system)` or `the tools`.
 
-    A message counts as shown if half of its words are in the text: templates trim, escape, and leave out old thoughts.
+    A message counts as shown if half of its words are in the rendering, because templates trim and escape, and drop old
+    thoughts. Tools and calls count as shown if the rendering changes without them.
 
     Args:
         tokenizer: of the model.
-        conversation: that was rendered.
-        text: as the template wrote it.
+        conversation: in the form of `chat.messages`.
+
+    Raises:
+        RowError: the template refuses the conversation.
     """
-    words = _words(spelled_out(tokenizer, text))
+    text = render_conversation(tokenizer, conversation, add_generation_prompt=True)
+    words, messages = _words(spelled_out(tokenizer, text)), conversation.messages
     missing = []
-    for number, message in enumerate(conversation.messages):
+    for number, message in enumerate(messages):
         content = message.get("content")
         said = _words(content.rpartition("</think>")[2] if isinstance(content, str) else "")
         if said and len(said & words) * 2 < len(said):
             missing.append(f"message {number} ({message['role']})")
-        for call in message.get("tool_calls") or ():
-            if not _words(call["function"]["name"]) <= words:
-                missing.append(f"the call of {call['function']['name']} in message {number}")
-    unknown = [tool["function"]["name"] for tool in conversation.tools if not _words(tool["function"]["name"]) <= words]
-    return [*missing, *(f"the tool {name}" for name in unknown)]
+        if message.get("tool_calls"):
+            plain = {key: value for key, value in message.items() if key != "tool_calls"}
+            without = conversation.with_messages([*messages[:number], plain, *messages[number + 1 :]])
+            if _is_rendered_as(tokenizer, without, text):
+                missing.append(f"the calls of message {number}")
+    if conversation.tools and _is_rendered_as(tokenizer, Conversation(messages, (), conversation.arguments), text):
+        missing.append("the tools")
+    return missing
+
+
+def _is_rendered_as(tokenizer: Any, conversation: Conversation, text: str) -> bool:
+    try:
+        return render_conversation(tokenizer, conversation, add_generation_prompt=True) == text
+    except RowError:
+        return False
 
 
 def _words(text: str) -> set[str]:

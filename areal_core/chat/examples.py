@@ -6,10 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.chat.answers import end_mark, ends_with_a_token, opened_by_template
 from areal_core.chat.messages import check_text
-from areal_core.chat.template import encode_pieces, guard, render_conversation, special_tokens, spelled_out, with_begin
+from areal_core.chat.template import (
+    PROBE,
+    encode_pieces,
+    guard,
+    leading_special_token,
+    render_conversation,
+    special_tokens,
+    spelled_out,
+    with_begin,
+)
 from areal_core.interfaces.workflow import RowError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from areal_core.chat.messages import Message
     from areal_core.chat.template import Conversation
 
@@ -41,9 +52,28 @@ def learned_text(tokenizer: Any, prompt: str, answer: str, *, has_special_tokens
     return [(with_begin(tokenizer, asked), False), (said, True)]
 
 
-def looks_finished(tokenizer: Any, text: str) -> bool:
-    """Return whether a text seems to be written with a chat template: it spells one of the special tokens."""
-    return any(spelling in text for spelling in special_tokens(tokenizer) if len(spelling) > 3)
+def spelled_special_token(tokenizer: Any, text: str) -> str:
+    """Return the first special token that a text spells, as text that was written with a chat template does."""
+    found = [(text.find(spelling), spelling) for spelling in special_tokens(tokenizer) if spelling in text]
+    return min(found)[1] if found else ""
+
+
+def undecided_text(tokenizer: Any, row: Mapping[str, Any], keys: Sequence[str], setting: str) -> str:
+    """Return why text of a row must be explained before a run: it spells a special token. Empty if none does.
+
+    Args:
+        tokenizer: of the model.
+        row: of the data set.
+        keys: of the row, whose values may be text.
+        setting: that explains it.
+    """
+    for key in keys:
+        if isinstance(text := row.get(key), str) and (spelling := spelled_special_token(tokenizer, text)):
+            return (
+                f"'{key}' spells {spelling!r}, a special token of this model: set {setting} to true if the text was "
+                "written with a chat template, or to false to take it as ordinary text"
+            )
+    return ""
 
 
 def learned_turns(
@@ -94,16 +124,21 @@ def learned_turns(
 
 
 def _turn(tokenizer: Any, conversation: Conversation, number: int, before: str, mark: str) -> str:
-    """Return what the policy writes in a turn, its end included, as text with stand-ins."""
+    """Return what the policy writes in a turn, its end included, as text with stand-ins.
+
+    Usually it is what the template adds to `before`, the conversation with the policy's turn opened. Some templates
+    write a past turn differently from one that they open; then it is the content as it is.
+    """
     message = conversation.messages[number]
     content, thought = message.get("content"), message.get("reasoning_content")
-    whole = render_conversation(
-        tokenizer, conversation.with_messages(conversation.messages[: number + 1]), add_generation_prompt=False
-    )
-    turn = whole[len(before) :] if whole.startswith(before) else None
-    if turn is not None:
-        place = turn.rfind(mark) if mark else -1
-        turn = turn[: place + len(mark)] if place >= 0 else turn.rstrip("\n")
+    past = conversation.with_messages(conversation.messages[:number])
+    turn = _added(tokenizer, conversation.with_messages(conversation.messages[: number + 1]), before, mark)
+    opened = opened_by_template(tokenizer, past, before).strip()
+    if turn is None and not opened and not ends_with_a_closed_thought(before):
+        # Such as Mistral's, which shows a system message only while the user's turn is the last one.
+        alone = conversation.with_messages([{"role": "user", "content": "question"}])
+        question = render_conversation(tokenizer, alone, add_generation_prompt=True)
+        turn = _added(tokenizer, alone.with_messages([*alone.messages, message]), question, mark)
     plain = spelled_out(tokenizer, turn) if turn is not None else ""
     if thought and thought.strip() not in plain:
         raise RowError(
@@ -111,21 +146,64 @@ def _turn(tokenizer: Any, conversation: Conversation, number: int, before: str, 
             "the content, in the form in which the model writes it"
         )
     own_thought = content.rpartition("</think>")[0] if isinstance(content, str) else ""
-    if turn is not None and own_thought.removeprefix("<think>").strip() in plain:
-        return turn
-    # The template strips the thought from the content, or opened one: what the policy writes is the content as it is.
-    opened = opened_by_template(tokenizer, conversation.with_messages(conversation.messages[:number]), before).strip()
+    opens_twice = bool(opened and own_thought and opened in plain)
+    if turn is not None and own_thought.removeprefix("<think>").strip() in plain and not opens_twice:
+        return (
+            turn if ends_with_a_token(tokenizer, turn) else turn + _next_opening(tokenizer, conversation, number, mark)
+        )
+    if ends_with_a_closed_thought(before):
+        raise RowError(
+            f"message {number} has a thought, and the chat template opens the assistant's turn with an empty one: "
+            "switch thoughts on in chat_template_kwargs, such as {enable_thinking: true}, or leave the thought out"
+        )
     if not isinstance(content, str) or message.get("tool_calls") or not own_thought:
         raise RowError(
             f"the chat template opens the assistant's turn with {opened!r}, and message {number} does not continue it: "
             "write the thought into the content, such as '<think>...</think>answer', or switch thoughts off in "
-            "chat_template_kwargs"
+            "chat_template_kwargs, such as {enable_thinking: false}"
             if opened
             else f"the chat template writes message {number} differently from a turn that it opens for the policy, so "
             "it is unclear which tokens are the assistant's"
         )
+    # The template drops the thought from a past turn, or has opened it: the policy writes the content as it is.
     said = content.removeprefix(opened).lstrip("\n") if opened and content.startswith(opened) else content
     return guard(tokenizer, said) + mark
+
+
+def ends_with_a_closed_thought(text: str) -> bool:
+    """Return whether a prompt ends with an empty thought, by which templates switch thinking off."""
+    return text.rstrip().endswith("</think>")
+
+
+def _added(tokenizer: Any, conversation: Conversation, before: str, mark: str) -> str | None:
+    """Return what the last turn of a conversation adds to `before`, up to its end; None if it does not continue it."""
+    whole = render_conversation(tokenizer, conversation, add_generation_prompt=False)
+    if not whole.startswith(before):
+        return None
+    turn = whole[len(before) :]
+    content = conversation.messages[-1].get("content")
+    said = guard(tokenizer, content).strip() if isinstance(content, str) else ""
+    start = max(turn.rfind(said), 0) + len(said)
+    place = turn.find(mark, start) if mark else -1
+    if place >= 0:
+        return turn[: place + len(mark)]
+    return turn.rstrip("\n")
+
+
+def _next_opening(tokenizer: Any, conversation: Conversation, number: int, mark: str) -> str:
+    """Return the special token that opens the turn after one whose end the template does not write (GLM); or nothing.
+
+    Such a model ends its turn with that token: one opens a user's turn, another the result of a tool.
+    """
+    message = conversation.messages[number]
+    role = "tool" if message.get("tool_calls") else "user"
+    following = [*conversation.messages[number + 1 : number + 2], {"role": role, "content": PROBE}][:1]
+    messages = conversation.messages[: number + 1]
+    whole, longer = (
+        render_conversation(tokenizer, conversation.with_messages(part), add_generation_prompt=False).rstrip("\n")
+        for part in (messages, [*messages, *following])
+    )
+    return leading_special_token(tokenizer, longer[len(whole) :]) if longer.startswith(whole) else mark
 
 
 def _is_learned(message: Message, number: int) -> bool:

@@ -28,10 +28,10 @@ class PromptSettings(Settings):
         description="Key of the row that holds the tools which the chat template shows to the model. null: a column of "
         "this name means something else.",
     )
-    text_has_special_tokens: bool = Field(
-        False,
-        description="Text prompts were written with a chat template before: what spells a special token is one. false: "
-        "it is ordinary text.",
+    text_has_special_tokens: bool | None = Field(
+        None,
+        description="true: text prompts were written with a chat template before, and what spells a special token is "
+        "one. false: it is ordinary text. null: as false, but checks before the run refuse such text.",
     )
     system: str | None = Field(
         None,

@@ -88,9 +88,10 @@ def render(
         arguments: further arguments of the template, such as `tools`.
 
     Raises:
-        RowError: the tokenizer has no chat template, or the template refuses the conversation.
+        RowError: the tokenizer has no chat template, the template refuses the conversation, or it shows no tools.
     """
     written = template_text(tokenizer)
+    _check_is_shown(written, messages, arguments)
     try:
         text: str = tokenizer.apply_chat_template(
             guard(tokenizer, [_in_words_of(written, message) for message in messages]),
@@ -109,7 +110,15 @@ def render(
 
 
 def render_conversation(tokenizer: Any, conversation: Conversation, *, add_generation_prompt: bool) -> str:
-    """Return a conversation as the template writes it; see `render`."""
+    """Return a conversation as the template writes it; see `render`.
+
+    Raises:
+        RowError: as `render`; or the template does not read one of the conversation's arguments.
+    """
+    written = template_text(tokenizer)
+    for name in conversation.arguments if written else ():
+        if not re.search(rf"\b{re.escape(name)}\b", written):
+            raise RowError(f"the chat template does not read '{name}': correct the name, or leave it out")
     return render(
         tokenizer,
         conversation.messages,
@@ -166,6 +175,11 @@ def between_turns(
     end_ids = encode(tokenizer, end)[0]
     has_ended = bool(end_ids) and list(output_ids[len(output_ids) - len(end_ids) :]) == end_ids
     added = ("" if has_ended else end) + after[len(before) :]
+    if not end and (opening := leading_special_token(tokenizer, added)):
+        # The template writes no end: models of this kind end their turn by opening the next one.
+        end, end_ids = opening, encode(tokenizer, opening)[0]
+        has_ended = list(output_ids[-1:]) == end_ids
+        added = added.removeprefix(opening) if has_ended else added
     # Something must stand in front, because a tokenizer may put a space at the beginning of a text.
     in_front, ids = encode_pieces(tokenizer, [end if has_ended else "a", added])
     if not in_front:  # a token reaches over the cut
@@ -183,6 +197,11 @@ def end_of_turn(tokenizer: Any, messages: Sequence[Mapping[str, Any]] = (), **ar
         asked.insert(0, {"role": "user", "content": "question"})
     text = render(tokenizer, asked, add_generation_prompt=False, **arguments)
     return text.rpartition(PROBE)[2].rstrip("\n") if PROBE in text else ""
+
+
+def leading_special_token(tokenizer: Any, text: str) -> str:
+    """Return the special token with which a text begins, white space left out; empty if it begins with none."""
+    return next((spelling for spelling in special_tokens(tokenizer) if text.lstrip().startswith(spelling)), "")
 
 
 def guard(tokenizer: Any, content: Any) -> Any:
@@ -256,12 +275,25 @@ def _in_words_of(template: str, message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message with the names that the template reads for a thought and for the developer's role."""
     named = dict(message)
     if "reasoning_content" in named and "reasoning_content" not in template:
-        known = next((name for name in ("reasoning", "thinking") if re.search(rf"\b{name}\b", template)), None)
+        read = (name for name in ("thinking", "reasoning") if re.search(rf"[.'\"]{name}\b", template))
+        known = next(read, None)
         if known is not None:
             named[known] = named.pop("reasoning_content")
     if named.get("role") == "developer" and "developer" not in template:
         named["role"] = "system"
     return named
+
+
+def _check_is_shown(template: str, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> None:
+    """Refuse tools and calls that a template would leave out in silence.
+
+    Raises:
+        RowError: the template's source does not mention them.
+    """
+    if template and arguments.get("tools") and "tools" not in template:
+        raise RowError("the chat template shows no tools: take a model whose template does, or leave them out")
+    if template and "tool_calls" not in template and any(message.get("tool_calls") for message in messages):
+        raise RowError("the chat template does not write calls of tools (tool_calls): write them into the content")
 
 
 def _spans(tokenizer: Any, text: str, cuts: Sequence[int]) -> list[tuple[list[int], int]]:
@@ -285,16 +317,15 @@ def _spans(tokenizer: Any, text: str, cuts: Sequence[int]) -> list[tuple[list[in
 
 
 def _spans_without_offsets(tokenizer: Any, text: str, cuts: Sequence[int]) -> list[tuple[list[int], int]]:
-    """Do the same for a tokenizer that names no offsets: cut where the tokens of the beginning begin the whole."""
+    """Do the same for a tokenizer that names no offsets: cut where a beginning's tokens stop to begin the whole."""
+    whole = _plain_ids(tokenizer, text)
     spans: list[tuple[list[int], int]] = []
-    start = 0
-    for end in dict.fromkeys([*cuts, len(text)]):
-        if end <= start:
-            continue
-        whole, before = _plain_ids(tokenizer, text[:end]), _plain_ids(tokenizer, text[:start])
-        fits = whole[: len(before)] == before
-        spans.append((whole[len(before) :] if fits else _plain_ids(tokenizer, text[start:end]), end))
-        start = end
+    done = 0
+    for cut in dict.fromkeys([*cuts, len(text)]):
+        before = whole if cut == len(text) else _plain_ids(tokenizer, text[:cut])
+        shared = next((n for n, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1]), len(before))
+        spans.append((whole[done : max(done, shared)], cut))
+        done = max(done, shared)
     return spans
 
 

@@ -18,7 +18,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from areal_core import interfaces
 from areal_core.config import CONFIG_FILE, selections
@@ -33,13 +33,15 @@ from areal_core.plugins.catalog import Catalog
 from areal_core.runs.folder import RunFolder, cache_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from areal_core.config import Resolved, Selection
+    from areal_core.config import Resolved, RunConfig, Selection
 
 DEADLINE_S: Final = 600.0
 TOLD_S: Final = 15.0
 LAST_WORDS: Final = 800
+ROWS_S: Final = 3.0
+"""Seconds for checking rows of one data set; small data is checked whole."""
 
 CALLED: Final = {
     "reward_shaping": interfaces.RewardShaping,
@@ -170,33 +172,74 @@ def import_problems(resolved: Resolved, folder: Path) -> Iterator[str]:
 
 
 def looks_at_rows(resolved: Resolved) -> bool:
-    """Whether the algorithm encodes rows as they are, or the workflow has a method that looks at them."""
-    workflow = resolved.config.workflow
-    if resolved.config.algorithm.build().encode is None:
-        return workflow is not None and hasattr(workflow.load(), "check_row")
-    path = resolved.config.model.path
+    """Return whether rows of the data are checked with the model's tokenizer or the workflow."""
+    config = resolved.config
+    if config.algorithm.build().encode is None and config.workflow is not None:
+        if hasattr(config.workflow.load(), "check_row"):
+            return True
+        if not hasattr(config.workflow.settings, "check_prompt"):
+            return False
+    path = config.model.path
     return path is not None and is_folder(resolved.base_dir / path)  # else the model is yet to be made
 
 
 def row_problems(resolved: Resolved, folder: RunFolder) -> Iterator[str]:
-    """Why the algorithm's example tokenizer, or the workflow's `check_row`, refuses the first rows; of a data set that
-    cannot be read the plan tells."""
+    """Yield why rows of the training and the held-out data cannot be used, the first of each.
+
+    Checked are rows spread over all data, as many as `ROWS_S` allows: with the algorithm's example tokenizer, or with
+    the workflow's `check_row` and its settings' `check_prompt`. Data that cannot be read is the plan's problem.
+    """
     from areal_core.runs.models import load_tokenizer, model_reference
     from areal_core.training.examples import encode_row
 
-    encode = resolved.config.algorithm.build().encode
-    try:
-        dataset, check = resolved.config.dataset.build(), None
-        if encode is None and resolved.config.workflow is not None:
-            check = resolved.config.workflow.build().check_row
-        tokenizer = None if check else load_tokenizer(model_reference(resolved, folder))
-        for index in range(min(len(dataset), FIRST_ROWS)):
-            if check is None:
-                encode_row(dataset, index, partial(encode, tokenizer=tokenizer))
-            elif told := check(dataset[index]):
-                raise ConfigError(f"{name_row(dataset, index)}: {told}")
-    except Exception as error:  # noqa: BLE001 - a data set is anybody's code
-        yield str(getattr(error, "message", error))
+    config = resolved.config
+    encode = config.algorithm.build().encode
+    tokenizer = None
+    if encode is not None or hasattr(getattr(config.workflow, "settings", None), "check_prompt"):
+        tokenizer = load_tokenizer(model_reference(resolved, folder))
+    checks = list(_row_checks(config, tokenizer))
+    chosen = [("dataset", config.dataset)]
+    if config.evaluation is not None and encode is None:
+        chosen.append(("evaluation.dataset", config.evaluation.dataset))
+    for key, selection in chosen:
+        try:
+            dataset = selection.build()
+            deadline = time.monotonic() + ROWS_S
+            for number, index in enumerate(spread(len(dataset))):
+                if number >= FIRST_ROWS and time.monotonic() > deadline:
+                    break
+                for check in checks:
+                    if told := check(dataset[index]):
+                        raise ConfigError(f"{name_row(dataset, index)} {told}")
+                if encode is not None:
+                    encode_row(dataset, index, partial(encode, tokenizer=tokenizer))
+        except Exception as error:  # noqa: BLE001 - a data set is anybody's code
+            told = str(getattr(error, "message", error))
+            yield told if key == "dataset" else f"{key}: {told}"
+
+
+def _row_checks(config: RunConfig, tokenizer: Any) -> Iterator[Callable[[Any], str]]:
+    """Yield what checks a row, each with a row as its argument and what is wrong with it as its result."""
+    encode = config.algorithm.build().encode
+    if encode is None and config.workflow is not None and hasattr(config.workflow.load(), "check_row"):
+        yield config.workflow.build().check_row
+    parts = [config.workflow] if encode is None else [part for _, part in selections(config.algorithm)]
+    for part in parts:
+        if (check := getattr(getattr(part, "settings", None), "check_prompt", None)) is not None:
+            yield partial(check, tokenizer=tokenizer)
+
+
+def spread(count: int) -> Iterator[int]:
+    """Yield all indices below `count` once: the first ones, then ever finer steps over the whole range."""
+    seen = set(range(min(count, FIRST_ROWS)))
+    yield from sorted(seen)
+    step = count
+    while step > 1:
+        step = -(-step // 2)
+        for index in range(step - 1, count, step):
+            if index not in seen:
+                seen.add(index)
+                yield index
 
 
 def _check_call(chosen: Selection) -> None:

@@ -7,8 +7,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from areal_core.chat.answers import unshown
+from areal_core.chat.examples import undecided_text
 from areal_core.chat.rows import prompt_of
 from areal_core.chat.settings import PromptSettings
+from areal_core.chat.template import Conversation
 from areal_core.config import Selection, component
 from areal_core.interfaces.workflow import RowError
 
@@ -24,13 +27,26 @@ class SingleTurnSettings(PromptSettings):
     scores_answers: ClassVar[bool] = True
 
     def check_row(self, row: dict[str, Any]) -> str:
-        """Return why a row cannot be asked; empty if it can. Called before a run."""
+        """Return why a row cannot be asked; empty if it can. Called before a run, without the model."""
         if key := next((key for key, value in row.items() if has_image(value, is_named=key in IMAGE_KEYS)), ""):
             return f"has an image ('{key}'), and this workflow shows the model none: {UNSHOWN}"
         try:
             prompt_of(row, self)
         except RowError as error:
             return str(error)
+        return ""
+
+    def check_prompt(self, row: dict[str, Any], tokenizer: Any) -> str:
+        """Return why this model cannot be asked a row; empty if it can. Called before a run, with its tokenizer."""
+        try:
+            asked = prompt_of(row, self)
+            missing = unshown(tokenizer, asked) if isinstance(asked, Conversation) else []
+        except RowError as error:
+            return str(error)
+        if missing:
+            return f"the chat template leaves out {', '.join(missing)}: take another template, or change the row"
+        if isinstance(asked, str) and self.text_has_special_tokens is None:
+            return undecided_text(tokenizer, row, [self.prompt_key], "workflow.text_has_special_tokens")
         return ""
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_core.config import resolve
-from areal_core.config.layout import Layout, LayoutError
+from areal_core.config.layout import MOST_GPUS, Layout, LayoutError
 from areal_core.driver.groups import process_groups
 from areal_core.driver.placement import place
 from areal_core.errors import ConfigError
@@ -226,3 +226,9 @@ def test_ranks_and_servers_of_a_colocated_placement_stand_on_the_same_gpus(confi
     places = place(groups, [Node("here", "127.0.0.1", gpus=4)], {})
     assert [places["trainer", rank].gpus for rank in range(4)] == [(0,), (1,), (2,), (3,)]
     assert [places[f"server-{number}", 0].gpus for number in range(2)] == [(0, 1), (2, 3)]
+
+
+def test_a_placement_may_use_the_largest_number_of_gpus_and_not_one_more():
+    assert Layout.parse(f"train={MOST_GPUS - 6} generate=tp2x3").trainer_gpus == MOST_GPUS - 6
+    with pytest.raises(LayoutError, match="asks for more than"):
+        Layout.parse(f"train={MOST_GPUS - 5} generate=tp2x3")

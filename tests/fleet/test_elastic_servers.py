@@ -9,8 +9,6 @@ import pytest
 from areal_core.errors import RunError
 from tests.virtual_time import run_virtually
 
-pytestmark = pytest.mark.slow
-
 
 def bounds(minimum, maximum):
     return {"minimum": minimum, "maximum": maximum}

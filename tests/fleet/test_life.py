@@ -14,7 +14,9 @@ from areal_core.interfaces import ServerLostError, TensorDescription, WeightUpda
 from areal_core.messages.servers import ServerJoins, ServerLeaves
 from areal_core.servers import pool
 from areal_core.servers.errors import RequestRefusedError
+from areal_core.servers.fleet import ServerFleet
 from areal_core.servers.interface import ServerIdentity
+from areal_core.servers.settings import FleetSettings
 from tests.virtual_time import run_virtually
 
 TOKENS = 16
@@ -366,3 +368,30 @@ def test_an_error_in_an_adapter_ends_the_process_with_its_cause(running, monkeyp
             assert failed[0] == ("tending b", 'ZeroDivisionError("an adapter\'s own")')
 
     run_virtually(check())
+
+
+@pytest.fixture
+def closed_connections(running, monkeypatch):
+    """Addresses whose connection was closed."""
+    addresses = []
+    fake_connection = type(running.adapter.connect("http://any", None))
+    monkeypatch.setattr(fake_connection, "close", lambda self: addresses.append(self.address))
+    return addresses
+
+
+def test_a_closed_fleet_asks_nothing_further_of_its_servers(running, closed_connections):
+    async def check():
+        async with running({"a": running.server(), "b": running.server()}):
+            assert not closed_connections
+        assert sorted(closed_connections) == ["http://a", "http://b"]
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(check())
+
+
+def test_a_fleet_that_never_started_can_be_closed(running, tmp_path):
+    async def check():
+        await ServerFleet(FleetSettings(servers=1), running.adapter, tmp_path).close()
+
+    asyncio.run(check())

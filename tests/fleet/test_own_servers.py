@@ -16,8 +16,6 @@ from areal_core.servers.settings import FleetSettings
 from tests.fleet.conftest import TENSORS
 from tests.virtual_time import run_virtually
 
-pytestmark = pytest.mark.slow
-
 
 def restarts(driver):
     return [message for message in driver.told if isinstance(message, Restart)]

@@ -279,3 +279,12 @@ def test_tracebacks_of_old_failures_are_let_go(tmp_path: Path, monkeypatch: pyte
     errors = [error for (error,) in ledger.database.execute("SELECT error FROM failures ORDER BY rowid")]
     assert errors == [""] * 48 + ["a traceback"] * 10
     ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("oldest", "trained", "staleness"),
+    [(2, 5, 0), (2, 7, 2), (2, 4, 0), (-1, 7, 0)],
+    ids=["current weights", "two batches behind", "weights from a later batch", "no sampled token"],
+)
+def test_staleness_counts_the_batches_trained_since_the_weights_were_synced(oldest, trained, staleness):
+    assert PromptGroup(0, (0, 0), oldest=oldest).staleness({2: 5}, trained) == staleness

@@ -6,9 +6,11 @@ import asyncio
 import errno
 import itertools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from areal_core.disk import DiskError
 from areal_core.interfaces import WeightUpdate
+from areal_core.rollout.buffer import GroupBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,3 +54,21 @@ def test_what_a_full_disk_refused_for_a_moment_is_written_and_trained_on_once(
     assert next(writes) > 4
     assert len(consumed) == len(set(consumed))
     assert audited(tmp_path) == []
+
+
+def test_a_write_that_the_disk_refuses_once_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`durably` keeps the disk's reason while it retries, and clears it once the write succeeds."""
+    monkeypatch.setattr("areal_core.rollout.buffer.RETRY_INTERVAL_S", 0.0)
+    ledger: Any = None
+    buffer = GroupBuffer(ledger)
+    reasons_before_write = []
+
+    def write() -> str:
+        reasons_before_write.append(buffer.refused)
+        if len(reasons_before_write) == 1:
+            raise DiskError("the disk is full")
+        return "written"
+
+    assert asyncio.run(buffer.durably(write)) == "written"
+    assert reasons_before_write == ["", "the disk is full"]
+    assert buffer.refused == ""

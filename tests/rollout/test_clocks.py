@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     Build = Callable[..., tuple[RolloutController, Ledger]]
 
-pytestmark = pytest.mark.slow
-
 
 def failures(controller: RolloutController, ledger: Ledger) -> list[str]:
     controller.make_durable()

@@ -24,8 +24,6 @@ from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer,
 if TYPE_CHECKING:
     from areal_core.interfaces import Dataset
 
-pytestmark = pytest.mark.slow
-
 
 class Broken:
     async def run_episode(self, row: Any, context: Any) -> Any:
@@ -58,7 +56,7 @@ def test_episodes_of_an_evaluation_that_fail_are_told_with_the_first_cause() -> 
     asyncio.run(check())
 
 
-def test_an_episode_without_a_component_counts_as_0_as_in_training() -> None:
+def test_a_reward_is_averaged_over_what_it_judged_and_a_metric_over_all_episodes() -> None:
     class Sometimes(FakeWorkflow):
         async def run_episode(self, row: Any, context: Any) -> Any:
             episode = await super().run_episode(row, context)
@@ -68,7 +66,7 @@ def test_an_episode_without_a_component_counts_as_0_as_in_training() -> None:
 
     made, _ = evaluator(Sometimes(), dataset=CountingDataset(4))
     metrics = asyncio.run(made.run(RolloutSection()))
-    assert (metrics["evaluation/reward/style"], metrics["evaluation/agents/calls"]) == (0.25, 0.5)
+    assert (metrics["evaluation/reward/style"], metrics["evaluation/agents/calls"]) == (1.0, 0.5)
 
 
 def test_an_evaluation_sends_neither_images_nor_wide_columns() -> None:
@@ -123,6 +121,7 @@ def test_an_evaluation_whose_first_episodes_all_fail_ends_with_the_cause(good: i
     asyncio.run(asyncio.wait_for(check(), 60))
 
 
+@pytest.mark.slow
 def test_no_episode_fails_because_others_came_before() -> None:
     """A tenth of a second each, one at a time: the mean must not be that of whoever got the place early."""
 

@@ -82,3 +82,41 @@ def test_the_answer_to_a_broadcast_that_broke_off_is_taken(monkeypatch: pytest.M
     with pytest.raises(TransferFailedError):
         broadcast(rollouts)
     assert rollouts.waits == ["after it gave up"]
+
+
+class FailedWork:
+    """A transfer as a backend reports a lost receiver: completed, with the error raised by `wait`."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+
+class QuietRollouts:
+    """A controller that reports no failure of its own."""
+
+    def request(self, message: Any) -> int:
+        return 1
+
+    def has_failed(self, number: int) -> bool:
+        return False
+
+    def wait(self, number: int) -> Any:
+        return SimpleNamespace(needs_folder=False)
+
+
+def test_a_transfer_that_completes_with_an_error_fails_the_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the error, the trainer would report weights as synced that no server received."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def form_failing_group(self: Broadcast, rollouts: Any) -> bool:
+        self._group = SimpleNamespace(broadcast=lambda tensors, options: FailedWork())
+        return True
+
+    monkeypatch.setattr(Broadcast, "_stands", form_failing_group)
+    engine = SimpleNamespace(named_full_parameters=lambda: iter([("weight", torch.ones(2, 2))]))
+    make_broadcast: Any = Broadcast
+    with pytest.raises(TransferFailedError):
+        make_broadcast(engine, QuietRollouts(), torch.float32).send(1, 1)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from areal_core.algorithms.settings import PolicyGradientSettings, PolicyLossSettings
+from areal_core.chat.examples import undecided_text
 from areal_core.config import Selection, Settings, component
 from areal_core.interfaces import ACTOR, REFERENCE, ForwardPass, Role
 
@@ -41,10 +42,10 @@ class EncodingSettings(Settings):
         description="Arguments of the chat template, such as {enable_thinking: false}. A row's own "
         "`chat_template_kwargs` take precedence, key by key.",
     )
-    text_has_special_tokens: bool = Field(
-        False,
-        description="Text rows were written with a chat template before: what spells a special token is one. false: it "
-        "is ordinary text.",
+    text_has_special_tokens: bool | None = Field(
+        None,
+        description="true: text rows were written with a chat template before, and what spells a special token is one. "
+        "false: it is ordinary text. null: as false, but checks before the run refuse such text.",
     )
     end_token: str | None = Field(
         None, description="Token that follows each learned answer if the chat template writes no end, such as '</s>'."
@@ -55,6 +56,13 @@ class EncodingSettings(Settings):
         if self.overlong != "refuse" and self.max_tokens is None:
             raise ValueError(f"overlong: {self.overlong} needs max_tokens")
         return self
+
+    def check_prompt(self, row: dict[str, Any], tokenizer: Any) -> str:
+        """Return why a row's text must be explained before a run; empty if it need not be."""
+        if self.text_has_special_tokens is not None:
+            return ""
+        keys = ("prompt", "completion", "chosen", "rejected")
+        return undecided_text(tokenizer, row, keys, "example_tokenizer.text_has_special_tokens")
 
 
 class RowsSettings(Settings):

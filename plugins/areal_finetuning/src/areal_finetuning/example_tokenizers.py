@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from areal_core.chat.examples import learned_text, learned_turns, looks_finished
+from areal_core.chat.examples import learned_text, learned_turns
 from areal_core.chat.messages import is_conversation, looks_like_a_conversation, plain, read_conversation, read_tools
 from areal_core.chat.rows import template_arguments
 from areal_core.chat.template import Conversation
@@ -31,7 +31,7 @@ def conversations(
     max_tokens: int | None,
     overlong: str,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    text_has_special_tokens: bool = False,
+    text_has_special_tokens: bool | None = None,
     end_token: str | None = None,
 ) -> list[Trajectory]:
     """Return the sequences of a row in which the assistant's turns are learned, usually one.
@@ -69,7 +69,7 @@ def preferences(
     max_tokens: int | None,
     overlong: str,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    text_has_special_tokens: bool = False,
+    text_has_special_tokens: bool | None = None,
     end_token: str | None = None,
 ) -> list[Trajectory]:
     """Return two sequences, the chosen one first. What both have in common is not learned.
@@ -121,7 +121,7 @@ class _Encoding:
         row: Mapping[str, Any],
         tokenizer: Any,
         arguments: Mapping[str, Any],
-        text_has_special_tokens: bool,
+        text_has_special_tokens: bool | None,
         end_token: str | None,
     ) -> None:
         self._row, self._tokenizer, self._arguments = row, tokenizer, arguments
@@ -138,7 +138,7 @@ class _Encoding:
 
     def text(self, prompt: str, answer: str) -> Pieces:
         """Return the tokens of a prompt and its answer as text."""
-        return learned_text(self._tokenizer, prompt, answer, has_special_tokens=self._has_special_tokens)
+        return learned_text(self._tokenizer, prompt, answer, has_special_tokens=bool(self._has_special_tokens))
 
     def answered(self, prompt: Any, completion: Any) -> list[Pieces]:
         """Return the sequences of a prompt, which is not learned, and its answer, which is.
@@ -188,12 +188,6 @@ def _sides(row: Mapping[str, Any], encoding: _Encoding) -> list[list[Pieces]]:
         "preferences need rows with 'chosen' and 'rejected', and 'prompt' unless both begin with it: all as text, or "
         f"all as lists of messages; this one has {forms}"
     )
-
-
-def finished_text(row: Mapping[str, Any], tokenizer: Any) -> str:
-    """Return the key of a row whose text seems to be written with a chat template; empty if none is."""
-    keys = ("prompt", "completion", "chosen", "rejected")
-    return next((k for k in keys if isinstance(row.get(k), str) and looks_finished(tokenizer, row[k])), "")
 
 
 def trajectory(pieces: Pieces, max_tokens: int | None, overlong: str) -> Trajectory | None:

@@ -1,0 +1,149 @@
+"""What is learned of a conversation under templates that behave as those of public models do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from areal_core.chat.answers import answer_text, end_mark, end_tokens, opened_by_template, unshown
+from areal_core.chat.examples import learned_turns
+from areal_core.chat.messages import read_conversation, read_tools
+from areal_core.chat.template import Conversation, between_turns, encode, render, render_conversation
+from areal_core.interfaces import RowError
+from tests.chat.conftest import CHATML, EMPTY_THOUGHT, OPENS_A_THOUGHT, PLAIN, SYSTEM_LAST, WITHOUT_AN_END
+
+ASKED = {"role": "user", "content": "2+2?"}
+TOOLS = read_tools([{"name": "weather", "parameters": {"type": "object", "properties": {}}}])
+
+
+def conversation(*turns: Any, tools: Any = (), **arguments: Any) -> Conversation:
+    """A conversation of texts in turn, user first, or of whole messages."""
+    roles = ("user", "assistant")
+    messages = [t if isinstance(t, dict) else {"role": roles[n % 2], "content": t} for n, t in enumerate(turns)]
+    return Conversation(read_conversation(messages, "messages"), tools, arguments)
+
+
+def learned(tokenizer: Any, talk: Conversation, **settings: Any) -> list[list[str]]:
+    """The learned parts of each sequence, as text."""
+    found = learned_turns(tokenizer, talk, **settings)
+    return [[tokenizer.decode(ids) for ids, is_learned in sequence if is_learned] for sequence in found]
+
+
+def context(tokenizer: Any, talk: Conversation) -> list[str]:
+    """What stands before the first learned part of each sequence."""
+    return [tokenizer.decode(sequence[0][0]) for sequence in learned_turns(tokenizer, talk)]
+
+
+def test_every_turn_is_learned_with_its_end(make_tokenizer):
+    tokenizer = make_tokenizer()
+    assert learned(tokenizer, conversation("a", "b", "c", "d")) == [["b<|im_end|>", "d<|im_end|>"]]
+    assert learned(tokenizer, conversation("a", "b", "c", "d"), first=2) == [["d<|im_end|>"]]
+
+
+@pytest.mark.parametrize("unlearned", [{"weight": 0}, {"train": False}])
+def test_a_turn_may_be_context(make_tokenizer, unlearned):
+    talk = conversation("a", {"role": "assistant", "content": "b", **unlearned}, "c", "d")
+    assert learned(make_tokenizer(), talk) == [["d<|im_end|>"]]
+
+
+def test_a_weight_between_is_refused(make_tokenizer):
+    with pytest.raises(RowError, match=r"message 1 has weight 0\.5"):
+        learned(make_tokenizer(), conversation("a", {"role": "assistant", "content": "b", "weight": 0.5}))
+
+
+def test_a_template_that_drops_empty_thoughts_makes_a_sequence_of_each_turn(make_tokenizer):
+    """As Qwen3: without this, no conversation of several turns could be learned."""
+    tokenizer, talk = make_tokenizer(EMPTY_THOUGHT), conversation("a", "b", "c", "d")
+    assert learned(tokenizer, talk) == [["<think>\n\n</think>\n\nb<|im_end|>"], ["<think>\n\n</think>\n\nd<|im_end|>"]]
+    assert "<think>" not in context(tokenizer, talk)[1]
+
+
+def test_a_thought_that_the_template_opens_and_drops_is_learned(make_tokenizer):
+    """As R1's distilled models."""
+    tokenizer = make_tokenizer(OPENS_A_THOUGHT)
+    talk = conversation("a", "<think>\nadd\n</think>\n\nb", "c", "so</think>d")
+    assert learned(tokenizer, talk) == [["add\n</think>\n\nb<|im_end|>"], ["so</think>d<|im_end|>"]]
+    assert [text[-20:] for text in context(tokenizer, talk)] == ["<|im_start|>assistant\n<think>\n"[-20:]] * 2
+    with pytest.raises(RowError, match="opens the assistant's turn with '<think>', and message 1 does not continue it"):
+        learned(tokenizer, conversation("a", "b"))
+    thought = {"role": "assistant", "content": "b", "reasoning_content": "add"}
+    with pytest.raises(RowError, match="does not write reasoning_content, which message 1 has"):
+        learned(tokenizer, conversation("a", thought))
+
+
+def test_a_thought_beside_a_template_that_switches_thoughts_off_is_refused(make_tokenizer):
+    tokenizer = make_tokenizer()
+    talk = conversation("a", {"role": "assistant", "content": "b", "reasoning_content": "add"})
+    assert learned(tokenizer, talk) == [["<think>\nadd\n</think>\n\nb<|im_end|>"]]
+    off = conversation("a", "<think>\nadd\n</think>\n\nb", enable_thinking=False)
+    with pytest.raises(RowError, match="opens the assistant's turn with an empty one: switch thoughts on"):
+        learned(tokenizer, off)
+
+
+def test_a_turn_without_an_end_ends_where_the_next_one_begins(make_tokenizer):
+    """As GLM, whose template ends no turn: the model opens the next one, and stops there."""
+    tokenizer = make_tokenizer(WITHOUT_AN_END, eos="</s>")
+    assert end_mark(tokenizer) == "<|user|>"
+    assert end_tokens(tokenizer) == {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|user|>")}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "weather", "arguments": {}}]}
+    talk = conversation("a", call, {"role": "tool", "content": "dry"}, "No rain.", "b", "c", tools=TOOLS)
+    parts = ["<tool_call>weather</tool_call><|observation|>", "No rain.<|user|>", "c<|user|>"]
+    assert learned(tokenizer, talk) == [parts]
+    prompt, _ = encode(tokenizer, render(tokenizer, [ASKED], add_generation_prompt=True))
+    more = [ASKED, {"role": "assistant", "content": "4"}, ASKED]
+    whole, _ = encode(tokenizer, render(tokenizer, more, add_generation_prompt=True))
+    for output in ("4<|user|>", "4"):  # the policy ended its turn, or was cut
+        ids = tokenizer.encode(output, add_special_tokens=False)
+        assert [*prompt, *ids, *between_turns(tokenizer, [ASKED], more[1], [ASKED], ids)[0]] == whole
+
+
+def test_a_template_that_writes_no_end_at_all_needs_a_setting(make_tokenizer):
+    tokenizer = make_tokenizer(PLAIN, eos="</s>")
+    with pytest.raises(RowError, match="writes no end token after an answer, so the model would not learn to stop"):
+        learned(tokenizer, conversation("a", "b"))
+    assert learned(tokenizer, conversation("a", "b", "c", "d"), end_token="</s>") == [["b</s>", "d</s>"]]
+
+
+def test_a_system_message_that_moves_stays_where_the_policy_saw_it(make_tokenizer):
+    tokenizer = make_tokenizer(SYSTEM_LAST, eos="</s>")
+    talk = conversation({"role": "system", "content": "Be brief."}, ASKED, {"role": "assistant", "content": "4"})
+    assert learned(tokenizer, talk) == [[" 4</s>"]]
+    assert context(tokenizer, talk) == ["<s>[INST]Be brief.\n\n2+2? [/INST]"]
+
+
+def test_what_a_template_leaves_out_is_found(make_tokenizer):
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "weather", "arguments": {}}]}
+    talk = conversation("a", call, {"role": "tool", "content": "dry"}, "No rain.", "b", tools=TOOLS)
+    assert unshown(make_tokenizer(), talk) == []
+    deaf = make_tokenizer("{{ messages[-1].content }}{# tools tool_calls #}")
+    assert unshown(deaf, talk) == [
+        "message 0 (user)",
+        "the calls of message 1",
+        "message 2 (tool)",
+        "message 3 (assistant)",
+        "the tools",
+    ]
+    with pytest.raises(RowError, match="the chat template shows no tools"):
+        unshown(make_tokenizer(PLAIN), talk)
+    with pytest.raises(RowError, match="the chat template does not read 'enable_thinkng'"):
+        unshown(make_tokenizer(), conversation("a", enable_thinkng=False))
+
+
+@pytest.mark.parametrize(
+    ("template", "opened"), [(CHATML, ""), (OPENS_A_THOUGHT, "<think>\n"), (EMPTY_THOUGHT, ""), (SYSTEM_LAST, "")]
+)
+def test_an_answer_begins_with_what_the_template_opened(make_tokenizer, template, opened):
+    tokenizer = make_tokenizer(template)
+    talk = conversation("a")
+    text = render_conversation(tokenizer, talk, add_generation_prompt=True)
+    assert opened_by_template(tokenizer, talk, text) == opened
+    ids = tokenizer.encode("add</think>4<|im_end|>", add_special_tokens=False)
+    assert answer_text(tokenizer, ids, frozenset(), opened) == f"{opened}add</think>4"
+
+
+def test_tags_that_are_special_tokens_are_part_of_an_answer(make_tokenizer):
+    tokenizer = make_tokenizer()
+    ids = tokenizer.encode("<|user|>4</s><|im_end|>", add_special_tokens=False)
+    assert answer_text(tokenizer, ids, frozenset()) == "<|user|>4</s>"
+    assert answer_text(tokenizer, ids[:-1], frozenset()) == "<|user|>4</s>", "an answer that was cut"
