@@ -41,6 +41,7 @@ class ArrowRows:
     """
 
     def __init__(self, table: Any) -> None:
+        table = _unformatted(table)
         self._features: Mapping[str, Any] = dict(getattr(table, "features", None) or {})
         self.notes: list[str] = []
         for name, feature in self._features.items():
@@ -102,6 +103,16 @@ def plain_value(value: Any, feature: Any = _UNKNOWN) -> Any:
         inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", feature)
         return [plain_value(part, inner) for part in value]
     return value
+
+
+def _unformatted(table: Any) -> Any:
+    """Return a table that hands out Python's own values, of the same columns; a transform of the user's stays."""
+    formatting = getattr(table, "format", None) or {}
+    if formatting.get("type") == "custom" or not hasattr(table, "with_format"):
+        return table
+    columns = table.column_names if formatting.get("output_all_columns") else formatting.get("columns")
+    table = table.with_format(None)
+    return table if columns is None or set(columns) == set(table.column_names) else table.select_columns(columns)
 
 
 def _plain_fields(value: Mapping[Any, Any], feature: Any) -> dict[Any, Any]:

@@ -28,7 +28,7 @@ class SingleTurnSettings(PromptSettings):
 
     def check_row(self, row: dict[str, Any]) -> str:
         """Return why a row cannot be asked; empty if it can. Called before a run, without the model."""
-        if key := next((key for key, value in row.items() if has_image(value, is_named=key in IMAGE_KEYS)), ""):
+        if key := next((key for key, value in row.items() if _has_image(value, is_named=key in IMAGE_KEYS)), ""):
             return f"has an image ('{key}'), and this workflow shows the model none: {UNSHOWN}"
         try:
             prompt_of(row, self)
@@ -59,7 +59,7 @@ class MultiTurnSettings(PromptSettings):
     turn_discount: float = Field(1.0, gt=0, le=1, description="the reward of turn k is multiplied by this to the k")
 
 
-def has_image(value: Any, *, is_named: bool) -> bool:
+def _has_image(value: Any, *, is_named: bool) -> bool:
     """Return whether a value of a row is an image, or holds one.
 
     Args:
@@ -67,7 +67,7 @@ def has_image(value: Any, *, is_named: bool) -> bool:
         is_named: the column is called an image: then text that is a path of one counts, and so do bytes of any format.
     """
     if isinstance(value, list | tuple):
-        return any(has_image(part, is_named=is_named) for part in value)
+        return any(_has_image(part, is_named=is_named) for part in value)
     if isinstance(value, dict):  # as Hugging Face's data sets store them
         file = value.get("bytes") or value.get("path")
         is_file = value.keys() <= {"bytes", "path"}

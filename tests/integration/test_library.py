@@ -102,6 +102,17 @@ def test_a_table_of_hugging_face_gives_what_files_of_parquet_give(
         assert "column 'day' holds dates, as ISO text" in rows.notes()
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch", "pandas", "arrow"])
+def test_the_format_of_a_table_changes_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setenv("AREAL_CACHE", str(tmp_path))
+    row = {"prompt": "a", "n": 1, "items": [{"a": 1}, {"b": 2}]}
+    table = pytest.importorskip("datasets").Dataset.from_list([row])
+    for given in (table.with_format(kind), table.to_iterable_dataset().with_format(kind)):
+        assert [*Rows(_named({"dataset": given})["dataset"]["path"])] == [row]
+    chosen = _named({"dataset": table.with_format(kind, columns=["prompt", "n"])})
+    assert [*Rows(chosen["dataset"]["path"])] == [{"prompt": "a", "n": 1}]
+
+
 def test_nulls_in_rows_of_dictionaries_are_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AREAL_CACHE", str(tmp_path))
     rows = [{"prompt": "a", "schema": {"default": None}, "raw": b"\0\xff"}]

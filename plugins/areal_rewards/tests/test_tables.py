@@ -358,6 +358,22 @@ def test_options_of_a_data_sets_card_are_honored_or_noted(tmp_path):
     assert "its card sets skiprows for csv files, so the library `datasets` reads them" in note
 
 
+def test_metadata_beside_images_is_noted(tmp_path):
+    images = pytest.importorskip("PIL.Image")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    images.new("RGB", (2, 2)).save(folder / "a.png")
+    (folder / "metadata.csv").write_text("file_name,prompt,code\na.png,hi,007\n")
+    (note,) = hub(folder).notes()
+    assert "it has metadata.csv beside its files, so the library `datasets` reads them" in note
+
+
+def test_a_table_with_no_column_that_a_row_can_carry_names_them(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    with pytest.raises(ConfigError, match=r"is empty(?s:.*)column 'took' holds durations"):
+        parquet(tmp_path, arrow.table({"took": [timedelta(1)]}))
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
 def test_a_template_never_writes_null(name, tmp_path):
     path = write(tmp_path, name, [{"question": "a", "context": "c"}, {"question": "b", "context": None}])

@@ -22,6 +22,10 @@ PROMPTED = frozenset({"prompt", "messages", "chosen"})
 """Columns of which each holds a prompt: by itself, in a conversation, or before a preferred answer."""
 _FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 _CSV_OPTIONS_READ: Final = frozenset({"delimiter", "sep"})
+_RETYPED: Final = (
+    "so the library `datasets` reads them, which may turn text into numbers and times: check the rows, or download the "
+    "files and use rewards/files"
+)
 _OF_EVERY_BUILDER: Final = frozenset({"data_dir", "data_files", "description", "features", "name", "version"})
 
 
@@ -58,7 +62,7 @@ class Table:
         given = {"prompt": settings.prompt, "answer": settings.answer, "completion": settings.completion}
         self._templates = {key: template for key, template in given.items() if template is not None}
         if not self._length:
-            raise ConfigError(f"{title} is empty; it must have at least one row")
+            raise ConfigError(f"{title} is empty; it must have at least one row", hints=self._notes)
         for key, template in self._templates.items():
             for name in columns_of(template):
                 if name not in columns:
@@ -200,10 +204,9 @@ class HubDataset(Table):
         )
         notes = list(rows.notes)
         if builder.name in ("csv", "json") and builder.config.data_files:
-            notes.append(
-                f"its card sets {', '.join(odd)} for {builder.name} files, so the library `datasets` reads them, which "
-                "may turn text into numbers and times: check the rows, or download the files and use rewards/files"
-            )
+            notes.append(f"its card sets {', '.join(odd)} for {builder.name} files, {_RETYPED}")
+        elif metadata := _metadata_files(builder):
+            notes.append(f"it has {metadata[0]} beside its files, {_RETYPED}")
         super().__init__(rows, rows.columns, settings, title, notes)
 
 
@@ -245,6 +248,14 @@ def _odd_options(builder: Any) -> list[str]:
     config, plain = builder.config, type(builder.config)()
     known = _OF_EVERY_BUILDER | (_CSV_OPTIONS_READ if builder.name == "csv" else set())
     return [name for name, value in vars(plain).items() if name not in known and getattr(config, name) != value]
+
+
+def _metadata_files(builder: Any) -> list[str]:
+    """Return the names of text files with columns that stand beside files of another kind, such as images."""
+    paths = [str(path) for paths in (builder.config.data_files or {}).values() for path in paths]
+    return [
+        name for path in paths if (name := path.rpartition("/")[2]).startswith("metadata.") and "parquet" not in name
+    ]
 
 
 def _downloaded(library: Any, builder: Any, split: str) -> list[Found]:
