@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from areal_core.chat.template import apply_template, between_turns
 from areal_core.data import Episode, TrajectoryBuilder
-from areal_core.workflows.prompts import apply_template, between_turns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -38,8 +38,8 @@ def end_tokens(tokenizer: Any, named: Collection[int] = ()) -> frozenset[int]:
         tokenizer: of the model.
         named: ids in the model's generation config.
     """
-    own = getattr(tokenizer, "eos_token_id", None)
-    ends = {*named, *(() if own is None else (own,))}
+    tokenizers_end = getattr(tokenizer, "eos_token_id", None)
+    ends = {*named, *(() if tokenizers_end is None else (tokenizers_end,))}
     if mark := end_mark(tokenizer):
         ends.add(encode(tokenizer, mark)[0][0])
     return frozenset(ends)
@@ -68,8 +68,8 @@ def end_mark(tokenizer: Any, conversation: Conversation | None = None) -> str:
             return leading_special_token(tokenizer, text.split(PROBE)[2])
     except (RowError, IndexError):  # a template that takes no short conversation, such as one that insists on images
         return ""
-    found = [(end.find(spelling), spelling) for spelling in special_tokens(tokenizer) if spelling in end]
-    return min(found, key=lambda place: (place[0], -len(place[1])))[1] if found else ""
+    places = [(end.find(spelling), spelling) for spelling in special_tokens(tokenizer) if spelling in end]
+    return min(places, key=lambda item: (item[0], -len(item[1])))[1] if places else ""
 
 
 def opened_by_template(tokenizer: Any, conversation: Conversation, text: str) -> str:
@@ -136,8 +136,8 @@ def unshown(tokenizer: Any, conversation: Conversation) -> list[str]:
     missing = []
     for number, message in enumerate(messages):
         content = message.get("content")
-        said = _words(content.rpartition("</think>")[2] if isinstance(content, str) else "")
-        if said and len(said & words) * 2 < len(said):
+        content_words = _words(content.rpartition("</think>")[2] if isinstance(content, str) else "")
+        if content_words and len(content_words & words) * 2 < len(content_words):
             missing.append(f"message {number} ({message['role']})")
         if message.get("tool_calls"):
             plain = {key: value for key, value in message.items() if key != "tool_calls"}

@@ -46,16 +46,16 @@ def learned_text(tokenizer: Any, prompt: str, answer: str, *, has_special_tokens
     for name, text in (("prompt", prompt), ("answer", answer)):
         check_text(text, f"the {name}")
     written = [text if has_special_tokens else guard(tokenizer, text) for text in (prompt, answer)]
-    asked, said = encode_pieces(tokenizer, written)
-    if not said or said[-1] != end:
-        said = [*said, end]
-    return [(with_begin(tokenizer, asked), False), (said, True)]
+    prompt_ids, answer_ids = encode_pieces(tokenizer, written)
+    if not answer_ids or answer_ids[-1] != end:
+        answer_ids = [*answer_ids, end]
+    return [(with_begin(tokenizer, prompt_ids), False), (answer_ids, True)]
 
 
 def spelled_special_token(tokenizer: Any, text: str) -> str:
     """Return the first special token that a text spells, as text that was written with a chat template does."""
-    found = [(text.find(spelling), spelling) for spelling in special_tokens(tokenizer) if spelling in text]
-    return min(found)[1] if found else ""
+    places = [(text.find(spelling), spelling) for spelling in special_tokens(tokenizer) if spelling in text]
+    return min(places)[1] if places else ""
 
 
 def undecided_text(tokenizer: Any, row: Mapping[str, Any], keys: Sequence[str], setting: str) -> str:
@@ -166,8 +166,8 @@ def _turn(tokenizer: Any, conversation: Conversation, number: int, before: str, 
             "it is unclear which tokens are the assistant's"
         )
     # The template drops the thought from a past turn, or has opened it: the policy writes the content as it is.
-    said = content.removeprefix(opened).lstrip("\n") if opened and content.startswith(opened) else content
-    return guard(tokenizer, said) + mark
+    continuation = content.removeprefix(opened).lstrip("\n") if opened and content.startswith(opened) else content
+    return guard(tokenizer, continuation) + mark
 
 
 def ends_with_a_closed_thought(text: str) -> bool:
@@ -182,8 +182,8 @@ def _added(tokenizer: Any, conversation: Conversation, before: str, mark: str) -
         return None
     turn = whole[len(before) :]
     content = conversation.messages[-1].get("content")
-    said = guard(tokenizer, content).strip() if isinstance(content, str) else ""
-    start = max(turn.rfind(said), 0) + len(said)
+    content_text = guard(tokenizer, content).strip() if isinstance(content, str) else ""
+    start = max(turn.rfind(content_text), 0) + len(content_text)
     place = turn.find(mark, start) if mark else -1
     if place >= 0:
         return turn[: place + len(mark)]

@@ -50,7 +50,7 @@ _MAY_BE_NULL: Final = ("default", "const", "example")
 """Keywords of a JSON schema whose value may be null."""
 
 
-def read_conversation(value: Any, where: str, *, images: bool = False) -> list[Message]:
+def read_conversation(value: Any, where: str, *, images: bool = False, sampled: bool = False) -> list[Message]:
     """Return the messages of a conversation in one form.
 
     Accepted are OpenAI's messages, ShareGPT's (`from` and `value`), content as text or as a list of parts, Anthropic's
@@ -61,6 +61,8 @@ def read_conversation(value: Any, where: str, *, images: bool = False) -> list[M
         value: what the row holds.
         where: names the field in errors, such as "prompt".
         images: keep parts that are images; without it they are refused.
+        sampled: the assistant's turns may be a policy's own, which is not always well formed: a turn may be empty, and
+            the arguments of a call that are no object stay as they are.
 
     Raises:
         RowError: the form is not understood, or the conversation is empty.
@@ -81,8 +83,53 @@ def read_conversation(value: Any, where: str, *, images: bool = False) -> list[M
         place = f"{where}[{number}]"
         if not isinstance(message, Mapping):
             raise RowError(f"{place} is {kind_of(message)}; it must be a message with role and content")
-        messages += _read_message(message, place, images=images)
+        messages += read_message(message, place, images=images, sampled=sampled)
     return messages
+
+
+def read_message(
+    message: Mapping[str, Any], where: str, *, images: bool = False, sampled: bool = False
+) -> list[Message]:
+    """Return a message in the one form; results of tools in Anthropic's blocks become messages of their own.
+
+    For the arguments see `read_conversation`.
+
+    Raises:
+        RowError: the form is not understood.
+    """
+    fields = _without_nulls(message)
+    for place, text in strings(fields, where):
+        check_text(text, place)
+    role_name = fields.pop("role", None) if "role" in fields else fields.pop("from", None)
+    if not isinstance(role_name, str) or not role_name:
+        raise RowError(f"{where} has no role; it has {', '.join(message) or 'no keys'}")
+    role = ROLES.get(role_name.lower(), role_name)
+    content = next((fields.pop(key) for key in ("content", "value", "text") if key in fields), None)
+    calls = fields.pop("tool_calls", None) or fields.pop("function_call", None)
+    if role_name.lower() in _CALLING:
+        calls, content = content, ""
+    read = _Content(where, images, sampled)
+    read.take(content)
+    # Servers that rename a field write the thought under both names.
+    thoughts = [fields.pop(key) for key in _THOUGHTS if isinstance(fields.get(key), str)]
+    read.thought = "".join(dict.fromkeys([*thoughts, read.thought]))
+    if calls:
+        calls = plain(_parsed(calls, f"{where}.tool_calls") if isinstance(calls, str) else calls)
+        listed = calls if isinstance(calls, list) else [calls]
+        read.calls += [
+            read_call(call, f"{where}.tool_calls[{number}]", sampled=sampled) for number, call in enumerate(listed)
+        ]
+    has_more = bool(read.parts or read.calls or read.thought)
+    if content is None and not has_more and not (sampled and role == "assistant"):
+        raise RowError(f"{where} ({role}) has no content" + (" and calls no tool" if role == "assistant" else ""))
+    if read.results and not has_more:
+        return read.results
+    normalized: Message = {"role": role, "content": read.content()}
+    if read.thought:
+        normalized["reasoning_content"] = read.thought
+    if read.calls:
+        normalized["tool_calls"] = read.calls
+    return [*read.results, {**normalized, **fields}]
 
 
 def is_conversation(value: Any) -> bool:
@@ -130,10 +177,15 @@ def read_tools(value: Any, where: str = "tools") -> list[dict[str, Any]]:
     return [_read_tool(tool, f"{where}[{number}]") for number, tool in enumerate(value)]
 
 
-def read_call(call: Any, where: str) -> dict[str, Any]:
+def read_call(call: Any, where: str, *, sampled: bool = False) -> dict[str, Any]:
     """Return a call of a tool as `{"type": "function", "function": {"name": ..., "arguments": {...}}}`.
 
     An `id` stays in front, where the call has one.
+
+    Args:
+        call: what the message holds.
+        where: names it in errors.
+        sampled: arguments that are no object stay as they are; see `read_conversation`.
 
     Raises:
         RowError: it has no name, or its arguments are no object.
@@ -150,7 +202,44 @@ def read_call(call: Any, where: str) -> dict[str, Any]:
         raise RowError(f"{where} has no name of a function")
     written: Any = next((function[key] for key in ("arguments", "parameters", "input", "args") if key in function), {})
     call_id = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
-    return {**call_id, "type": "function", "function": {"name": name, "arguments": _arguments(written, where)}}
+    arguments = read_arguments(written) if sampled else _arguments(written, where)
+    return {**call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def read_arguments(written: Any) -> Any:
+    """Return the arguments of a call as an object if they are one; as they were written if not.
+
+    JSON is read, also if it was written as JSON twice, as some data sets have it.
+    """
+    for _ in range(2):
+        if not isinstance(written, str):
+            break
+        try:
+            written = read_json(written or "{}")
+        except ValueError:
+            break
+    return {} if written is None else written
+
+
+def read_json(text: str) -> Any:
+    """Return what a text has in JSON, if templates and tokenizers can take it.
+
+    Raises:
+        ValueError: it is not JSON, is nested too deeply, or holds half a character (a lone surrogate).
+    """
+    try:
+        normalized = json.loads(text)
+        if "\\ud" in text.lower():
+            json.dumps(normalized, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    level = [normalized] if isinstance(normalized, dict | list) else []
+    for _ in range(_DEEPEST):
+        nested = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [part for parts in nested for part in parts if isinstance(part, dict | list)]
+        if not level:
+            return normalized
+    raise ValueError("it is nested too deeply")
 
 
 def plain(value: Any) -> Any:
@@ -193,39 +282,6 @@ def strings(value: Any, where: str, depth: int = 0) -> Iterator[tuple[str, str]]
             yield from strings(part, f"{where}[{number}]", depth + 1)
 
 
-def _read_message(message: Mapping[str, Any], where: str, *, images: bool) -> list[Message]:
-    """Return a message in the one form; results of tools in Anthropic's blocks become messages of their own."""
-    given = _without_nulls(message)
-    for place, text in strings(given, where):
-        check_text(text, place)
-    named = given.pop("role", None) if "role" in given else given.pop("from", None)
-    if not isinstance(named, str) or not named:
-        raise RowError(f"{where} has no role; it has {', '.join(message) or 'no keys'}")
-    role = ROLES.get(named.lower(), named)
-    content = next((given.pop(key) for key in ("content", "value", "text") if key in given), None)
-    calls = given.pop("tool_calls", None) or given.pop("function_call", None)
-    if named.lower() in _CALLING:
-        calls, content = content, ""
-    read = _Content(where, images)
-    read.take(content)
-    read.thought = "".join(given.pop(key) for key in _THOUGHTS if isinstance(given.get(key), str)) + read.thought
-    if calls:
-        calls = plain(_parsed(calls, f"{where}.tool_calls") if isinstance(calls, str) else calls)
-        listed = calls if isinstance(calls, list) else [calls]
-        read.calls += [read_call(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(listed)]
-    has_more = bool(read.parts or read.calls or read.thought)
-    if content is None and not has_more:
-        raise RowError(f"{where} ({role}) has no content" + (" and calls no tool" if role == "assistant" else ""))
-    if read.results and not has_more:
-        return read.results
-    found: Message = {"role": role, "content": read.content()}
-    if read.thought:
-        found["reasoning_content"] = read.thought
-    if read.calls:
-        found["tool_calls"] = read.calls
-    return [*read.results, {**found, **given}]
-
-
 @dataclass
 class _Content:
     """What the content of a message holds, taken apart.
@@ -233,6 +289,7 @@ class _Content:
     Attributes:
         where: names the message in errors.
         images: whether images are kept.
+        sampled: see `read_conversation`.
         parts: text and images, in order.
         thought: of a reasoning model.
         calls: of tools.
@@ -241,6 +298,7 @@ class _Content:
 
     where: str
     images: bool
+    sampled: bool
     parts: list[dict[str, Any]] = field(default_factory=list)
     thought: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -282,14 +340,14 @@ class _Content:
         elif kind in _THOUGHT_PARTS and text is not None:
             self.thought += text
         elif kind == "tool_use":
-            self.calls.append(read_call(part, where))
+            self.calls.append(read_call(part, where, sampled=self.sampled))
         elif kind == "tool_result":
             self._take_result(part, where)
         elif kind != "redacted_thinking":
             raise RowError(f"{where} is a part of type {kind!r}, which is not understood: text and images are")
 
     def _take_result(self, part: Mapping[str, Any], where: str) -> None:
-        result = _Content(where, images=False)
+        result = _Content(where, images=False, sampled=False)
         result.take(part.get("content"))
         named = {"tool_call_id": part["tool_use_id"]} if "tool_use_id" in part else {}
         self.results.append({"role": "tool", "content": result.content(), **named})
@@ -321,21 +379,21 @@ def _read_tool(tool: Any, where: str) -> dict[str, Any]:
 
 
 def _arguments(written: Any, where: str) -> dict[str, Any]:
-    for _ in range(2):  # data sets exist whose arguments were written as JSON twice
-        if isinstance(written, str):
-            written = _parsed(written or "{}", f"{where}.arguments")
-    if written is None:
-        return {}
-    if not isinstance(written, Mapping):
-        raise RowError(f"{where}.arguments is {kind_of(written)}; the arguments of a call are an object")
-    return dict(written)
+    arguments = read_arguments(written)
+    if isinstance(arguments, str):
+        arguments = _parsed(arguments, f"{where}.arguments")
+    if not isinstance(arguments, Mapping):
+        raise RowError(f"{where}.arguments is {kind_of(arguments)}; the arguments of a call are an object")
+    return dict(arguments)
 
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return read_json(text)
+    except json.JSONDecodeError:
         raise RowError(f"{where} is text that is not JSON: {text[:60]!r}") from None
+    except ValueError as error:
+        raise RowError(f"{where} is JSON that cannot be used: {error}") from None
 
 
 def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:

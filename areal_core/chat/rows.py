@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -59,13 +59,13 @@ def read_prompt(tokenizer: Any, row: Mapping[str, Any], settings: PromptSettings
     Raises:
         RowError: the row has no prompt, or one that cannot be used; it names the field and the remedy.
     """
-    asked = prompt_of(row, settings)
-    if isinstance(asked, Conversation):
-        text = render_conversation(tokenizer, asked, add_generation_prompt=True)
-        ids, written = _remembered(tokenizer, text)
-        opened = opened_by_template(tokenizer, asked, text)
-        return Prompt(list(ids), written, opened, tuple(asked.messages))
-    ids, written = _remembered(tokenizer, asked if settings.text_has_special_tokens else guard(tokenizer, asked))
+    prompt = prompt_of(row, settings)
+    if isinstance(prompt, Conversation):
+        text = render_conversation(tokenizer, prompt, add_generation_prompt=True)
+        ids, written, opened = _encoded(_Rendered(tokenizer, text, prompt))
+        return Prompt(list(ids), written, opened, tuple(prompt.messages))
+    text = prompt if settings.text_has_special_tokens else guard(tokenizer, prompt)
+    ids, written, _ = _encoded(_Rendered(tokenizer, text))
     return Prompt(with_begin(tokenizer, ids), written)
 
 
@@ -117,8 +117,8 @@ def conversation_of(row: Mapping[str, Any], messages: Sequence[Message], setting
 
     The system message is that of the messages; else the row's `system`; else the settings'.
     """
-    own = row.get("system")
-    system = own if isinstance(own, str) and own else settings.system
+    row_system = row.get("system")
+    system = row_system if isinstance(row_system, str) and row_system else settings.system
     if system and messages[0]["role"] not in ("system", "developer"):
         messages = [{"role": "system", "content": system}, *messages]
     arguments = template_arguments(row, settings.chat_template_kwargs or {})
@@ -131,19 +131,19 @@ def template_arguments(row: Mapping[str, Any], settings: Mapping[str, Any]) -> d
     Raises:
         RowError: the row's are no object, or name something that the run decides.
     """
-    own = row.get(TEMPLATE_KEY)
-    if isinstance(own, str) and own.strip():
+    row_arguments = row.get(TEMPLATE_KEY)
+    if isinstance(row_arguments, str) and row_arguments.strip():
         try:
-            own = json.loads(own)
+            row_arguments = json.loads(row_arguments)
         except ValueError:
             raise RowError(f"'{TEMPLATE_KEY}' is text that is not JSON") from None
-    if not own:
-        own = {}
-    if not isinstance(own, Mapping):
+    if not row_arguments:
+        row_arguments = {}
+    if not isinstance(row_arguments, Mapping):
         raise RowError(
-            f"'{TEMPLATE_KEY}' is {type(own).__name__}; it must be an object, such as {{enable_thinking: false}}"
+            f"'{TEMPLATE_KEY}' is {kind_of(row_arguments)}; it must be an object, such as {{enable_thinking: false}}"
         )
-    arguments = {**settings, **{key: value for key, value in own.items() if value is not None}}
+    arguments = {**settings, **{key: value for key, value in row_arguments.items() if value is not None}}
     if documents := plain(row.get("documents")):
         arguments.setdefault("documents", documents)
     if refused := sorted(RUNS_OWN & arguments.keys()):
@@ -157,8 +157,19 @@ def _tools_of(row: Mapping[str, Any], settings: PromptSettings) -> list[dict[str
     return read_tools(row.get(settings.tools_key), f"'{settings.tools_key}'") if settings.tools_key else []
 
 
+@dataclass(frozen=True)
+class _Rendered:
+    """A prompt as text with stand-ins; two of the same text are equal."""
+
+    tokenizer: Any
+    text: str
+    conversation: Conversation | None = field(default=None, compare=False)
+
+
 @lru_cache(maxsize=64)
-def _remembered(tokenizer: Any, text: str) -> tuple[tuple[int, ...], str]:
-    """Do what `encode` does, once for all episodes of a group: they begin with the same prompt."""
-    ids, written = encode(tokenizer, text)
-    return tuple(ids), written
+def _encoded(prompt: _Rendered) -> tuple[tuple[int, ...], str, str]:
+    """Return tokens, text and what the template opened, once for all episodes of a group: they have the same prompt."""
+    ids, written = encode(prompt.tokenizer, prompt.text)
+    if prompt.conversation is None:
+        return tuple(ids), written, ""
+    return tuple(ids), written, opened_by_template(prompt.tokenizer, prompt.conversation, prompt.text)

@@ -192,10 +192,10 @@ def end_of_turn(tokenizer: Any, messages: Sequence[Mapping[str, Any]] = (), **ar
 
     It is empty if the template writes nothing.
     """
-    asked = [*messages, {"role": "assistant", "content": PROBE}]
+    probing = [*messages, {"role": "assistant", "content": PROBE}]
     if not messages:
-        asked.insert(0, {"role": "user", "content": "question"})
-    text = render(tokenizer, asked, add_generation_prompt=False, **arguments)
+        probing.insert(0, {"role": "user", "content": "question"})
+    text = render(tokenizer, probing, add_generation_prompt=False, **arguments)
     return text.rpartition(PROBE)[2].rstrip("\n") if PROBE in text else ""
 
 
@@ -238,14 +238,16 @@ def encode_pieces(tokenizer: Any, pieces: Sequence[str]) -> list[list[int]]:
         pieces: parts of a text with stand-ins, in order.
     """
     text = "".join(pieces)
+    if len(pieces) == 1 and not _STAND_IN.search(text):
+        return [list(tokenizer.encode(text, add_special_tokens=False))]
     ends = list(accumulate(map(len, pieces)))
-    found: list[list[int]] = [[] for _ in pieces]
+    ids_of_pieces: list[list[int]] = [[] for _ in pieces]
     place = 0
     for ids, end in _spans(tokenizer, text, ends):
         while place < len(ends) - 1 and end > ends[place]:
             place += 1
-        found[place] += ids
-    return found
+        ids_of_pieces[place] += ids
+    return ids_of_pieces
 
 
 def spelled_out(tokenizer: Any, text: str) -> str:
@@ -365,9 +367,9 @@ def _ordinary_tokens(tokenizer: Any) -> dict[str, list[int]]:
 
     They come from a copy: `split_special_tokens` is set on the tokenizer, and other threads encode with that.
     """
-    own = copy.deepcopy(tokenizer)
+    copied = copy.deepcopy(tokenizer)
     return {
-        spelling: own.encode(spelling, add_special_tokens=False, split_special_tokens=True)
+        spelling: copied.encode(spelling, add_special_tokens=False, split_special_tokens=True)
         for spelling in special_tokens(tokenizer)
     }
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import areal_core
 from areal_core.cli.output import print_error
 from areal_core.errors import ArealError
+from areal_core.proxies import bypass_proxies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP
             signal.signal(number, _interrupt)
     words = list(sys.argv[1:] if argv is None else argv)
+    bypass_proxies()
     try:
         return _dispatch(words)
     except ArealError as error:

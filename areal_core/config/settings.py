@@ -23,6 +23,7 @@ from pydantic_core import core_schema
 
 from areal_core.config.problems import RejectedError, from_validation
 from areal_core.errors import ConfigError
+from areal_core.proxies import bypass_proxies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -179,10 +180,14 @@ class Secret:
 
 
 def public_environment(text: str = "") -> dict[str, str]:
-    """This process's environment, for one that runs code of others: without variables that are named like secrets.
+    """Return this process's environment for a program that runs code of others.
+
+    Variables that are named like secrets are left out, and no proxy applies to this machine.
 
     Args:
-        text: a config; those that it names, as `env:NAME`, are kept.
+        text: a config; secrets that it names, as `env:NAME`, are kept.
     """
     named = {secret.removeprefix("env:") for secret in _SECRET.findall(text)}
-    return {name: value for name, value in os.environ.items() if name in named or not _SECRET_NAME.search(name)}
+    public = {name: value for name, value in os.environ.items() if name in named or not _SECRET_NAME.search(name)}
+    bypass_proxies(public)
+    return public

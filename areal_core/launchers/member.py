@@ -52,6 +52,7 @@ from areal_core.messages.hub import (
     Watch,
     Welcome,
 )
+from areal_core.proxies import bypass_proxies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -263,6 +264,7 @@ def join() -> Member:
     welcome = _hello(connection, group, place)
     os.environ.update(welcome.environment)
     own = str(connection.getsockname()[0])
+    bypass_proxies(hosts=[own])
     if NODES_VARIABLE in welcome.environment:
         os.environ.update({name: os.environ.get(name, interface_of(own)) for name in INTERFACE_VARIABLES})
     if place.gpus:

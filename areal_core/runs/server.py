@@ -22,6 +22,7 @@ from areal_core.launchers.guard import HUB_VARIABLE, last_words
 from areal_core.launchers.machine import free_port
 from areal_core.launchers.member import ASKED_TO_STOP
 from areal_core.messages import Credentials
+from areal_core.proxies import bypass_proxies
 from areal_core.runs.models import model_reference
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 ROLE = "server"
 POLL_S, ANSWER_S, GRACE_S = 0.1, 5.0, 5.0
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Asks the run's own addresses, which no proxy reaches."""
 
 
 def play(run: RunFolder, member: Member) -> int:
@@ -78,6 +81,7 @@ def start_program(command: Any, environment: Mapping[str, str], **how: Any) -> s
         RunError: it is not there.
     """
     added = {**environment, **command.environment}
+    bypass_proxies(added)  # SGLang asks its own address before it serves
     try:
         return subprocess.Popen(command.arguments, env=added, stdin=subprocess.DEVNULL, **how)
     except OSError as error:
@@ -87,7 +91,7 @@ def start_program(command: Any, environment: Mapping[str, str], **how: Any) -> s
 def is_healthy_at(url: str) -> bool:
     """Whether a server says so there; one that asks for a key serves as well."""
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
+        with _DIRECT.open(url, timeout=ANSWER_S) as answer:
             return bool(answer.status == 200)
     except urllib.error.HTTPError as error:  # a gateway says 404 for a server that loads
         return error.code in (401, 403)

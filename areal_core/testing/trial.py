@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from areal_core.interfaces import Algorithm
 
 ANSWER = "The answer is 42."
+OTHERS = RewardTerm("others", lambda: 0.0)
+"""Stands for a run's other rewards: the one that is tried may abstain."""
 ALARM_S = 120
 """For an algorithm on one batch; one that hangs ends this process."""
 OF_ROLLOUTS = re.compile(r"[^']*'(reward\.|turn_rewards'|routed_experts')")
@@ -106,7 +108,7 @@ def try_rewards(config: RunConfig) -> Iterator[str]:
             signal.alarm(math.ceil(config.rollout.reward_timeout_s))
             values = str(row.get("prompt", "")), ANSWER, [1, 2], [1, 2, 3], "stop", row
             try:
-                RewardSum([term])(dict(zip(REWARD_ARGUMENTS, values, strict=True)))
+                RewardSum([term, OTHERS])(dict(zip(REWARD_ARGUMENTS, values, strict=True)))
             except RewardError as error:
                 cause = error.__cause__
                 if cause is None or (type(cause).__module__ == "builtins" and not isinstance(cause, OSError)):

@@ -59,12 +59,18 @@ class ExampleSource:
         if self._is_interrupted():
             raise Interrupted
         numbers = range(step * self._batch_size, (step + 1) * self._batch_size)
-        examples = [encode_row(self._dataset, self._sampler[number][0], self._encode) for number in numbers]
-        batch = PackedBatch.from_trajectories([trajectory for example in examples for trajectory in example])
-        sizes = torch.tensor([len(example) for example in examples])
+        encoded = {n: encode_row(self._dataset, self._sampler[n][0], self._encode) for n in numbers}
+        examples = {number: example for number, example in encoded.items() if example}
+        if not examples:
+            raise RunError(
+                f"all {len(numbers)} rows of a batch were skipped as too long: raise example_tokenizer.max_tokens"
+            )
+        batch = PackedBatch.from_trajectories([trajectory for example in examples.values() for trajectory in example])
+        sizes = torch.tensor([len(example) for example in examples.values()])
         unit_index = torch.repeat_interleave(torch.arange(len(examples)), sizes)
-        ids = torch.tensor(list(numbers))[unit_index]
-        batch = batch.with_sequences(group_id=ids, episode_id=torch.arange(len(batch)))
+        ids = torch.tensor(list(examples))[unit_index]
+        skipped = torch.full((len(batch),), len(numbers) - len(examples))
+        batch = batch.with_sequences(group_id=ids, episode_id=torch.arange(len(batch)), skipped_rows=skipped)
         if len(batch) > len(examples):
             batch = batch.with_units(unit_index)
         return batch.to_bytes()
@@ -92,12 +98,14 @@ def read_examples(told: bytes) -> TrainingBatch:
     starts = [place for place in range(len(ids)) if place == 0 or ids[place] != ids[place - 1]]
     groups = [(ids[start], range(start, end)) for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)]
     metrics = {"batch/examples": len(groups), "batch/sequences": len(batch), "batch/tokens": batch.token_count}
+    if skipped := int(batch["skipped_rows"][0]):
+        metrics["batch/skipped_rows"] = skipped
     digests = sorted(group_digests(batch, groups).items())
     return TrainingBatch(batch, digests, {name: float(value) for name, value in metrics.items()})
 
 
 def encode_row(dataset: Dataset, index: int, encode: Callable[[Any], Sequence[Trajectory]]) -> Sequence[Trajectory]:
-    """The sequences of a row.
+    """Return the sequences of a row; none if the example tokenizer skips it.
 
     Args:
         dataset: its rows.
@@ -112,6 +120,4 @@ def encode_row(dataset: Dataset, index: int, encode: Callable[[Any], Sequence[Tr
     except Exception as error:
         words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise RunError(f"{name_row(dataset, index)} cannot be learned from: {words}") from error
-    if not found:
-        raise RunError(f"{name_row(dataset, index)} gave no sequence to learn from")
     return found

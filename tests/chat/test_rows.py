@@ -61,7 +61,7 @@ def test_arguments_of_the_template_come_from_the_row_before_the_settings(make_to
         ({"prompt": HI}, {"chat_template": "never"}, "is a list of messages, which needs a template"),
         ({"prompt": [*HI, {"role": "assistant", "content": "yes"}]}, {}, "ends with a turn of the assistant"),
         ({"prompt": HI, "chat_template_kwargs": {"tokenize": True}}, {}, "names tokenize, which the run decides"),
-        ({"prompt": HI, "chat_template_kwargs": [1]}, {}, "'chat_template_kwargs' is list; it must be an object"),
+        ({"prompt": HI, "chat_template_kwargs": [1]}, {}, "'chat_template_kwargs' is a list; it must be an object"),
         ({"prompt": HI, "tools": ["calculator"]}, {}, r"'tools'\[0\] is text that is not JSON"),
     ],
 )

@@ -150,6 +150,7 @@ def test_parts_of_plugins_are_not_tried_and_a_large_batch_costs_little(config):
             "def reward(completion): return [1.0]",
             r"reward 'reward' returned \[1.0\] \(list\); it must return a finite",
         ),
+        ("def reward(completion): return None", ""),
         ("def reward(completion): return int(completion)", r"raised ValueError: invalid literal .* \(parts.py:\d+\)"),
         (
             "def reward(prompt, answer, row): return 1 / (row['answer'] - 2)",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import socket
 import sys
 import textwrap
 import time
@@ -23,6 +25,7 @@ from areal_agents.config import CommandSettings, ServiceSettings
 from areal_agents.outcomes import read_outcome
 from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces.agent import Endpoint
+from areal_core.launchers.machine import own_address
 
 openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.slow
@@ -46,6 +49,44 @@ def test_a_function_that_blocks_runs_in_a_thread_and_gets_what_it_names(play):
     assert "why none" in said.tokenizer.decode(said.said[0][0])
     assert said.scored[0]["completion"] == "answer 0!", "a text is what the run's rewards score"
     assert episode.reward == 1.0
+
+
+CLIENT = """
+import json, os, sys
+from openai import OpenAI
+client = OpenAI(max_retries=0)
+done = client.chat.completions.create(model="any", messages=[{"role": "user", "content": "?"}])
+print(json.dumps({"reward": float(done.choices[0].message.content == "answer 0"), "answer": os.environ["NO_PROXY"]}))
+"""
+
+
+@pytest.mark.parametrize("kind", ["function", "command"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", own_address()])
+@pytest.mark.parametrize("already", ["", "intranet", "*"])
+def test_an_agent_reaches_the_endpoint_although_a_proxy_is_set(play, monkeypatch, kind, already, host):
+    if host == "::1":
+        try:
+            socket.create_server((host, 0), family=socket.AF_INET6).close()
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", already)
+    monkeypatch.setenv("NO_PROXY", already)
+
+    def function(base_url: str, api_key: str) -> float:
+        client = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+        done = client.chat.completions.create(model="any", messages=[{"role": "user", "content": "?"}])
+        return float(done.choices[0].message.content == "answer 0")
+
+    async def command(row: Any, endpoint: Any) -> Any:
+        settings = CommandSettings(
+            command=[sys.executable, "-c", CLIENT], environment={"HTTP_PROXY": "http://127.0.0.1:9", "no_proxy": ""}
+        )
+        return await CommandAgent(settings)(row=row, endpoint=endpoint)
+
+    assert play(policy(), function if kind == "function" else command, host=host).reward == 1.0
+    assert os.environ["NO_PROXY"].startswith(already)
 
 
 def test_many_functions_that_block_wait_side_by_side():

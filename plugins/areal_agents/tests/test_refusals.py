@@ -23,25 +23,29 @@ def broken(schema: Any) -> Any:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"messages": IMAGE}, "a part of type 'image_url' is not served"),
-        ({"messages": []}, "no messages"),
+        ({"messages": IMAGE}, "messages[0].content[0] is an image, and this run shows the model none"),
+        ({"messages": []}, "messages is an empty list"),
         ({"messages": "hi"}, "messages must be a list of objects"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "the role 'wizard' is none of"),
         ({"messages": USER, "tools": [{"type": "web_search"}]}, "a hosted tool of type 'web_search' is not served"),
-        ({"messages": USER, "tools": [{"type": "function", "function": {}}]}, "tools[0]: the function has no name"),
+        ({"messages": USER, "tools": [{"type": "function", "function": {}}]}, "tools[0] is no function with a name"),
         *(
             ({"messages": USER, "tools": [broken(schema)]}, "tools[0]: the parameters of add are no JSON schema")
-            for schema in (5, "x", {"properties": 5}, {"properties": {"a": 5}})
+            for schema in (5, {"properties": 5}, {"properties": {"a": 5}})
         ),
+        ({"messages": USER, "tools": [broken("x")]}, "tools[0].parameters is text that is not JSON"),
         *(
             (
                 {"messages": USER, "extra_body": {"chat_template_kwargs": {name: "x"}}},
-                f"chat_template_kwargs: {name} is the run's affair",
+                f"'chat_template_kwargs' names {name}, which the run decides",
             )
             for name in ("chat_template", "truncation", "max_length", "tools", "add_generation_prompt")
         ),
         ({"messages": USER, "stream": True, "stream_options": [1]}, "stream_options must be an object"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": ["x"]}}]}]}, "needs a function with"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": ["x"]}}]}]},
+            "messages[0].tool_calls[0] has no name of a function",
+        ),
         ({"messages": USER, "n": 0}, "n is 0; it must be a whole number from 1"),
         ({"messages": USER, "n": 99}, "asked for 0 answers, asks for 99 more, and may for 4: workflow.max_answers"),
         ({"messages": USER, "stop": [""]}, "stop must be a text or a list of texts"),
@@ -82,7 +86,7 @@ GOOD = b'{"messages": [{"role": "user", "content": "?"}]}'
             "responses",
             {},
             b'{"input": [{"role": ["user"], "content": "?"}]}',
-            "an item of type 'message' is not served",
+            "input[0] has no role",
         ),
         ("responses", {}, b'{"input": [{"type": "reasoning", "content": 5}]}', "content must be a list of objects"),
     ],

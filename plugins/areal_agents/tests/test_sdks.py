@@ -106,6 +106,26 @@ def test_responses_follow_one_another_by_identifier_and_by_items(play, has_strea
     assert asked(episode) == {"responses_requests": 3, **({"streamed_requests": 3} if has_stream else {})}
 
 
+def test_other_instructions_take_the_place_of_those_that_a_conversation_began_with(play):
+    policy = Policy("chat", says("yes"))
+
+    async def agent(base_url: str, api_key: str) -> float:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+            first = await client.responses.create(model="any", input="?", instructions="Be brief.")
+            for instructions in ("Be brief.", "Be loud.", openai.NOT_GIVEN):
+                await client.responses.create(
+                    model="any", input="!", previous_response_id=first.id, instructions=instructions
+                )
+        return 1
+
+    play(policy, agent)
+    _, same, other, none = (policy.tokenizer.decode(prompt) for prompt, _ in policy.said)
+    assert same == none
+    assert other == same.replace("Be brief.", "Be loud.")
+    (first, said), (again, _) = policy.said[:2]
+    assert again[: len(first) + len(said.output_ids)] == [*first, *said.output_ids], "the same ones continue"
+
+
 @pytest.mark.parametrize("has_stream", [False, True])
 def test_anthropics_messages_with_a_tool(play, has_stream):
     policy = Policy("thinking", says(f"<think>\nhm\n</think>\n\nI add.{CALL}", "3."))

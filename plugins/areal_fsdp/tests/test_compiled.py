@@ -123,7 +123,7 @@ def test_updates_of_masters_are_those_of_torch(make_engine, program, batch, budg
                 skipped = program.train(engine, batch, lambda p, o: LossResult(o["logprobs"].sum() * torch.nan))
                 assert skipped["skipped"] == 1
             program.train(engine, batch)
-    assert int(own._updates) == 4
+    assert int(own._updates) == 5, "the one that was skipped counts for the schedule"
     for (name, mine), theirs in zip(own._parameters.items(), plain._parameters.values(), strict=True):
         torch.testing.assert_close(mine, theirs, atol=4e-4, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
         mine_state, their_state = own._optimizer.state[mine], plain._optimizer.state[theirs]

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from areal_core.interfaces import LossResult
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.models.schedule import learning_rate_at
 from areal_fsdp.optimizer import make_optimizer, step
@@ -77,3 +78,16 @@ def test_the_learning_rate_is_the_algorithms_where_the_engine_has_none(make_engi
     assert program.train(engine, batch)["learning_rate"] == 1e-6
     adapted = make_engine(learning_rate=None, adapter={"rank": 4})
     assert program.train(adapted, batch)["learning_rate"] == pytest.approx(1e-5)
+
+
+def test_the_schedule_counts_updates_that_change_nothing(make_engine, program, batch):
+    """Its length counts them too: a run with many batches without a gradient would end at a high rate."""
+    engine = make_engine(schedule="linear", total_updates=4)
+    losses = (
+        lambda part, outputs: LossResult(outputs["logprobs"].sum() * 0),
+        lambda part, outputs: LossResult(outputs["logprobs"].sum() * torch.nan),
+        program.policy_loss,
+        program.policy_loss,
+    )
+    rates = [float(program.train(engine, batch, loss)["learning_rate"]) for loss in losses]
+    assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])

@@ -10,14 +10,16 @@ import os
 import re
 import signal
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from areal_agents.config import filled
-from areal_agents.requests import read_json
 from areal_agents.threads import run_in_thread
+from areal_core.chat.messages import read_json
 from areal_core.config import public_environment
 from areal_core.interfaces.launcher import describe_exit
+from areal_core.proxies import bypass_proxies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -96,6 +98,7 @@ class CommandAgent:
         settings = self._settings
         own = {name: value for name, value in public_environment().items() if not name.startswith(HIDDEN)}
         variables = {**own, **filled(settings.environment), **endpoint.as_environment()}
+        bypass_proxies(variables, [urlsplit(endpoint.base_url).hostname or ""])
         loop = asyncio.get_running_loop()
         try:
             transport, program = await loop.subprocess_exec(

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from transformers.utils.chat_parsing import ResponseParser
 
-from areal_agents.requests import arguments_of, read_json
+from areal_agents.token_texts import TokenTexts
+from areal_agents.typed_arguments import typed_arguments
+from areal_core.chat.messages import read_arguments, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from areal_agents.requests import Message
+    from areal_core.chat.messages import Message
     from areal_core.data import Generation
 
 _LONGEST_OPENING: Final = 16
@@ -86,6 +88,7 @@ class AnswerReader:
         found = next((name for sign, name in SIGNS.items() if sign in written), "none")
         self.form = found if form == "auto" else form
         self._ends = {*getattr(tokenizer, "all_special_ids", ())}
+        self._texts = TokenTexts(tokenizer)
 
     def begun(self, prompt_ids: Sequence[int]) -> str:
         """What the chat template has written at the beginning of the policy's turn, and an answer continues."""
@@ -93,11 +96,11 @@ class AnswerReader:
         return "<think>" if opened.endswith("<think>") else ""
 
     def logprobs(self, generation: Generation) -> list[dict[str, Any]]:
-        """Those of the sampled tokens, as OpenAI's chat completions write them."""
-        texts = self.tokenizer.convert_ids_to_tokens(generation.output_ids)
+        """Return those of the sampled tokens, as OpenAI's chat completions write them."""
+        pieces = self._texts.of(generation.output_ids)
         return [
-            {"token": text, "logprob": logprob, "bytes": None, "top_logprobs": []}
-            for text, logprob in zip(texts, generation.logprobs, strict=True)
+            {"token": text, "logprob": logprob, "bytes": written, "top_logprobs": []}
+            for (text, written), logprob in zip(pieces, generation.logprobs, strict=True)
         ]
 
     def read(
@@ -124,25 +127,41 @@ class AnswerReader:
         if places := [place for ending in stop if (place := text.find(ending)) >= 0]:
             text = text[: min(places)]
         if self._own is not None:
-            parser = ResponseParser(self._own, prefix="", tools=list(tools) or None)
+            parser = ResponseParser(self._own, prefix="")
         else:
             parser = ResponseParser(FORMS[self.form if tools else "none"], prefix=ANCHOR + begun)
         try:
-            parser.feed(text)
-            found, _ = parser.finalize()
-            written = [_own_call(call) for call in found.get("tool_calls", ())]
+            events = parser.feed(text)
+            found, last_events = parser.finalize()
+            written = [_own_call(call, tools) for call in found.get("tool_calls", ())]
         except Exception:  # noqa: BLE001 - a tokenizer's own template may raise anything at what does not follow it
             return Answer({"role": "assistant", "content": text}, 1)
-        return self._message(found, written, tools, first_call)
+        if self._own is None:
+            regions = [(e["field"], e["value"]) for e in [*events, *last_events] if e["type"] == "region_close"]
+        else:
+            regions = [("content", found.get("content") or "")]
+        return self._message(regions, found.get("reasoning_content") or "", written, tools, first_call)
 
-    def _message(self, found: dict[str, Any], written: list[Call], tools: Sequence[Any], first_call: int) -> Answer:
-        content, calls, malformed = found.get("content") or "", [], 0
-        for text in found.get("calls", ()):
-            read = _READERS[self.form](text, tools)
-            if not read:
-                malformed += 1
-                content = "\n".join(filter(None, (content, text)))
-            written += read
+    def _message(
+        self,
+        regions: Sequence[tuple[str, str]],
+        thought: str,
+        written: list[Call],
+        tools: Sequence[Any],
+        first_call: int,
+    ) -> Answer:
+        """Return a message of an answer's regions; calls that cannot be read stay in the text, where they stood."""
+        texts, calls, malformed = [], [], 0
+        for field, text in regions:
+            if field == "content":
+                texts.append(text)
+            elif field == "calls":
+                read = _READERS[self.form](text, tools)
+                if not read:
+                    malformed += 1
+                    texts.append(text)
+                written += read
+        content = "\n".join(filter(None, texts))
         if self.form == "llama" and not written and (read := _json_calls(content, tools)):
             content, written = "", read  # these models leave the tag out where the function is a user's
         for number, (name, arguments) in enumerate(written, first_call):
@@ -150,8 +169,8 @@ class AnswerReader:
             # Nine letters and digits, which is what Mistral's templates insist on.
             calls.append({"id": f"call{number:05d}", "type": "function", "function": function})
         message: Message = {"role": "assistant", "content": content}
-        if found.get("reasoning_content"):
-            message["reasoning_content"] = found["reasoning_content"]
+        if thought:
+            message["reasoning_content"] = thought
         if calls:
             message["tool_calls"] = calls
         return Answer(message, malformed)
@@ -160,10 +179,11 @@ class AnswerReader:
 Call = tuple[str, Any]
 
 
-def _own_call(call: Any) -> Call:
+def _own_call(call: Any, tools: Sequence[Any]) -> Call:
     function = read_json(json.dumps(call))  # what can be written can be given to the template again
     function = function.get("function", function)
-    return function["name"], arguments_of(function.get("arguments"))
+    name, arguments = function["name"], read_arguments(function.get("arguments"))
+    return name, typed_arguments(name, arguments, tools) if isinstance(arguments, dict) else arguments
 
 
 def _json_calls(text: str, tools: Sequence[Any]) -> list[Call]:
@@ -177,7 +197,7 @@ def _json_calls(text: str, tools: Sequence[Any]) -> list[Call]:
     for call in found if isinstance(found, list) else [found]:
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
             return []
-        arguments = arguments_of(call.get("arguments", call.get("parameters")))
+        arguments = read_arguments(call.get("arguments", call.get("parameters")))
         if not isinstance(arguments, dict):
             return []
         calls.append((call["name"], arguments))
@@ -189,33 +209,21 @@ def _mistral_calls(text: str, tools: Sequence[Any]) -> list[Call]:
     name, sign, arguments = text.partition("[ARGS]")
     if not sign:
         return _json_calls(text, tools)
-    found = arguments_of(arguments.strip())
+    found = read_arguments(arguments.strip())
     return [(name.strip(), found)] if isinstance(found, dict) else []
 
 
 _FUNCTION: Final = re.compile(r"\s*<function=([^>\s]+)>(.*?)</function>\s*", re.DOTALL)
-_PARAMETER: Final = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_PARAMETER: Final = re.compile(r"\s*<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|\Z)", re.DOTALL)
+"""A value ends where another parameter or the end of the function follows: it may hold a closing tag itself."""
 
 
 def _xml_calls(text: str, tools: Sequence[Any]) -> list[Call]:
-    """`<function=NAME><parameter=NAME>VALUE</parameter></function>`; values are texts where the tool says so."""
+    """Read `<function=NAME><parameter=NAME>VALUE</parameter></function>`; values have the types of the tool."""
     found = _FUNCTION.fullmatch(text)
-    if found is None:
+    if found is None or _PARAMETER.sub("", found[2]).strip():
         return []
-    name = found[1]
-    functions = [tool.get("function", tool) for tool in tools if isinstance(tool, dict)]
-    schema = next((f.get("parameters") or {} for f in functions if f.get("name") == name), {})
-    kinds = schema.get("properties") or {}
-    return [(name, {key: _value(text, kinds.get(key)) for key, text in _PARAMETER.findall(found[2])})]
-
-
-def _value(text: str, schema: Any) -> Any:
-    if isinstance(schema, dict) and schema.get("type") == "string":
-        return text
-    try:
-        return read_json(text)
-    except ValueError:
-        return text
+    return [(found[1], typed_arguments(found[1], dict(_PARAMETER.findall(found[2])), tools))]
 
 
 _READERS: Final = {"hermes": _json_calls, "llama": _json_calls, "mistral": _mistral_calls, "xml": _xml_calls}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from areal_agents.requests import AgentRequest, RefusedError, call_of, objects, positive, stop_texts, text_of, tools_of
+from areal_agents.options import not_honored
+from areal_agents.requests import AgentRequest, objects, positive, stop_texts, tools_of
+from areal_core.chat.messages import read_conversation
 from areal_core.data import FinishReason
 
 if TYPE_CHECKING:
@@ -14,58 +16,31 @@ if TYPE_CHECKING:
     from areal_agents.answers import AnswerReader
     from areal_agents.conversations import Turn
     from areal_agents.openai_chat import Event
-    from areal_agents.requests import Message
+    from areal_agents.requests import RefusedError
+
+
+HONORED = frozenset({"max_tokens", "messages", "model", "stop_sequences", "stream", "system", "tool_choice", "tools"})
+"""Keys of a request that the endpoint follows."""
 
 
 def read(body: Mapping[str, Any]) -> AgentRequest:
-    """A request; raises `RefusedError`."""
-    messages: list[Message] = []
+    """Return what a request asks for.
+
+    Raises:
+        RefusedError, RowError: it cannot be answered.
+    """
+    messages = read_conversation(objects(body, "messages"), "messages", sampled=True)
     if body.get("system"):
-        messages.append({"role": "system", "content": text_of(body["system"], "system")})
-    for number, message in enumerate(objects(body, "messages")):
-        messages += _messages(message, f"messages[{number}]")
-    tools, overridden = tools_of(body, _function, "custom")
+        messages = [*read_conversation([{"role": "system", "content": body["system"]}], "system"), *messages]
     return AgentRequest(
         messages=messages,
-        tools=tools,
+        tools=tools_of(body, "custom"),
         max_tokens=positive(body, "max_tokens"),
         stop=stop_texts(body.get("stop_sequences"), "stop_sequences"),
-        other_sampling=overridden,
+        # Anthropic's models continue an answer that the request begins; here it is a turn before the policy's.
+        not_honored=(*not_honored(body, HONORED), *(["prefill"] if messages[-1]["role"] == "assistant" else [])),
         model=str(body.get("model") or ""),
     )
-
-
-def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    schema = tool.get("input_schema") or {"type": "object", "properties": {}}
-    told = {"description": tool["description"]} if tool.get("description") else {}
-    return {"name": tool.get("name"), "parameters": schema, **told}
-
-
-def _messages(message: Mapping[str, Any], where: str) -> list[Message]:
-    """One message of blocks; results of tools are messages of their own, before what the user says."""
-    role, content = message.get("role"), message.get("content")
-    if role not in ("user", "assistant", "system"):
-        raise RefusedError(f"{where}: the role {role!r:.40} is none of user, assistant")
-    if not isinstance(content, list):
-        return [{"role": role, "content": text_of(content, where)}]
-    found: Message = {"role": role, "content": ""}
-    results: list[Message] = []
-    for block in content:
-        kind = block.get("type") if isinstance(block, dict) else None
-        if kind == "text":
-            found["content"] += str(block.get("text", ""))
-        elif kind == "thinking":
-            found["reasoning_content"] = found.get("reasoning_content", "") + str(block.get("thinking", ""))
-        elif kind == "tool_use":
-            call = call_of(block.get("id"), block.get("name"), block.get("input") or {})
-            found.setdefault("tool_calls", []).append(call)
-        elif kind == "tool_result":
-            told = text_of(block.get("content"), where)
-            results.append({"role": "tool", "content": told, "tool_call_id": str(block.get("tool_use_id", ""))})
-        elif kind != "redacted_thinking":
-            raise RefusedError(f"{where}: a block of type {kind!r:.40} is not served")
-    has_more = found["content"] or found.get("tool_calls") or not results
-    return [*results, *([found] if has_more else [])]
 
 
 def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> dict[str, Any]:
@@ -92,7 +67,7 @@ def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) 
         "content": blocks,
         "stop_reason": reason,
         "stop_sequence": None,
-        "usage": {"input_tokens": len(turn.prompt.ids), "output_tokens": len(turn.generation.output_ids)},
+        "usage": {"input_tokens": turn.prompt.length, "output_tokens": len(turn.generation.output_ids)},
     }
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from areal_core.chat.rows import template_arguments
 from areal_core.config import LocalPath, Seconds, Secret, Selection, Settings, component
+from areal_core.interfaces import RowError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +28,11 @@ class ConversationSettings(Settings):
     chat_template: str | None = Field(
         default=None, description="in Jinja, in place of the tokenizer's own; base models have none"
     )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None,
+        description="arguments of the chat template, such as {enable_thinking: false}; those of a request or "
+        "a row take precedence, key by key",
+    )
     tool_form: Form = Field(default="auto", description="how the model writes calls; auto looks at its chat template")
     trained: Literal["all", "last", "longest"] = Field(
         default="all",
@@ -40,6 +47,15 @@ class ConversationSettings(Settings):
         "k: for templates that take earlier thoughts out, so that each answer is a conversation of its own",
     )
 
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _are_the_templates(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        try:
+            template_arguments({}, value or {})
+        except RowError as error:
+            raise ValueError(str(error)) from None
+        return value
+
 
 class AgentSettings(ConversationSettings):
     """An agent that talks to an endpoint."""
@@ -47,8 +63,9 @@ class AgentSettings(ConversationSettings):
     agent: Selection = component("agents", description="a function, a command or a service")
     other_sampling: Literal["override", "refuse"] = Field(
         default="override",
-        description="requests with a temperature or the like of their own: the run's stands in its place, counted in "
-        "agents/other_sampling and said once; or they are refused",
+        description="requests with options that the endpoint does not honor, such as a temperature of their own. "
+        "`override`: they are answered with the run's sampling, each option is logged once and counted in "
+        "`agents/other_sampling/NAME`. `refuse`: they get an error that names the options",
     )
     host: str = Field(default="127.0.0.1", min_length=1, description="on which the endpoint listens")
 

@@ -8,7 +8,6 @@ earlier turns anew, and a conversation that could continue either of two answers
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import uuid
 from collections import defaultdict
@@ -17,13 +16,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from areal_agents.requests import RefusedError
-from areal_core.workflows.prompts import RewrittenPrefixError, apply_template, between_turns
+from areal_core.chat.template import Conversation, RewrittenPrefixError, apply_template, between_turns
+from areal_core.interfaces import RowError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from areal_agents.answers import Answer
-    from areal_agents.requests import AgentRequest, Message
+    from areal_agents.requests import AgentRequest
+    from areal_core.chat.messages import Message
     from areal_core.data import Generation
 
 
@@ -51,6 +52,11 @@ class Prompt:
         """All tokens so far."""
         return (self.parent.ids if self.parent else []) + self.context_ids
 
+    @property
+    def length(self) -> int:
+        """Number of tokens so far."""
+        return (self.parent.length if self.parent else 0) + len(self.context_ids)
+
 
 @dataclass(eq=False, slots=True)
 class Turn:
@@ -71,6 +77,11 @@ class Turn:
     agent_id: str = ""
     identifier: str = field(default_factory=lambda: uuid.uuid4().hex)
     children: list[Turn] = field(default_factory=list)
+    length: int = field(init=False)
+    """Number of tokens up to its end."""
+
+    def __post_init__(self) -> None:
+        self.length = self.prompt.length + len(self.generation.output_ids)
 
     @property
     def own_ids(self) -> list[int]:
@@ -102,13 +113,15 @@ class Conversations:
 
     Args:
         tokenizer: of the model.
+        template_arguments: of the run; those of a request take precedence.
 
     Attributes:
         turns: answers that were given, in order.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, template_arguments: Mapping[str, Any] | None = None) -> None:
         self._tokenizer = tokenizer
+        self._template_arguments = template_arguments or {}
         self._known: defaultdict[bytes, list[Turn]] = defaultdict(list)
         self.turns: list[Turn] = []
 
@@ -133,13 +146,13 @@ class Conversations:
             return self._place_ids(list(request.prompt_ids))
         messages = list(request.messages)
         if request.previous:
-            messages = [*self.find(request.previous).messages, *messages]
+            earlier = self.find(request.previous).messages
+            kept = earlier[1:] if request.opening and earlier[0]["role"] == "system" else earlier
+            messages = [*request.opening, *kept, *messages]
         if not messages:
             raise RefusedError("the conversation has no messages")
-        own = inspect.signature(self._tokenizer.apply_chat_template).parameters.keys() - {"documents"}
-        if wrong := sorted(own & request.template_arguments.keys()):
-            raise RefusedError(f"chat_template_kwargs: {', '.join(wrong)} is the run's affair, not the chat template's")
-        arguments = {"tools": list(request.tools) or None, **request.template_arguments}
+        merged = {**self._template_arguments, **request.template_arguments}
+        arguments = Conversation(messages, request.tools, merged).template_arguments
         keys = list(self._keys(messages, arguments))
         candidates, count = self._continued(messages, keys)
         parent = _the_one_meant(candidates, messages[count - 1], request.previous)
@@ -208,18 +221,16 @@ class Conversations:
 
 @contextmanager
 def _sent_to_the_agent() -> Iterator[None]:
-    """A chat template may raise anything at messages that it does not expect."""
+    """Refuse a conversation that the chat template does not take, in the same words as a row."""
     try:
         yield
-    except RewrittenPrefixError:
-        raise
-    except Exception as error:
-        raise RefusedError(f"the chat template does not take these messages: {error}") from error
+    except RowError as error:
+        raise RefusedError(str(error)) from error
 
 
 def _the_one_meant(candidates: Sequence[Turn], message: Message, previous: str) -> Turn | None:
     """That of several equal answers which a message repeats, by what an agent may have sent back; None if unknown."""
-    identifiers = {call["id"] for call in message.get("tool_calls") or ()}
+    identifiers = {call.get("id") for call in message.get("tool_calls") or ()}
     thought = message.get("reasoning_content")
     signs = (
         lambda turn: turn.identifier == previous,

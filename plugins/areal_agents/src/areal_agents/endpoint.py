@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from aiohttp import web
 
 from areal_agents import anthropic_messages, openai_chat, openai_responses, token_generate
-from areal_agents.requests import REQUESTS, RefusedError, read_json
+from areal_agents.requests import REQUESTS, RefusedError
+from areal_core.chat.messages import ROLES, read_json
 from areal_core.errors import RunError
+from areal_core.interfaces import RowError
 from areal_core.interfaces.agent import Endpoint
 
 if TYPE_CHECKING:
@@ -59,8 +61,8 @@ class AgentEndpoint:
     Args:
         host: on which it listens.
         reader: reads answers.
-        refuses_other_sampling: whether a request with settings other than the run's is refused.
-        on_other_sampling: told of the first of them where it is not.
+        refuses_other_sampling: whether a request is refused that has options which the endpoint does not honor.
+        on_other_sampling: receives a message about each such option, once.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class AgentEndpoint:
         self._reader = reader
         self._refuses = refuses_other_sampling
         self._on_other_sampling = on_other_sampling
-        self._has_reported = False
+        self._reported: set[str] = set()
         self._sessions: dict[str, Session] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._runner: web.AppRunner | None = None
@@ -102,9 +104,10 @@ class AgentEndpoint:
             self._runner = None
 
     def open(self, session: Session) -> Endpoint:
-        """Serve a session from now on."""
+        """Serve a session from now on, and return where."""
         self._sessions[session.key] = session
-        return Endpoint(f"http://{self._host}:{self._port}/v1", session.key)
+        host = f"[{self._host}]" if ":" in self._host else self._host  # an address of IPv6
+        return Endpoint(f"http://{host}:{self._port}/v1", session.key)
 
     def end(self, session: Session) -> None:
         """Its key is worth nothing any more; see `Session.close`."""
@@ -175,14 +178,15 @@ class AgentEndpoint:
         return response
 
     def _see_sampling(self, asked: AgentRequest) -> None:
-        if not asked.other_sampling:
-            return
-        message = f"agents ask for {', '.join(asked.other_sampling)}, and the run samples as it is configured"
-        if self._refuses:
-            raise RefusedError(f"{message}: workflow.other_sampling is 'refuse'", code="other_sampling")
-        if not self._has_reported:
-            self._has_reported = True
-            self._on_other_sampling(message)
+        """Refuse options that the answer would not follow, or report each of them once."""
+        if self._refuses and asked.not_honored:
+            message = f"the endpoint does not honor {', '.join(asked.not_honored)}: sampling is the run's"
+            raise RefusedError(f"{message}, and workflow.other_sampling is 'refuse'", code="other_sampling")
+        if new := [name for name in asked.not_honored if name not in self._reported]:
+            self._reported.update(new)
+            self._on_other_sampling(
+                f"agents ask for {', '.join(new)}, which the endpoint does not honor: sampling is the run's"
+            )
 
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
         session, (_, asked) = self._session_of(request), await _read(request, anthropic_messages)
@@ -200,7 +204,7 @@ PROTOCOLS: Final = dict(zip(REQUESTS, (openai_chat, openai_responses, anthropic_
 
 @web.middleware
 async def _refuse_in_words(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every refusal in the form of the protocol, those of the web server itself as well."""
+    """Write every refusal in the form of the protocol, those of the web server itself as well."""
     try:
         return await handler(request)
     except web.HTTPException as error:
@@ -233,7 +237,15 @@ def _parse(text: str, protocol: AgentProtocol) -> tuple[dict[str, Any], AgentReq
         raise RefusedError(f"the body cannot be read as JSON: {error}") from error
     if not isinstance(body, dict):
         raise RefusedError("the body must be an object")
-    return body, protocol.read(body)
+    try:
+        asked = protocol.read(body)
+    except RowError as error:
+        raise RefusedError(str(error)) from error
+    for number, message in enumerate(asked.messages):
+        if message["role"] not in ROLES.values():
+            roles = ", ".join(dict.fromkeys(ROLES.values()))
+            raise RefusedError(f"message {number}: the role {message['role']!r:.40} is none of {roles}")
+    return body, asked
 
 
 def as_refused(error: RefusedError | RunError) -> RefusedError:

@@ -50,6 +50,7 @@ async def make_episode(
     discounts = [settings.turn_discount ** agent_ids[turns.index(end) + 1 :].count(end.agent_id) for end in ended]
     worth = [outcome.agent_rewards.get(e.agent_id, reward) * d for e, d in zip(ended, discounts, strict=True)]
     metrics = {f"agents/{name}": float(session.counts[name]) for name in COUNTED}
+    metrics |= {f"agents/{name}": float(n) for name, n in session.counts.items() if name.startswith("other_sampling/")}
     metrics |= {"agents/turns": float(len(turns)), "agents/conversations": float(len(ended))}
     metrics |= {"agents/generating_s": session.generating_s, "agents/elsewhere_s": seconds - session.generating_s}
     texts = [context.tokenizer.decode(end.ids) for end in ended]

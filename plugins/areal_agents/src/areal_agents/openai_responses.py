@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from areal_agents.openai_chat import ROLES, written_call
-from areal_agents.requests import AgentRequest, RefusedError, call_of, objects, positive, text_of, tools_of
+from areal_agents.openai_chat import written_call
+from areal_agents.options import not_honored
+from areal_agents.requests import AgentRequest, RefusedError, objects, positive, tools_of
+from areal_core.chat.messages import read_conversation, read_message
+from areal_core.chat.rows import template_arguments
 from areal_core.data import FinishReason
 
 if TYPE_CHECKING:
@@ -15,42 +18,66 @@ if TYPE_CHECKING:
     from areal_agents.answers import AnswerReader
     from areal_agents.conversations import Turn
     from areal_agents.openai_chat import Event
-    from areal_agents.requests import Message
+    from areal_core.chat.messages import Message
 
 PREFIX = "resp_"
+HONORED = frozenset(
+    {
+        "chat_template_kwargs",
+        "documents",
+        "input",
+        "instructions",
+        "max_output_tokens",
+        "model",
+        "previous_response_id",
+        "stream",
+        "text",
+        "tool_choice",
+        "tools",
+    }
+)
+"""Keys of a request that the endpoint follows; of `text` see `_of_text`."""
 _EMPTY: Final[Mapping[str, dict[str, Any]]] = {"message": {"content": []}, "function_call": {"arguments": ""}}
 """Of an item, before its pieces have come."""
 
 
 def read(body: Mapping[str, Any]) -> AgentRequest:
-    """A request; raises `RefusedError`."""
+    """Return what a request asks for.
+
+    Raises:
+        RefusedError, RowError: it cannot be answered.
+    """
     asked = body.get("input")
-    messages = _messages([{"role": "user", "content": asked}] if isinstance(asked, str) else objects(body, "input"))
+    items = [{"role": "user", "content": asked}] if isinstance(asked, str) else objects(body, "input")
     previous = str(body.get("previous_response_id") or "")
-    if body.get("instructions") and not previous:  # else those that the conversation began with hold
-        messages.insert(0, {"role": "system", "content": text_of(body["instructions"], "instructions")})
-    tools, overridden = tools_of(body, _function)
-    form = body.get("text")
-    form = form.get("format") if isinstance(form, dict) else None
-    if isinstance(form, dict) and form.get("type", "text") != "text":
-        overridden = (*overridden, "text.format")
+    messages = _messages(items)
+    opening: list[Message] = []
+    if body.get("instructions"):
+        opening = read_conversation([{"role": "system", "content": body["instructions"]}], "instructions")
+    tools = [{**tool, "strict": None} for tool in objects(body, "tools")]  # it is the provider's, not the model's
     return AgentRequest(
-        messages=messages,
-        tools=tools,
+        messages=messages if previous else [*opening, *messages],
+        tools=tools_of({**body, "tools": tools}),
+        template_arguments=template_arguments(body, {}),
         max_tokens=positive(body, "max_output_tokens"),
         previous=previous.removeprefix(PREFIX),
-        other_sampling=overridden,
+        opening=opening if previous else (),
+        not_honored=(*not_honored(body, HONORED), *_of_text(body)),
         model=str(body.get("model") or ""),
     )
 
 
-def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
+def _of_text(body: Mapping[str, Any]) -> list[str]:
+    """Return which settings of the answer's text are not honored: all but a plain format."""
+    text = body.get("text")
+    asked = text if isinstance(text, dict) else {}
+    plain = {"format": {"type": "text"}, "verbosity": "medium"}
+    return [f"text.{name}" for name, value in asked.items() if value is not None and value != plain.get(name)]
 
 
 def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Items become messages: a thought and calls belong to the answer beside them."""
-    messages: list[Message] = []
+    """Return the messages of a list of items: a thought and calls belong to the answer beside them."""
+    listed: list[tuple[str, dict[str, Any]]] = []
     thought = ""
     for number, item in enumerate(items):
         where, kind = f"input[{number}]", item.get("type", "message")
@@ -58,21 +85,21 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
             parts = objects(item, "content") or objects(item, "summary")
             thought = "".join(str(part.get("text", "")) for part in parts)
         elif kind == "function_call":
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": ""})
-            call = call_of(item.get("call_id"), item.get("name"), item.get("arguments"))
-            messages[-1].setdefault("tool_calls", []).append(call)
+            if not listed or listed[-1][1]["role"] != "assistant":
+                listed.append((where, {"role": "assistant", "content": ""}))
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            listed[-1][1].setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
         elif kind == "function_call_output":
-            told = text_of(item.get("output"), where)
-            messages.append({"role": "tool", "content": told, "tool_call_id": str(item.get("call_id", ""))})
-        elif kind == "message" and str(item.get("role")) in ROLES:
-            messages.append({"role": ROLES[item["role"]], "content": text_of(item.get("content"), where)})
+            call_id = str(item.get("call_id", ""))
+            listed.append((where, {"role": "tool", "content": item.get("output"), "tool_call_id": call_id}))
+        elif kind == "message":
+            listed.append((where, {"role": item.get("role"), "content": item.get("content")}))
         else:
             raise RefusedError(f"{where}: an item of type {kind!r:.40} is not served")
-        if thought and messages and messages[-1]["role"] == "assistant" and kind != "reasoning":
-            messages[-1]["reasoning_content"] = thought
+        if thought and listed and listed[-1][1]["role"] == "assistant" and kind != "reasoning":
+            listed[-1][1]["reasoning_content"] = thought
             thought = ""
-    return messages
+    return [read for where, message in listed for read in read_message(message, where, sampled=True)]
 
 
 def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> dict[str, Any]:
@@ -80,7 +107,7 @@ def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) 
     del reader
     (turn,) = turns
     is_cut = turn.generation.finish_reason is FinishReason.LENGTH
-    written, read_count = len(turn.generation.output_ids), len(turn.prompt.ids)
+    written, read_count = len(turn.generation.output_ids), turn.prompt.length
     used = {"input_tokens": read_count, "output_tokens": written, "total_tokens": read_count + written}
     cached = {"cached_tokens": 0, "cache_write_tokens": 0}
     details = {"input_tokens_details": cached, "output_tokens_details": {"reasoning_tokens": 0}}

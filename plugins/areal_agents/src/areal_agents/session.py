@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ from areal_agents.requests import RefusedError
 from areal_core.errors import RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from areal_agents.answers import AnswerReader
     from areal_agents.conversations import Prompt, Turn
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 KEY_PREFIX = "sk-areal-"
 LONG_TEXT = 20_000
 """Characters of messages whose tokens are there in milliseconds."""
+LONGEST_NAME = 40
+"""Characters of an option's name in a metric; trackers take letters, digits, and few others."""
 
 
 class Session:
@@ -34,6 +37,7 @@ class Session:
         reader: reads answers.
         max_tokens: of a conversation, the answer included.
         most_answers: that an episode may ask for.
+        template_arguments: see `Conversations`.
 
     Attributes:
         key: bearer token of the agent's.
@@ -43,9 +47,17 @@ class Session:
         max_tokens: of a conversation.
     """
 
-    def __init__(self, context: WorkflowContext, reader: AnswerReader, *, max_tokens: int, most_answers: int) -> None:
+    def __init__(
+        self,
+        context: WorkflowContext,
+        reader: AnswerReader,
+        *,
+        max_tokens: int,
+        most_answers: int,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> None:
         self.key = KEY_PREFIX + secrets.token_urlsafe(24)
-        self.conversations = Conversations(reader.tokenizer)
+        self.conversations = Conversations(reader.tokenizer, template_arguments)
         self.counts: Counter[str] = Counter()
         self.generating_s = 0.0
         self._context = context
@@ -70,8 +82,8 @@ class Session:
             RefusedError: they cannot be continued; the agent is told why.
         """
         prompt = await self.find_place(request)
-        if self.max_tokens <= len(prompt.ids):
-            message = f"the conversation has {len(prompt.ids)} tokens, and this run's conversations have at most"
+        if self.max_tokens <= prompt.length:
+            message = f"the conversation has {prompt.length} tokens, and this run's conversations have at most"
             raise RefusedError(f"{message} {self.max_tokens}: workflow.max_tokens", code="context_length_exceeded")
         if self.counts["answers"] + request.count > self._most_answers:
             message = (
@@ -81,7 +93,9 @@ class Session:
         self.counts["answers"] += request.count
         if prompt.broken:
             self.counts[f"{prompt.broken}_prefixes"] += 1
-        self.counts["other_sampling"] += bool(request.other_sampling)
+        self.counts["other_sampling"] += bool(request.not_honored)
+        names = (re.sub(r"[^\w.-]", "_", name[:LONGEST_NAME]) for name in request.not_honored)
+        self.counts.update(f"other_sampling/{name}" for name in names)
         return prompt
 
     def start(self, request: AgentRequest, prompt: Prompt) -> asyncio.Task[list[Turn]]:

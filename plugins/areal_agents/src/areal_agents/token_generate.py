@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from areal_agents.requests import AgentRequest, RefusedError, other_sampling, positive, stop_texts
+from areal_agents.options import not_honored
+from areal_agents.requests import AgentRequest, RefusedError, positive, stop_texts
 from areal_core.data import FinishReason
 
 if TYPE_CHECKING:
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from areal_agents.answers import AnswerReader
     from areal_agents.conversations import Turn
     from areal_agents.openai_chat import Event
+
+HONORED = frozenset({"model", "sampling_params", "stream", "token_ids"})
+"""Keys of a request that the endpoint follows."""
+SETTINGS = frozenset({"max_tokens", "n", "output_kind", "stop"})
+"""The same of `sampling_params`."""
 
 
 def read(body: Mapping[str, Any]) -> AgentRequest:
@@ -29,9 +35,14 @@ def read(body: Mapping[str, Any]) -> AgentRequest:
         count=positive(settings, "n") or 1,
         max_tokens=positive(settings, "max_tokens"),
         stop=stop_texts(settings.get("stop"), "stop"),
-        other_sampling=other_sampling(settings),
+        not_honored=(*not_honored(body, HONORED), *not_honored(_without_sampled_logprob(settings), SETTINGS)),
         model=str(body.get("model") or ""),
     )
+
+
+def _without_sampled_logprob(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without `logprobs: 0` and `1`: the log-probability of the sampled token is always there."""
+    return {name: value for name, value in settings.items() if name != "logprobs" or value not in (0, 1)}
 
 
 def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def ends(turns: Sequence[Turn], trained: Trained) -> list[Turn]:
     if not found:
         return []
     if trained == "longest":
-        return [max(found, key=lambda turn: len(turn.ids))]
+        return [max(found, key=lambda turn: turn.length)]
     return found if trained == "all" else found[-1:]
 
 

@@ -14,6 +14,7 @@ from areal_agents.episodes import make_episode
 from areal_agents.outcomes import read_outcome, reward_of_agents
 from areal_agents.session import Session
 from areal_core.interfaces import RewardScore
+from areal_core.proxies import bypass_proxies
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -36,6 +37,7 @@ class AgentWorkflow:
 
     def __init__(self, settings: AgentSettings, agent: Callable[..., Any] | None = None) -> None:
         self._settings = settings
+        bypass_proxies(hosts=[settings.host])  # before the agent's file is imported: clients read the variables once
         self._agent = FunctionAgent(agent or settings.agent.build())
         self._reader: AnswerReader | None = None
         self._endpoint: AgentEndpoint | None = None
@@ -49,7 +51,13 @@ class AgentWorkflow:
         """See `RolloutWorkflow.run_episode`."""
         settings, began = self._settings, time.monotonic()
         endpoint, reader = await self._serve(context)
-        session = Session(context, reader, max_tokens=settings.max_tokens, most_answers=settings.max_answers)
+        session = Session(
+            context,
+            reader,
+            max_tokens=settings.max_tokens,
+            most_answers=settings.max_answers,
+            template_arguments=settings.chat_template_kwargs,
+        )
         where = endpoint.open(session)
         try:
             outcome = read_outcome(await self._agent(row=row, endpoint=where))

@@ -68,6 +68,48 @@ def test_a_wrong_call_comes_back_as_an_error(wrong, told):
     assert counted == 1
 
 
+def test_a_malformed_call_beside_a_good_one_is_told_by_the_user():
+    """A tool's result without the id of a call is refused by templates such as Mistral's."""
+    policy = Policy("chat", lambda number: call("add", '{"a": 1}') + "<tool_call>{</tool_call>" if not number else "")
+    workflow = ToolWorkflow(ToolSettings.model_validate({"tools": [f"{FILE}:add"]}))
+    given: list[Any] = []
+    template = policy.tokenizer.apply_chat_template
+
+    def watch(messages: Any, **arguments: Any) -> Any:
+        given.extend(messages)
+        return template(messages, **arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy.tokenizer, "apply_chat_template", watch)
+        asyncio.run(workflow.run_episode({"prompt": "go"}, policy.context))
+    assert all(message.get("tool_call_id") for message in given if message["role"] == "tool")
+    assert any("could not be read" in message["content"] for message in given if message["role"] == "user")
+
+
+def test_a_row_is_read_as_other_workflows_read_it():
+    settings = ToolSettings.model_validate(
+        {"tools": [f"{FILE}:add"], "system": "Be brief.", "chat_template_kwargs": {"shown": 1}}
+    )
+    policy = Policy("chat", lambda _: "done")
+    rows: tuple[Any, ...] = (
+        {"prompt": [{"from": "human", "value": "go"}]},
+        {"prompt": [{"role": "user", "content": [{"type": "text", "text": "go"}], "name": None}], "tools": None},
+        {"prompt": "go", "tools": "a column of another meaning"},
+    )
+    for row in rows:
+        assert settings.check_row(row) == ""
+        asyncio.run(ToolWorkflow(settings).run_episode(row, policy.context))
+    assert policy.said[0][0] == policy.said[1][0] == policy.said[2][0]
+    for row, words in (
+        ({"prompt": []}, "empty list"),
+        ({"question": "go"}, "has no 'prompt'"),
+        ({"prompt": "go", "chat_template_kwargs": {"tokenize": True}}, "which the run decides"),
+    ):
+        assert words in settings.check_row(row)
+    with pytest.raises(ValueError, match="names truncation, which the run decides"):
+        ToolSettings.model_validate({"tools": [f"{FILE}:add"], "chat_template_kwargs": {"truncation": True}})
+
+
 def test_a_long_result_is_cut_and_says_so():
     _, heard = run(call("add", '{"a": 123456789012}'), "done", longest_result=5)
     assert "<result>12345 ... (cut)</result>" in heard[0]

@@ -128,7 +128,6 @@ class DeepSpeedEngine(RoleEngine):
         self._zero.step()
         skipped = bool(self._zero.optimizer.overflow)
         norm = float("nan") if skipped else float(self._zero.get_global_grad_norm())
-        self._updates += not skipped and norm > 0
         return {**means(gradient_norm=norm, learning_rate=rate), "skipped": Metric.sum(float(skipped))}
 
     @torch.no_grad()

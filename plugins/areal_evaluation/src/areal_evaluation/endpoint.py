@@ -94,9 +94,7 @@ def _single_turn(config: RunConfig) -> PlayAt:
     assert config.workflow is not None
     own: Any = config.workflow.settings
     settings = own.model_copy(update={"chat_template": "always"})
-    asked: dict[str, Any] = {"max_completion_tokens": config.sampling.max_new_tokens}
-    if config.sampling.temperature != 1:
-        asked["temperature"] = config.sampling.temperature
+    asked = sampling_of(config)
 
     async def play_at(row: Mapping[str, Any], endpoint: Endpoint, score: Score, _: Players) -> RewardScore:
         conversation = prompt_of(row, settings)
@@ -116,6 +114,20 @@ def _single_turn(config: RunConfig) -> PlayAt:
         return await score(None)
 
     return play_at
+
+
+def sampling_of(config: RunConfig) -> dict[str, Any]:
+    """Return the run's sampling as options of a chat completion.
+
+    Settings with neutral values are left out, because hosted models refuse options that they do not know.
+    """
+    section = config.sampling
+    names = {"min_new_tokens": "min_tokens"}  # vLLM's and SGLang's names; the others are the same
+    left_out = {"max_new_tokens", "allow_mismatched_sampling"}
+    neutral = type(section)()
+    changed = {names.get(name, name): value for name, value in section
+               if name not in left_out and value != getattr(neutral, name)}  # fmt: skip
+    return {"max_completion_tokens": section.max_new_tokens, **changed}
 
 
 class EndpointPlayer:

@@ -32,7 +32,7 @@ def checkpoint_state(
     Args:
         parameters: by name, plain or sharded.
         optimizer: None for a frozen role.
-        updates: [] int64, how many were applied: the state of the schedule.
+        updates: [] int64, number of updates, those that changed nothing included: the state of the schedule.
     """
     random = {str(rank_and_ranks()[0]): _random_state()}
     state: dict[str, Any] = {"parameters": dict(parameters), "updates": updates, "random": random}

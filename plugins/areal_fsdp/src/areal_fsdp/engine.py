@@ -173,7 +173,6 @@ class FSDPEngine(RoleEngine):
         norm = gradient_norm(self._gradients(), self._ranks)
         step(self._optimizer, norm, self._config.max_gradient_norm, self._masters)
         value = float(norm)
-        self._updates += math.isfinite(value) and value > 0
         skipped = Metric.sum(float(not math.isfinite(value)))
         return {**means(gradient_norm=value, learning_rate=rate), "skipped": skipped}
 

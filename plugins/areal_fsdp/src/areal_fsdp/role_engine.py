@@ -95,6 +95,7 @@ class RoleEngine:
         for work in works:
             self._check_outputs(work.outputs)
         rate = self._rate()
+        self._updates += 1  # also one that changes nothing: the schedule's length counts every update of the run
         planned = [(work, self._plan(work.batch, work.outputs)) for work in works if len(work.batch)]
         if not any(split.rounds for _, split in planned):
             return {**means(loss=0.0, gradient_norm=0.0, learning_rate=rate), "skipped": Metric.sum(0.0)}

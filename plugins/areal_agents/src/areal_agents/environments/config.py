@@ -12,8 +12,11 @@ from pydantic import AfterValidator, Field, model_validator
 from areal_agents.config import ConversationSettings, missing_program
 from areal_agents.environments.libraries import load_gymnasium, load_library, missing_library
 from areal_agents.environments.spaces import ActionReader
+from areal_core.chat.rows import prompt_of
+from areal_core.chat.settings import PromptSettings
 from areal_core.config import LocalPath, Seconds, Selection, Settings, component
 from areal_core.errors import ConfigError
+from areal_core.interfaces import RowError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,7 +69,7 @@ class ToolSettings(ConversationSettings):
     """A conversation in which the policy calls functions of Python, or tools of servers."""
 
     prompt_key: str = Field(default="prompt", description="the row's key that holds the task: text or messages")
-    system: str | None = Field(default=None, description="system message in front")
+    system: str | None = Field(default=None, description="system message for rows that have none of their own")
     tools: list[Selection] = component("tools", default=[], description="typed functions that the policy may call")
     mcp: list[McpServerSettings] = Field(
         default_factory=list, description="servers of the Model Context Protocol, whose tools are added"
@@ -85,10 +88,25 @@ class ToolSettings(ConversationSettings):
             if server.command:
                 yield from missing_program(server.command[0], server.folder, server.environment, config, "mcp")
 
+    @property
+    def prompt(self) -> PromptSettings:
+        """How a row becomes the opening of a conversation. The tools are those of the workflow, not of the row."""
+        return PromptSettings(
+            prompt_key=self.prompt_key,
+            system=self.system,
+            chat_template="always",
+            chat_template_kwargs=self.chat_template_kwargs,
+            tools_key=None,
+            text_has_special_tokens=False,
+        )
+
     def check_row(self, row: dict[str, Any]) -> str:
-        """Before a run: what keeps it from playing this row; empty where nothing does."""
-        words = f"has no '{self.prompt_key}', only {', '.join(row)}: set workflow.prompt_key, or mend the data"
-        return "" if self.prompt_key in row else words
+        """Return why a row cannot be played; empty if it can. Called before a run."""
+        try:
+            prompt_of(row, self.prompt)
+        except RowError as error:
+            return str(error)
+        return ""
 
 
 class SeedsSettings(Settings):

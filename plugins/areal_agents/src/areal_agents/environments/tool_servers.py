@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from areal_agents.config import filled
 from areal_agents.environments.libraries import load_library
 from areal_core.background import start_task
+from areal_core.proxies import bypass_proxies
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -182,10 +183,12 @@ class _Server:
         if settings.url is not None:
             return library.Client(settings.url)
         assert settings.command is not None
+        variables = filled(settings.environment)
+        bypass_proxies(variables)
         program = library.StdioServerParameters(
             command=settings.command[0],
             args=settings.command[1:],
-            env=filled(settings.environment),
+            env=variables,
             cwd=settings.folder,
             encoding_error_handler="replace",
         )

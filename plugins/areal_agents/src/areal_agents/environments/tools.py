@@ -19,6 +19,8 @@ from areal_agents.outcomes import Outcome
 from areal_agents.requests import AgentRequest, RefusedError
 from areal_agents.session import Session
 from areal_agents.threads import run_in_thread
+from areal_core.chat.rows import prompt_of
+from areal_core.chat.template import Conversation
 from areal_core.data import FinishReason
 from areal_core.errors import ConfigError, RunError
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from areal_agents.environments.config import ToolSettings
-    from areal_agents.requests import Message
+    from areal_core.chat.messages import Message
     from areal_core.data import Episode
     from areal_core.interfaces import WorkflowContext
 
@@ -64,9 +66,11 @@ class ToolWorkflow:
         if self._reader is None:
             self._reader = AnswerReader(context.tokenizer, settings.tool_form, settings.chat_template)
         session = Session(context, self._reader, max_tokens=settings.max_tokens, most_answers=settings.max_turns)
-        messages = self._opening(row)
+        opening = prompt_of(row, settings.prompt)
+        assert isinstance(opening, Conversation)
+        messages = opening.messages
         for _ in range(settings.max_turns):
-            request = AgentRequest(messages, schemas)
+            request = AgentRequest(messages, schemas, opening.arguments)
             try:
                 (turn,) = await session.answer(request, await session.place(request))
             except RefusedError as error:
@@ -85,13 +89,8 @@ class ToolWorkflow:
             messages = [*turn.messages, *results]
             if turn.answer.malformed:
                 message = "error: a call of a tool could not be read; write it as described"
-                messages.append({"role": "user" if not results else "tool", "content": message})
+                messages.append({"role": "user", "content": message})  # a tool's result would need the call's id
         return await make_episode(session, Outcome(), context, settings, time.monotonic() - began)
-
-    def _opening(self, row: Mapping[str, Any]) -> list[Message]:
-        task = row[self._settings.prompt_key]
-        system = [{"role": "system", "content": self._settings.system}] if self._settings.system else []
-        return [*system, *([{"role": "user", "content": task}] if isinstance(task, str) else map(dict, task))]
 
     async def _call(self, call: Mapping[str, Any], functions: Mapping[str, BoundTool], session: Session) -> Message:
         """The result of one call, or in words why there is none."""

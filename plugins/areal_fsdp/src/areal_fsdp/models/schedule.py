@@ -63,7 +63,7 @@ def learning_rate_at(update: int, settings: LearningSettings, total_updates: int
     """The learning rate of an update.
 
     Args:
-        update: how many updates were applied before it.
+        update: number of updates before it, those that changed nothing included.
         settings: warm-up, schedule and bounds.
         total_updates: of the whole run; a decay ends there.
     """
