@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import base64
 import hashlib
 import json
 import linecache
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 _WRITTEN = re.compile(r"/\S*/train\(config\)\.yaml(:\d+)?")
 """A place in the file that `train` writes, and nobody else has seen."""
+_BYTES = "areal_core.library:bytes"
+"""The only key of an object that stands for bytes in the file of the rows."""
 _under_way = threading.Lock()
 """Held while a run is made: a script that is imported for its functions meanwhile must not make another one."""
 
@@ -55,7 +58,8 @@ def train(
     Args:
         config: as in a YAML file; where a component is named, a function or class of a script may stand instead, by
             itself or as the `type` of a mapping. It must be defined at the top level of its file. A `dataset` may be
-            rows themselves: a list of dictionaries, or a `datasets.Dataset`, of what JSON can hold.
+            rows themselves: a list of dictionaries, or a `datasets.Dataset`, of what JSON can hold, and bytes. Of a
+            `datasets.Dataset`, null fields of structs are removed, and dates, times and decimals become text.
         plugins: as `--plugins`.
         run_dir: of the run; by default a new folder below `runs`.
         resume: go on with the run in `run_dir`.
@@ -130,10 +134,13 @@ class Rows:
 
     Args:
         path: of the file that holds them, a JSON object a line.
+        notes: what the rows hold differently from what was given; see `Dataset.notes`.
     """
 
-    def __init__(self, path: str) -> None:
-        self._rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    def __init__(self, path: str, notes: Sequence[str] = ()) -> None:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        self._rows = [json.loads(line, object_hook=_with_bytes) for line in lines]
+        self._notes = list(notes)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -141,18 +148,62 @@ class Rows:
     def __getitem__(self, index: int) -> Mapping[str, Any]:
         return dict(self._rows[index])
 
+    def notes(self) -> Sequence[str]:
+        """See `Dataset.notes`."""
+        return self._notes
+
 
 def _written(rows: Any) -> Any:
-    """Rows as a data set that reads them from a file of the cache; what names a data set stays as it is."""
+    """Return rows as a data set that reads them from a file of the cache; what names a data set stays as it is."""
     if isinstance(rows, Mapping) and any(hasattr(each, "column_names") for each in rows.values()):
         raise ConfigError(f"dataset: has the splits {', '.join(rows)}: take one, as dataset[{next(iter(rows))!r}]")
     if isinstance(rows, str | Mapping) or callable(rows) or rows is None:
         return _named(rows)
+    notes: list[str] = []
+    if hasattr(rows, "column_names"):
+        from areal_core.data.tables import ArrowRows
+
+        rows = ArrowRows(rows)
+        notes = rows.notes
+    lines: list[str] = []
     try:
-        text = "".join(f"{json.dumps(dict(row))}\n" for row in rows)
+        for row in rows:
+            lines.append(f"{json.dumps(_checked_keys(dict(row)), default=_bytes_as_text)}\n")
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"dataset: rows are dictionaries of what JSON can hold: {error}") from None
-    return {"type": f"{Rows.__module__}:Rows", "path": str(_keep("rows", text, ".jsonl"))}
+        raise ConfigError(
+            f"dataset: row {len(lines)} (counted from 0): rows are dictionaries of what JSON can hold, "
+            f"and bytes: {error}"
+        ) from None
+    named = {"notes": notes} if notes else {}
+    return {"type": f"{Rows.__module__}:Rows", "path": str(_keep("rows", "".join(lines), ".jsonl")), **named}
+
+
+def _checked_keys(value: Any) -> Any:
+    """Return a value whose keys are text; JSON would turn others into text without a word.
+
+    Raises:
+        TypeError: a key is something else.
+    """
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is {type(key).__name__}, and keys are text")
+            _checked_keys(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _checked_keys(part)
+    return value
+
+
+def _bytes_as_text(value: Any) -> Any:
+    """Return bytes as JSON can hold them; `_with_bytes` reads them."""
+    if isinstance(value, bytes):
+        return {_BYTES: base64.b64encode(value).decode()}
+    raise TypeError(f"{type(value).__name__} is neither; an image is the bytes of its file, or its path")
+
+
+def _with_bytes(value: dict[str, Any]) -> Any:
+    return base64.b64decode(value[_BYTES]) if value.keys() == {_BYTES} else value
 
 
 def _keep(stem: str, text: str, ending: str) -> Path:

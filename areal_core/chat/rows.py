@@ -69,8 +69,13 @@ def read_prompt(tokenizer: Any, row: Mapping[str, Any], settings: PromptSettings
     return Prompt(with_begin(tokenizer, ids), written)
 
 
-def prompt_of(row: Mapping[str, Any], settings: PromptSettings) -> Conversation | str:
+def prompt_of(row: Mapping[str, Any], settings: PromptSettings, *, images: bool = False) -> Conversation | str:
     """Return the conversation that a row opens, or its prompt as text that is continued as it is.
+
+    Args:
+        row: of the data set.
+        settings: which keys count, and when the template is applied.
+        images: keep parts that are images; without it they are refused.
 
     Raises:
         RowError: see `read_prompt`.
@@ -101,7 +106,7 @@ def prompt_of(row: Mapping[str, Any], settings: PromptSettings) -> Conversation 
         raise RowError(f"'{key}' is a list of messages, which needs a template: workflow.chat_template is 'never'")
     elif not isinstance(prompt, list | Mapping):
         raise RowError(f"'{key}' is {kind_of(prompt)}; it must be text, or a list of messages")
-    messages = read_conversation(prompt, f"'{key}'")
+    messages = read_conversation(prompt, f"'{key}'", images=images)
     if messages[-1]["role"] == "assistant":
         raise RowError(f"'{key}' ends with a turn of the assistant, which the policy is to write: leave that turn out")
     return conversation_of(row, messages, settings)

@@ -102,6 +102,8 @@ def execute(
     if launcher is None:
         show(plan.to_json() if as_json else str(plan))
         return 0
+    for note in plan.data_notes:
+        log(note)
     if resume is not None and run.last_step is None and (lost := len(run.read_metrics())):
         log(f"the run in {run.path} has no checkpoint: it begins again, and its first {lost} steps are lost")
     resolved.plugins.events.configure(resolved.config)

@@ -17,7 +17,7 @@ from areal_core.driver.describing import spans
 from areal_core.driver.fingerprints import data_record
 from areal_core.driver.groups import process_groups
 from areal_core.errors import ConfigError, RunError
-from areal_core.interfaces.dataset import name_row
+from areal_core.interfaces.dataset import name_row, notes_of
 from areal_core.interfaces.model import StoredModel
 from areal_core.runs.models import MODEL_FILES, model_path, model_paths
 
@@ -47,12 +47,14 @@ class Plan:
         figures: numbers for programs: `parameters`, `weight_sync` (bytes), and those of the engines, such as `memory`.
         data: the data sets, see `areal_core.driver.fingerprints`.
         models: those that the config names, by its key; None where nobody has looked into one.
+        data_notes: what the data sets' rows hold differently from their sources.
     """
 
     rows: list[tuple[str, str]]
     figures: dict[str, Any]
     data: list[Provenance] = field(default_factory=list)
     models: Mapping[str, StoredModel | None] = field(default_factory=dict)
+    data_notes: Sequence[str] = ()
 
     def __str__(self) -> str:
         return "\n".join(["plan", *(f"  {label:14s} {text}" for label, text in self.rows)])
@@ -91,7 +93,8 @@ def make_plan(
     stored = _stored_models(resolved, problems, MODEL_FILES if downloads else ["config.json"]) if loads_model else {}
     model = _model_rows(config, stored, problems, figures, trains=trains) if loads_model else []
     data: list[Provenance] = []
-    rows, keys = _dataset_rows(resolved, problems, data if trains else None)
+    data_notes: list[str] = []
+    rows, keys = _dataset_rows(resolved, problems, data if trains else None, data_notes)
     if getattr(getattr(config.workflow, "settings", None), "scores_answers", False) and not config.rewards:
         problems.append("rewards: the workflow scores every answer, and there are none: set rewards")
     groups = process_groups(config, Path()) if trains else []
@@ -105,7 +108,8 @@ def make_plan(
         {name: getattr(group, name) for name in ("name", "role", "count", "gpus_each", "gpus", "end", "shares_gpus")}
         for group in groups
     ]
-    return Plan([*told, *(("note", note) for note in config.cross_notes())], figures, data, stored)
+    notes = [*data_notes, *config.cross_notes()]
+    return Plan([*told, *(("note", note) for note in notes)], figures, data, stored, data_notes)
 
 
 def check_model(resolved: Resolved, made: Path | None = None) -> None:
@@ -249,7 +253,7 @@ def _check_context(config: RunConfig, description: Mapping[str, Any], problems: 
 
 
 def _dataset_rows(
-    resolved: Resolved, problems: list[str], records: list[Provenance] | None
+    resolved: Resolved, problems: list[str], records: list[Provenance] | None, notes: list[str]
 ) -> tuple[int, dict[str, dict[str, None]]]:
     """Length of the data set, and by data set the keys of the first rows. Building it is the check that it can be read;
     the workflow sees its first rows."""
@@ -268,11 +272,13 @@ def _dataset_rows(
                     hints=["name a class that has both; its settings are the arguments of its __init__"],
                 )
             rows = len(dataset)
+            own_notes = notes_of(dataset)
+            notes += (f"{key}: {note}" for note in own_notes)
             for index in range(min(rows, FIRST_ROWS)):
                 row = dataset[index]
                 keys.setdefault(key, {}).update(dict.fromkeys(row))
                 if wrong := check(row):
-                    raise ConfigError(f"{name_row(dataset, index)} {wrong}")
+                    raise ConfigError(f"{name_row(dataset, index)} {wrong}", hints=own_notes)
             if records is not None:
                 records.append(data_record(key, selection.reference, dataset))
         except ConfigError as error:

@@ -38,7 +38,7 @@ class Reward(Protocol):
     - `prompt_ids` and `completion_ids` (lists of int): the exact tokens that the model was given and that it sampled,
       end token included. What the template opened is at the end of `prompt_ids`.
     - `finish_reason` (str): stop, length, tool or abort.
-    - `row`: the whole data row; and each key of it, such as `answer`.
+    - `row`: the whole data row, bytes such as those of images included; and each key of it, such as `answer`.
 
     None means that the reward does not judge this answer: it counts neither in the sum nor in its own mean.
 

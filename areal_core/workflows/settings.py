@@ -16,6 +16,8 @@ from areal_core.config import Selection, component
 from areal_core.interfaces.workflow import RowError
 
 IMAGE_KEYS = ("image", "images")
+_FIRST_BYTES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*")
+"""Of files of PNG, JPEG, GIF and TIFF."""
 UNSHOWN = "choose workflow: vision/single_turn (areal-vision), or take the images out of the data"
 
 
@@ -26,7 +28,7 @@ class SingleTurnSettings(PromptSettings):
 
     def check_row(self, row: dict[str, Any]) -> str:
         """Return why a row cannot be asked; empty if it can. Called before a run, without the model."""
-        if key := next((key for key in IMAGE_KEYS if _has_image(row.get(key))), ""):
+        if key := next((key for key, value in row.items() if _has_image(value, is_named=key in IMAGE_KEYS)), ""):
             return f"has an image ('{key}'), and this workflow shows the model none: {UNSHOWN}"
         try:
             prompt_of(row, self)
@@ -57,12 +59,26 @@ class MultiTurnSettings(PromptSettings):
     turn_discount: float = Field(1.0, gt=0, le=1, description="the reward of turn k is multiplied by this to the k")
 
 
-def _has_image(value: Any) -> bool:
-    """Whether there is one; for other things are called images as well."""
-    if isinstance(value, list):
-        return any(map(_has_image, value))
+def _has_image(value: Any, *, is_named: bool) -> bool:
+    """Return whether a value of a row is an image, or holds one.
+
+    Args:
+        value: of any column.
+        is_named: the column is called an image: then text that is a path of one counts, and so do bytes of any format.
+    """
+    if isinstance(value, list | tuple):
+        return any(_has_image(part, is_named=is_named) for part in value)
     if isinstance(value, dict):  # as Hugging Face's data sets store them
-        return bool(value.get("bytes") or value.get("path"))
+        file = value.get("bytes") or value.get("path")
+        is_file = value.keys() <= {"bytes", "path"}
+        return bool(file) and (is_named or (is_file and (_is_image(file) or _is_image(value.get("path")))))
     if isinstance(value, str):
-        return value.startswith("data:image") or (guess_type(value)[0] or "").startswith("image/")
-    return isinstance(value, bytes) or hasattr(value, "convert")
+        return value.startswith("data:image") or (is_named and _is_image(value))
+    return _is_image(value) or (is_named and isinstance(value, bytes))
+
+
+def _is_image(value: Any) -> bool:
+    """Return whether a value is an image by itself: an object of Pillow, the bytes of a file, or a path of one."""
+    if isinstance(value, bytes):
+        return value.startswith(_FIRST_BYTES) or value[8:12] == b"WEBP"
+    return hasattr(value, "getbands") or (isinstance(value, str) and (guess_type(value)[0] or "").startswith("image/"))

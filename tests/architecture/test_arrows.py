@@ -45,7 +45,7 @@ ROOMS: dict[str, set[str]] = {
                "ledger", "training", "runs"},
     "servers": {"errors", "background", "disk", "config", "plugins", "data", "interfaces", "messages", "launchers",
                 "proxies", "runs", "driver"},
-    "library": {"errors", "config", "runs", "driver"},
+    "library": {"errors", "config", "data", "runs", "driver"},
     "testing": {"errors", "algorithms", "background", "config", "plugins", "data", "interfaces", "messages",
                 "launchers", "rewards", "rollout", "runs", "driver", "training"},
 }  # fmt: skip

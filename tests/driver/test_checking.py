@@ -148,7 +148,7 @@ def found(tmp_path, monkeypatch):
 
 
 def test_what_rewards_ask_of_rows_must_be_there_also_where_nothing_is_imported_again(found):
-    told = "rewards are given prompt, completion, completion_ids, finish_reason, row, and of a row of"
+    told = "rewards are given prompt, completion, prompt_ids, completion_ids, finish_reason, row, and of a row of"
     for _ in range(2):
         assert found("async def reward(completion, answer): ...") == [
             f"rewards.0 asks for answer: {told} dataset its prompt, completion"

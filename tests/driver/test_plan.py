@@ -56,6 +56,28 @@ def plan(model: Path, *words: str) -> Plan:
     return make_plan(resolve(None, ["grpo"], [*common, "weight_sync.transport=broadcast", *words]))
 
 
+class Noted:
+    """A data set that left a column out."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> dict[str, str]:
+        return {"question": "a"}
+
+    def notes(self) -> list[str]:
+        return ["column 'prompt' is left out"]
+
+
+def test_what_rows_lack_is_in_the_plan_and_beside_the_check_that_looks_for_it(model: Path) -> None:
+    dataset = f"dataset={Noted.__module__}:Noted"
+    found = plan(model, dataset, "evaluation=null", "workflow.prompt_key=question")
+    assert ("note", "dataset: column 'prompt' is left out") in found.rows
+    assert found.data_notes == ["dataset: column 'prompt' is left out"]
+    with pytest.raises(ConfigError, match=r"has no 'prompt'(?s:.*)column 'prompt' is left out"):
+        plan(model, dataset, "evaluation=null")
+
+
 def test_a_gpu_run_is_planned_where_there_is_no_gpu(model: Path) -> None:
     found = plan(model, "placement.gpu_memory_gib=80")
     assert found.figures["parameters"] == COUNT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import date, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -73,11 +74,49 @@ def test_rows_may_be_those_of_a_data_set_of_hugging_face(tmp_path: Path, monkeyp
             "areal_core.library:Rows",
             "grpo/additions",
         )
-    with pytest.raises(ConfigError, match="dataset: rows are dictionaries of what JSON can hold: "):
-        _named({"dataset": [{"prompt": object()}]})
+    with pytest.raises(ConfigError, match=r"row 1 .*of what JSON can hold, and bytes: object is neither"):
+        _named({"dataset": [{"prompt": "a"}, {"prompt": object()}]})
+    with pytest.raises(ConfigError, match="the key 7 is int, and keys are text"):
+        _named({"dataset": [{"prompt": "a", "scores": [{7: 1}]}]})
     splits = pytest.importorskip("datasets").DatasetDict({"train": given, "test": given})
     with pytest.raises(ConfigError, match=r"dataset: has the splits train, test: take one, as dataset\['train'\]"):
         _named({"dataset": splits})
+
+
+def test_a_table_of_hugging_face_gives_what_files_of_parquet_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets, images = pytest.importorskip("datasets"), pytest.importorskip("PIL.Image")
+    monkeypatch.setenv("AREAL_CACHE", str(tmp_path))
+    messages = [{"role": "user", "content": "hi", "name": "ann"}, {"role": "assistant", "content": "hello"}]
+    columns = {"messages": [messages], "day": [date(2026, 1, 2)], "took": [timedelta(1)], "gap": [None]}
+    table = datasets.Dataset.from_dict({**columns, "image": [images.new("RGB", (2, 2))]})
+    table = table.cast_column("image", datasets.Image())
+    for given in (table, table.to_iterable_dataset()):
+        chosen = _named({"dataset": given})["dataset"]
+        rows = Rows(chosen["path"], chosen["notes"])
+        row = dict(rows[0])
+        assert row.pop("image")["bytes"].startswith(b"\x89PNG")
+        assert row == {"messages": messages, "day": "2026-01-02", "gap": None}
+        assert "column 'took' holds durations, which no row can carry: it is left out" in "".join(rows.notes())
+        assert "column 'day' holds dates, as ISO text" in rows.notes()
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "pandas", "arrow"])
+def test_the_format_of_a_table_changes_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setenv("AREAL_CACHE", str(tmp_path))
+    row = {"prompt": "a", "n": 1, "items": [{"a": 1}, {"b": 2}]}
+    table = pytest.importorskip("datasets").Dataset.from_list([row])
+    for given in (table.with_format(kind), table.to_iterable_dataset().with_format(kind)):
+        assert [*Rows(_named({"dataset": given})["dataset"]["path"])] == [row]
+    chosen = _named({"dataset": table.with_format(kind, columns=["prompt", "n"])})
+    assert [*Rows(chosen["dataset"]["path"])] == [{"prompt": "a", "n": 1}]
+
+
+def test_nulls_in_rows_of_dictionaries_are_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AREAL_CACHE", str(tmp_path))
+    rows = [{"prompt": "a", "schema": {"default": None}, "raw": b"\0\xff"}]
+    assert [*Rows(_named({"dataset": rows})["dataset"]["path"])] == rows
 
 
 def test_what_a_config_cannot_hold_is_told() -> None:

@@ -31,6 +31,9 @@ def odd(completion):
         sys.exit(0)
     return float(len(completion))
 
+def size(completion, row):
+    return len(row["image"]["bytes"]) + row["image"]["bytes"][0] + (row["image"]["path"] is None)
+
 def seen(completion):
     return sum(name in os.environ for name in completion.split())
 
@@ -56,6 +59,7 @@ class Judge:
 
 TERMS = {"odd": [RewardTerm("odd", odd)], "judge": [RewardTerm("judge", Judge()), RewardTerm("odd", odd, 0.5)]}
 TERMS["seen"] = [RewardTerm("seen", seen)]
+TERMS["size"] = [RewardTerm("size", size)]
 rollout = SimpleNamespace(reward_timeout_s=2.0)
 worker.load_run = lambda folder: SimpleNamespace(config=SimpleNamespace(rewards=[], rollout=rollout))
 worker.build_rewards = lambda selections: RewardSum(TERMS[os.environ["TERMS"]])
@@ -108,6 +112,22 @@ def test_every_completion_has_its_own_reward_whatever_a_reward_does(tmp_path: Pa
             assert "reward 'odd' raised SystemExit" in str(score)
         else:
             assert score.value == len(completion)
+
+
+def test_a_reward_gets_the_bytes_of_its_row(tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERMS", "size")
+    file = bytes([200, 0, 255]) * 100_000
+
+    async def work() -> float:
+        pool = RewardPool(tmp_path, count=1, timeout_s=HANG_S, start_timeout_s=HANG_S)
+        try:
+            await pool.start()
+            arguments = {"completion": "a", "row": {"image": {"bytes": file, "path": None}}}
+            return (await pool.score(arguments)).value
+        finally:
+            await pool.close()
+
+    assert asyncio.run(asyncio.wait_for(work(), HANG_S)) == len(file) + 200 + 1
 
 
 def judged(

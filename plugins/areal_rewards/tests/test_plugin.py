@@ -68,7 +68,7 @@ def test_a_reward_has_its_settings_bound(read):
         ("reasoning_gym", "rewards=[rewards/reasoning_gym]", "reasoning-gym"),
         ("reasoning_gym", "dataset={type: rewards/reasoning_gym, task: chain_sum}", "reasoning-gym"),
         ("datasets", "dataset={type: hub, name: openai/gsm8k}", "datasets"),
-        ("datasets", "dataset={type: files, paths: [rows.csv]}", "datasets"),
+        ("datasets", "dataset={type: files, paths: [rows.parquet]}", "datasets"),
     ],
 )
 def test_a_missing_library_is_told_before_anything_starts(module, override, extra, read, without):

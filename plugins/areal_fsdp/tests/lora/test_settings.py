@@ -85,6 +85,59 @@ def test_an_adapter_that_is_not_plain_is_refused(tmp_path, changes):
     assert next(iter(changes)) in problem
 
 
+NOT_PLAIN = {
+    "init_lora_weights": [
+        "pissa", "pissa_niter_16", "olora", "corda", "loftq", "eva", "lora_ga", "mica", "PISSA", 7,
+    ],
+    "modules_to_save": [["embed_tokens", "lm_head"], ["score"]],
+    "trainable_token_indices": [[1, 2], {"embed_tokens": [1]}],
+    "layer_replication": [[[0, 1], [0, 2]]],
+    "alora_invocation_tokens": [[5]],
+    "fan_in_fan_out": [True],
+    "loftq_config": [{"loftq_bits": 4}],
+    "megatron_config": [{"x": 1}],
+    "use_qalora": [True],
+    "layers_pattern": ["layers"],
+    "target_parameters": [["mlp.experts"]],
+    **{name: [{"x": 1}] for name in ("eva_config", "corda_config", "lora_ga_config", "velora_config", "use_bdlora")},
+    **{name: [{"x": 1}] for name in ("monteclora_config", "arrow_config", "kasa_config", "alpha_pattern")},
+    "a_field_of_a_later_peft": [True, "fast", {"x": 1}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in NOT_PLAIN.items() for value in values])
+def test_every_field_that_makes_an_adapter_more_than_lora_is_refused_by_name(tmp_path, key, value):
+    (problem,) = LoraSettings(from_folder=saved(tmp_path, **{key: value})).problems(Run())
+    assert f"is not plain LoRA: {key}={value}" in problem
+    assert "merge it into its base model" in problem
+
+
+def test_every_field_of_the_installed_peft_is_plain_at_its_default_and_no_other_is_taken_unseen(tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    config.save_pretrained(tmp_path)
+    save_file(tensors(), weights(tmp_path))
+    written = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert list(LoraSettings(from_folder=tmp_path).problems(Run())) == []
+    taken = set()
+    for key in written:
+        (tmp_path / "adapter_config.json").write_text(json.dumps({**written, key: {"unseen": 1}}))
+        if not list(LoraSettings(from_folder=tmp_path).problems(Run())):
+            taken.add(key)
+    assert taken <= {"auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "inference_mode",
+                     "megatron_core", "peft_version", "qalora_group_size", "revision", "task_type"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"init_lora_weights": False}, {"init_lora_weights": "gaussian"}, {"init_lora_weights": "orthogonal"},
+     {"modules_to_save": ["classifier", "score"], "task_type": "SEQ_CLS"}, {"a_field_of_a_later_peft": None},
+     {"a_field_of_a_later_peft": []}],
+)  # fmt: skip
+def test_what_leaves_an_adapter_plain_lora_is_taken(tmp_path, changes):
+    assert list(LoraSettings(from_folder=saved(tmp_path, **changes)).problems(Run())) == []
+
+
 def test_what_is_missing_is_said_before_the_start(tmp_path, monkeypatch):
     (problem,) = LoraSettings(from_folder=tmp_path).problems(Run())
     assert "adapter_config.json cannot be read" in problem

@@ -214,12 +214,21 @@ class FilesSettings(TableSettings):
 
     paths: list[LocalPath] = Field(min_length=1, description="files of one format, relative to the config")
     format: Literal["json", "parquet", "csv"] | None = Field(
-        default=None, description="json includes jsonl; null goes by the files' endings"
+        default=None,
+        description="Format of the files; null goes by their endings. `json`: one object a line, or one array of "
+        "objects; values are read exactly. `csv`: UTF-8, with the names of the columns in the first line. A column "
+        "holds numbers if every cell is the plain spelling of one, such as 7 and 0.5; an empty cell is null there. Any "
+        "other column is text as written: 007, 1e5, NA, True, and empty text. `parquet`: fields of structs that are "
+        "null are removed; dates, times and decimals become text; images stay `{bytes, path}`.",
+    )
+    delimiter: str | None = Field(
+        default=None, min_length=1, max_length=1, description="Sign between the cells of a CSV file. null: a comma."
     )
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The library must be there."""
-        return missing_library("the data set files", "datasets", "datasets")
+        """Parquet needs a library."""
+        if self.format == "parquet" or (self.format is None and any(path.suffix == ".parquet" for path in self.paths)):
+            yield from missing_library("the data set files", "datasets", "datasets")
 
 
 class HubSettings(TableSettings):

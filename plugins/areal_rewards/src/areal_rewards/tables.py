@@ -3,57 +3,83 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from typing import TYPE_CHECKING, Any
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
+from areal_core.data.tables import ArrowRows
 from areal_core.errors import ConfigError
 from areal_rewards.libraries import load_library
-from areal_rewards.templates import columns_of, fill
+from areal_rewards.readers import Found, read_csv, read_json, read_json_lines
+from areal_rewards.templates import columns_of, fill, is_one_column
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Collection, Mapping, Sequence
 
     from areal_rewards.config import FilesSettings, HubSettings, JSONLinesSettings, TableSettings
 
 PROMPTED = frozenset({"prompt", "messages", "chosen"})
 """Columns of which each holds a prompt: by itself, in a conversation, or before a preferred answer."""
 _FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+_CSV_OPTIONS_READ: Final = frozenset({"delimiter", "sep"})
+_RETYPED: Final = (
+    "so the library `datasets` reads them, which may turn text into numbers and times: check the rows, or download the "
+    "files and use rewards/files"
+)
+_OF_EVERY_BUILDER: Final = frozenset({"data_dir", "data_files", "description", "features", "name", "version"})
 
 
 class Table:
     """A `Dataset` over rows that lie somewhere else, with the templates of `TableSettings` applied on access.
 
-    Values that are no JSON, such as images and times, are left out of a row: it travels between processes.
+    A row holds every column, as text, numbers, lists, mappings and bytes. What is different from the source is in
+    `notes`.
 
     Args:
         rows: what the columns are read from.
         columns: of all rows.
         settings: the templates.
         title: names the source in errors.
+        notes: see `Dataset.notes`.
+        places: of each row, such as file and line; None where only the source is known.
 
     Raises:
-        ConfigError: there is no row, a template names a column that there is not, or nothing gives a prompt.
+        ConfigError: there is no row, a template names a column that is missing or null, or nothing gives a prompt.
     """
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], settings: TableSettings, title: str):
-        self._rows, self._after, self._title = rows, settings.answer_after, title
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]] | ArrowRows,
+        columns: Sequence[str],
+        settings: TableSettings,
+        title: str,
+        notes: Sequence[str] = (),
+        places: Sequence[str] | None = None,
+    ) -> None:
+        self._rows, self._after, self._title, self._places = rows, settings.answer_after, title, places
+        self._notes = [f"{title}: {note}" for note in notes]
         self._length = len(rows) if settings.limit is None else min(settings.limit, len(rows))
         given = {"prompt": settings.prompt, "answer": settings.answer, "completion": settings.completion}
         self._templates = {key: template for key, template in given.items() if template is not None}
         if not self._length:
-            raise ConfigError(f"{title} is empty; it must have at least one row")
+            raise ConfigError(f"{title} is empty; it must have at least one row", hints=self._notes)
         for key, template in self._templates.items():
             for name in columns_of(template):
                 if name not in columns:
-                    raise ConfigError(f"{key}: {title} has no column '{name}'; it has {', '.join(columns)}")
+                    raise ConfigError(
+                        f"{key}: {title} has no column '{name}'; it has {', '.join(columns)}", hints=self._notes
+                    )
         if "prompt" not in self._templates and PROMPTED.isdisjoint(columns):
             raise ConfigError(
                 f"{title} has no column 'prompt'; it has {', '.join(columns)}: give a template, such as "
-                f"prompt: '{{{columns[0]}}}'"
+                f"prompt: '{{{next(iter(columns), 'question')}}}'",
+                hints=self._notes,
             )
         if self._after is not None and "answer" not in self._templates and "answer" not in columns:
             raise ConfigError(f"answer_after is given, and {title} has no column 'answer': give a template, answer")
+        for key, template in self._templates.items():
+            if not is_one_column(template):
+                self._refuse_nulls(key, columns_of(template))
 
     def __len__(self) -> int:
         return self._length
@@ -66,15 +92,35 @@ class Table:
         except Exception as error:  # a library may look into a row only when it is asked for
             words = f"row {index} of {self._title} cannot be read: {type(error).__name__}: {error}"
             raise ValueError(words) from error
-        row = {key: value for key, value in source.items() if _is_json(value)}
+        row = dict(source)
         for key, template in self._templates.items():
             try:
                 row[key] = fill(template, source)
             except KeyError as error:
                 raise ValueError(f"{key}: row {index} of {self._title} has no column {error}") from None
+            except ValueError as error:
+                raise ValueError(f"{key}: row {index} of {self._title}: {error}") from None
         if self._after is not None and isinstance(answer := row.get("answer"), str):
             row["answer"] = answer.rpartition(self._after)[2].strip()
         return row
+
+    def notes(self) -> Sequence[str]:
+        """See `Dataset.notes`."""
+        return self._notes
+
+    def describe_row(self, index: int) -> str:
+        """Return the file and the line of a row, or the source's name where no line is known."""
+        return self._title if self._places is None else self._places[index]
+
+    def _refuse_nulls(self, key: str, names: Sequence[str]) -> None:
+        """Refuse columns with nulls for a template that writes them into a text, where they would read `None`."""
+        for name in names:
+            place = _first_null(self._rows, name, self._length)
+            if place is not None:
+                raise ConfigError(
+                    f"{key}: column '{name}' is null in row {place} (counted from 0; {self.describe_row(place)}), and "
+                    "a template cannot write null: fill it in, or leave such rows out"
+                )
 
 
 class LocalFiles(Table):
@@ -97,39 +143,39 @@ class JSONLinesDataset(LocalFiles):
     def __init__(self, settings: JSONLinesSettings) -> None:
         _refuse_missing(settings.paths)
         self._paths = settings.paths
-        found = [(path, line, row) for path in settings.paths for line, row in _json_lines(path)]
-        rows = [row for _, _, row in found]
-        self._places = [(path, line) for path, line, _ in found]
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        super().__init__(rows, columns, settings, _title(settings.paths))
-
-    def describe_row(self, index: int) -> str:
-        """The file and the line, from 1, that a row stands in."""
-        path, line = self._places[index]
-        return f"{path}:{line}"
+        found = [each for path in settings.paths for each in read_json_lines(path)]
+        super().__init__(*_table(found), settings, _title(settings.paths), places=[each.place for each in found])
 
 
 class FilesDataset(LocalFiles):
-    """Rows of local files, read by the Hugging Face library `datasets`.
+    """Rows of local files: JSON and CSV are read exactly, parquet by the Hugging Face library `datasets`.
 
     Raises:
         ConfigError: the library or a file is missing, the format is unclear, or a file cannot be read.
     """
 
     def __init__(self, settings: FilesSettings) -> None:
-        library = load_library("the data set files", "datasets", "datasets")
         _refuse_missing(settings.paths)
         self._paths = settings.paths
         title = _title(settings.paths)
+        kind = settings.format or _format(settings.paths)
+        if kind != "parquet":
+            found = _read(kind, settings.paths, settings.delimiter)
+            super().__init__(*_table(found), settings, title, places=[each.place for each in found])
+            return
+        library = load_library("the data set files", "datasets", "datasets")
         if all(path.stat().st_size == 0 for path in settings.paths):
             raise ConfigError(f"{title} is empty; it must have at least one row")
         files = [str(path) for path in settings.paths]
-        rows = _loaded(library, title, settings.format or _format(settings.paths), data_files=files, split="train")
-        super().__init__(rows, rows.column_names, settings, title)
+        rows = ArrowRows(_loaded(title, library.load_dataset, kind, data_files=files, split="train"))
+        super().__init__(rows, rows.columns, settings, title, rows.notes)
 
 
 class HubDataset(Table):
     """Rows of a data set of the Hugging Face hub, or of a folder in one of the hub's layouts.
+
+    Files of JSON and CSV are downloaded by the library `datasets` and read exactly, as `FilesDataset` reads them. The
+    library itself reads every other format.
 
     Raises:
         ConfigError: the library is missing, or it cannot find or read the data set.
@@ -137,19 +183,106 @@ class HubDataset(Table):
 
     def __init__(self, settings: HubSettings) -> None:
         library = load_library("the data set hub", "datasets", "datasets")
-        title = f"the data set {settings.name}"
-        rows = _loaded(library, title, settings.name, settings.subset, split=settings.split, revision=settings.revision)
-        super().__init__(rows, rows.column_names, settings, f"{title} ({settings.split})")
+        name = f"the data set {settings.name}"
+        title = f"{name} ({settings.split})"
+        builder = _loaded(
+            name, library.load_dataset_builder, settings.name, settings.subset, revision=settings.revision
+        )
+        if builder.name in ("csv", "json") and builder.config.data_files and not (odd := _odd_options(builder)):
+            found = _loaded(name, _downloaded, library, builder, settings.split)
+            super().__init__(*_table(found), settings, title, places=[each.place for each in found])
+            return
+        rows = ArrowRows(
+            _loaded(
+                name,
+                library.load_dataset,
+                settings.name,
+                settings.subset,
+                split=settings.split,
+                revision=settings.revision,
+            )
+        )
+        notes = list(rows.notes)
+        if builder.name in ("csv", "json") and builder.config.data_files:
+            notes.append(f"its card sets {', '.join(odd)} for {builder.name} files, {_RETYPED}")
+        elif metadata := _metadata_files(builder):
+            notes.append(f"it has {metadata[0]} beside its files, {_RETYPED}")
+        super().__init__(rows, rows.columns, settings, title, notes)
 
 
-def _loaded(library: Any, title: str, *arguments: Any, **options: Any) -> Any:
-    """`datasets.load_dataset`, whose many kinds of exceptions all become one."""
+def _loaded(title: str, read: Any, *arguments: Any, **options: Any) -> Any:
+    """Call a function of `datasets`, whose many kinds of exceptions all become one."""
     try:
-        return library.load_dataset(*arguments, **options)
+        return read(*arguments, **options)
+    except ConfigError:
+        raise
     except Exception as error:
         innermost = error.__cause__ or error
         cause = next(iter(str(innermost).splitlines()), "")
-        raise ConfigError(f"{title} cannot be read: {type(innermost).__name__}: {cause}") from error
+        unknown = "store that column as text, numbers, lists or structs" if "dtype equivalent" in cause else ""
+        raise ConfigError(
+            f"{title} cannot be read: {type(innermost).__name__}: {cause}", hints=[unknown] if unknown else []
+        ) from error
+
+
+def _read(kind: str, paths: Sequence[Path], delimiter: str | None, text_columns: Collection[str] = ()) -> list[Found]:
+    if kind == "csv":
+        return read_csv(paths, delimiter, text_columns)
+    return [found for path in paths for found in read_json(path)]
+
+
+def _table(found: Sequence[Found]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the rows, and the columns of all of them."""
+    rows = [each.row for each in found]
+    return rows, list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _first_null(rows: Any, name: str, length: int) -> int | None:
+    if isinstance(rows, ArrowRows):
+        return rows.first_null(name, length)
+    return next((index for index in range(length) if name in rows[index] and rows[index][name] is None), None)
+
+
+def _odd_options(builder: Any) -> list[str]:
+    """Return the options that a data set's card sets for its files, other than those that are read here too."""
+    config, plain = builder.config, type(builder.config)()
+    known = _OF_EVERY_BUILDER | (_CSV_OPTIONS_READ if builder.name == "csv" else set())
+    return [name for name, value in vars(plain).items() if name not in known and getattr(config, name) != value]
+
+
+def _metadata_files(builder: Any) -> list[str]:
+    """Return the names of text files with columns that stand beside files of another kind, such as images."""
+    paths = [str(path) for paths in (builder.config.data_files or {}).values() for path in paths]
+    return [
+        name for path in paths if (name := path.rpartition("/")[2]).startswith("metadata.") and "parquet" not in name
+    ]
+
+
+def _downloaded(library: Any, builder: Any, split: str) -> list[Found]:
+    """Return the rows of a split, such as `train[:90%]`, from the files that a builder of `datasets` names."""
+    files: Mapping[Any, Any] = {str(name): paths for name, paths in builder.config.data_files.items()}
+    wanted = [name for name in files if split == "all" or re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", split)]
+    manager = library.DownloadManager(
+        dataset_name=builder.dataset_name,
+        base_path=builder.base_path,
+        download_config=library.DownloadConfig(token=builder.token),
+    )
+    features = builder.info.features or {}
+    text_columns = [name for name, feature in features.items() if "string" in str(getattr(feature, "dtype", ""))]
+    found = {}
+    for name in wanted:
+        paths = [Path(path) for path in manager.iter_files(manager.download_and_extract(list(files[name])))]
+        delimiter = None
+        if builder.name == "csv":
+            delimiter = next(
+                (sign for sign in (builder.config.delimiter, builder.config.sep) if sign not in (None, ",")), None
+            )
+        found[name] = _read(builder.name, paths, delimiter, text_columns)
+    if split == "all":
+        return [row for name in wanted for row in found[name]]
+    lengths = {name: len(found.get(name, ())) for name in files}
+    parts = library.ReadInstruction.from_spec(split).to_absolute(lengths)
+    return [row for part in parts for row in found[part.splitname][part.from_ : part.to]]
 
 
 def _refuse_missing(paths: Sequence[Path]) -> None:
@@ -184,32 +317,3 @@ def _format(paths: Sequence[Path]) -> str:
 
 def _title(paths: Sequence[Path]) -> str:
     return str(paths[0]) if len(paths) == 1 else f"the data set of {len(paths)} files from {paths[0]}"
-
-
-def _json_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """The rows of a file, each with its line."""
-    rows, number = [], 0
-    try:
-        with path.open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ConfigError(f"{path}:{number} is a {type(row).__name__}, it must be an object, {{...}}")
-                rows.append((number, row))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text, behind line {number}: {error.reason}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}:{number} is no JSON: {error}") from None
-    return rows
-
-
-def _is_json(value: object) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_json(part) for key, part in value.items())
-    if isinstance(value, list | tuple):
-        return all(_is_json(part) for part in value)
-    return value is None or isinstance(value, str | int | float)

@@ -27,13 +27,24 @@ def columns_of(template: str) -> list[str]:
     return names
 
 
+def is_one_column(template: str) -> bool:
+    """Return whether a template is one column and nothing else, which keeps its type, such as chat messages."""
+    names = columns_of(template)
+    return len(names) == 1 and template == f"{{{names[0]}}}"
+
+
 def fill(template: str, row: Mapping[str, Any]) -> Any:
-    """The template with the row's values. One column and nothing else keeps its type, such as chat messages.
+    """Return the template with the row's values; one column alone keeps its type.
 
     Raises:
         KeyError: the row lacks a column.
+        ValueError: a column is null or bytes, and the template writes it into a text.
     """
     names = columns_of(template)
-    if len(names) == 1 and template == f"{{{names[0]}}}":
+    if is_one_column(template):
         return row[names[0]]
+    for name in names:
+        if row[name] is None or isinstance(row[name], bytes):
+            kind = "null" if row[name] is None else "bytes"
+            raise ValueError(f"column '{name}' is {kind}, which a template cannot write into a text")
     return _FORMATTER.vformat(template, (), row)

@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from areal_core.chat.answers import unshown
+from areal_core.chat.settings import PromptSettings
+from areal_core.chat.template import encode, render_conversation
 from areal_core.config import LocalPath, Settings
+from areal_core.interfaces import RowError
 from areal_vision.files import PILLOWS_LIMIT, files_of, open_image
+from areal_vision.prompts import check_places, image_token, read_shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,20 +25,25 @@ PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 """Files of which a model for images has one."""
 
 
-class VisionTurnSettings(Settings):
+class VisionTurnSettings(PromptSettings):
     """One prompt with images, one answer, one score."""
 
-    prompt_key: str = Field("prompt", description="the row's key that holds the question, as text")
-    image_key: str = Field(
-        "image",
-        description="the row's key that holds the image, or a list of them: a path, the text of a file in base64 "
+    chat_template: Literal["always"] = Field(
+        "always", description="The chat template writes the places of images, so it is always applied."
+    )
+    text_has_special_tokens: Literal[False] = Field(
+        False, description="Text that spells a special token is ordinary text: the template writes the special tokens."
+    )
+    image_key: str | None = Field(
+        None,
+        description="Key of the row that holds its image, or a list of them: a path, the text of a file in base64 "
         "(data:image/png;base64,...), the bytes of a file, or what `datasets` reads, {bytes: ..., path: ...}; null in "
-        "a row that has none. Rewards of processes of their own take no bytes",
+        "a row that has none. They take the places of the prompt's image parts in order; if the prompt is text, they "
+        "stand in front of it. null: `image`, or `images`. Rewards get the row with the bytes of its images.",
     )
     folder: LocalPath = Field(
         default=Path(), validate_default=True, description="that paths of images are relative to; the config's own"
     )
-    system: str | None = Field(None, description="system message in front")
     max_image_pixels: int = Field(
         50_000_000,
         ge=1,
@@ -55,15 +65,31 @@ class VisionTurnSettings(Settings):
             yield f"the model in {model.folder} has no image processor ({PROCESSORS[0]}): save it there as well"
 
     def check_row(self, row: dict[str, Any]) -> str:
-        """Before a run: what keeps it from playing this row; empty where nothing does."""
-        for key, setting in ((self.prompt_key, "prompt_key"), (self.image_key, "image_key")):
-            if key not in row:
-                return f"has no '{key}', only {', '.join(row)}: set workflow.{setting}, or mend the data"
+        """Return why a row cannot be shown; empty if it can. Called before a run, without the model."""
         try:
-            for file in files_of(row[self.image_key], self.folder):
+            shown = read_shown(row, self, self.image_key)
+        except RowError as error:
+            return str(error)
+        try:
+            for file in files_of(shown.value, self.folder):
                 open_image(file, self.max_image_pixels)
         except ValueError as error:
             return f"cannot be shown: {error}"
+        return ""
+
+    def check_prompt(self, row: dict[str, Any], tokenizer: Any) -> str:
+        """Return why this model cannot be shown a row; empty if it can. Called before a run, with its tokenizer."""
+        if problem := self.check_row(row):
+            return problem
+        try:
+            shown = read_shown(row, self, self.image_key)
+            missing = unshown(tokenizer, shown.conversation)
+            text = render_conversation(tokenizer, shown.conversation, add_generation_prompt=True)
+            check_places(encode(tokenizer, text)[0], image_token(tokenizer), len(shown.images))
+        except ValueError as error:  # RowError too
+            return str(error)
+        if missing:
+            return f"the chat template leaves out {', '.join(missing)}: take another template, or change the row"
         return ""
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from areal_core.chat.answers import answer_text, opened_by_template
+from areal_core.chat.template import encode, render_conversation
 from areal_core.data.trajectory import Episode, TrajectoryBuilder
 from areal_core.interfaces import RowError
-from areal_core.workflows.prompts import apply_template
 from areal_vision.files import ImageFile, files_of, shown_image
 from areal_vision.images import reader_of
+from areal_vision.prompts import check_places, image_token, read_shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 class VisionTurn:
     """Shows the row's images and asks its question; the run's rewards score the answer.
 
-    The images stand in front of the question, in the places that the chat template makes for them. Their patches
+    The images stand in the places that the chat template makes for them; see `prompts.read_shown`. Their patches
     become the trajectory's multimodal fields `patches` and `images`, which training reads.
     """
 
@@ -34,11 +36,14 @@ class VisionTurn:
         """See `RolloutWorkflow.run_episode`."""
         settings, tokenizer = self._settings, context.tokenizer
         reader = await asyncio.to_thread(reader_of, tokenizer.name_or_path)
-        files, opened = await asyncio.to_thread(self._open, row[settings.image_key])
-        images = await asyncio.to_thread(reader.cut, opened)
-        content = [*({"type": "image"} for _ in files), {"type": "text", "text": row[settings.prompt_key]}]
-        system = [{"role": "system", "content": settings.system}] if settings.system else []
-        ids, prompt = apply_template(tokenizer, [*system, {"role": "user", "content": content}])
+        shown = read_shown(row, settings, settings.image_key)
+        conversation = shown.conversation
+        files, pictures = await asyncio.to_thread(self._open, shown.value)
+        images = await asyncio.to_thread(reader.cut, pictures)
+        rendered = render_conversation(tokenizer, conversation, add_generation_prompt=True)
+        ids, text = encode(tokenizer, rendered)
+        opened = opened_by_template(tokenizer, conversation, rendered)
+        prompt = text[: len(text) - len(opened)]
         counts = reader.counts(images.grid)
         input_ids = expand(ids, image_token(tokenizer), counts)
         if reader.context and len(input_ids) >= reader.context:
@@ -48,22 +53,23 @@ class VisionTurn:
                 "model's preprocessor_config.json makes all of them smaller), or take a model with a longer context"
             )
         generation = await context.generate(input_ids, images=[file.data for file in files])
-        completion = tokenizer.decode(generation.output_ids, skip_special_tokens=True)
+        completion = answer_text(tokenizer, generation.output_ids, context.end_ids, opened)
         score = await context.score(
             prompt=prompt,
             completion=completion,
             completion_ids=generation.output_ids,
             finish_reason=generation.finish_reason,
+            prompt_ids=input_ids,
         )
         builder = TrajectoryBuilder()
         builder.add_context(input_ids)
         builder.add_generation(generation)
         multimodal = {"patches": {"pixels": images.pixels.numpy()}, "images": {"grid": images.grid.numpy()}}
         trajectory = builder.build(multimodal=multimodal)
-        shown = "".join(f"[{file.name}]\n" for file in files)
+        names = "".join(f"[{file.name}]\n" for file in files)
         wanted = f"\n[wanted: {row['answer']}]" if "answer" in row else ""
-        text = f"{shown}{prompt}{completion}{wanted}"
-        return Episode([trajectory], score.value, dict(score.components), text=text)
+        transcript = f"{names}{prompt}{completion}{wanted}"
+        return Episode([trajectory], score.value, dict(score.components), text=transcript)
 
     def _open(self, value: Any) -> tuple[list[ImageFile], list[Image]]:
         """What a row has as its images: files as engines are sent them, and what is in them.
@@ -80,31 +86,13 @@ class VisionTurn:
         return sent, [image for image, _ in shown]
 
 
-def image_token(tokenizer: Any) -> int:
-    """The id that stands for a part of an image.
-
-    Raises:
-        ValueError: the tokenizer has none.
-    """
-    spelling = getattr(tokenizer, "image_token", None) or "<|image_pad|>"
-    found = tokenizer.convert_tokens_to_ids(spelling)
-    if found is None or found == tokenizer.unk_token_id:
-        raise ValueError(f"the tokenizer has no image token '{spelling}', so the model is none for images")
-    return int(found)
-
-
 def expand(ids: Sequence[int], image: int, counts: Sequence[int]) -> list[int]:
     """Repeat each image token as often as its image has parts.
 
     Raises:
-        ValueError: there is another number of image tokens than of images.
+        RowError: there is another number of image tokens than of images.
     """
-    places = [place for place, token in enumerate(ids) if token == image]
-    if len(places) != len(counts):
-        raise ValueError(
-            f"the chat template wrote {len(places)} places for {len(counts)} images: it must write one image token "
-            "for each part of a message that is {'type': 'image'}"
-        )
+    check_places(ids, image, len(counts))
     expanded: list[int] = []
     left = iter(counts)
     for token in ids:

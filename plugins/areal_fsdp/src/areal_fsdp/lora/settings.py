@@ -33,20 +33,26 @@ _LARGEST_SCALE = 1e6
 """Of alpha / rank: far beyond whatever learns, and far from what float32 holds."""
 _OF_FILES = ("rank", "alpha", "modules", "initialization")
 """Settings that a saved adapter has of its own."""
-_PLAIN: dict[str, tuple[Any, ...]] = {
+_READ_OR_UNUSED: Final = frozenset(
+    {
+        *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"),
+        *("r", "lora_alpha", "target_modules"),
+        *("ensure_weight_tying", "megatron_core", "qalora_group_size", "runtime_config"),
+    }
+)
+"""Fields of PEFT's config that may have any value: `resolved` reads them, or they only qualify another field."""
+_PLAIN: Final[dict[str, tuple[Any, ...]]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
-    "use_dora": (False, None),
-    "use_rslora": (False, None),
-    "lora_bias": (False, None),
-    "lora_dropout": (0, None),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
-    "exclude_modules": (None,),
-    "layers_to_transform": (None,),
-    "target_parameters": (None,),
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal"),
 }
-"""What PEFT's config of a plain adapter says, as far as it says it."""
+"""Further values of a plain adapter. Other fields are plain if they are null, false, 0 or empty, or at PEFT's default.
+
+The other initializations change the base model before training (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA), or are no
+LoRA of one rank and fixed matrices (EVA, MiCA).
+"""
+_HEADS: Final = frozenset({"classifier", "score"})
+"""Modules that PEFT saves whole beside every adapter of a classifier: the head, which critics read."""
 
 
 class LoraSettings(Settings):
@@ -159,13 +165,13 @@ class LoraSettings(Settings):
                 f"adapter.from_folder: {path} cannot be read: {told}",
                 hints=[f"name a folder with {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}, as PEFT and exports write it"],
             ) from error
-        odd = [f"{key}={known[key]}" for key, plain in _PLAIN.items() if key in known and known[key] not in plain]
+        odd = [f"{key}={value}" for key, value in known.items() if not _is_plain(key, value, known)]
         if not isinstance(modules := known.get("target_modules"), list):
             odd.append(f"target_modules={modules}")
         if odd:
             raise RunError(
                 f"adapter.from_folder: the adapter in {self.from_folder} is not plain LoRA: {', '.join(odd)}",
-                hints=["save it again with those at PEFT's defaults and target_modules as a list, or merge it first"],
+                hints=_remedies(known, odd),
             )
         return self.model_copy(update={"rank": read.rank, "alpha": read.alpha, "modules": modules})
 
@@ -251,3 +257,48 @@ class LoraSettings(Settings):
 def _is_of(name: str, module: str) -> bool:
     """Whether a tensor is the weight of a module: of its whole name, or of the end of it behind a dot."""
     return name == f"{module}.weight" or name.endswith(f".{module}.weight")
+
+
+def _is_plain(key: str, value: Any, known: Mapping[str, Any]) -> bool:
+    """Return whether a field of PEFT's config leaves an adapter at y = W x + alpha / rank x B A x.
+
+    Args:
+        key: the field's name.
+        value: its value.
+        known: the whole config.
+    """
+    if key in _READ_OR_UNUSED:
+        return True
+    if key in _PLAIN:
+        return any(value == plain and type(value) is type(plain) for plain in _PLAIN[key])
+    if key == "modules_to_save" and known.get("task_type") == "SEQ_CLS" and isinstance(value, list):
+        return _HEADS.issuperset(value)
+    return not value or value == _default(key)
+
+
+def _default(key: str) -> Any:
+    """Return PEFT's default of a field that this module does not know; None if the installed PEFT has no such field."""
+    try:
+        from peft import LoraConfig
+    except ImportError:
+        return None
+    return getattr(LoraConfig(), key, None)
+
+
+def _remedies(known: Mapping[str, Any], odd: Iterable[str]) -> list[str]:
+    """Return what to do with an adapter that is not plain."""
+    initialization = known.get("init_lora_weights")
+    hints = []
+    if any(field.startswith("init_lora_weights=") for field in odd):
+        hints.append(
+            f"an adapter initialized with {initialization} may belong to a changed base model: convert it with PEFT, "
+            "save_pretrained(..., path_initial_model_for_weight_conversion=...), which writes a plain one"
+        )
+    hints.append(
+        "or merge it into its base model with PEFT (merge_and_unload), set model.path to the result, and begin a new "
+        "adapter"
+        if hints
+        else "merge it into its base model with PEFT (merge_and_unload), set model.path to the result and begin a new "
+        "adapter; or train it again with those at PEFT's defaults and target_modules as a list"
+    )
+    return hints
