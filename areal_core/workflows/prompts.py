@@ -5,31 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from areal_core.chat.rows import read_prompt
-from areal_core.chat.template import (
-    RewrittenPrefixError,
-    apply_template,
-    between_turns,
-    encode,
-    guard,
-    render,
-    with_begin,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from areal_core.chat.settings import PromptSettings
-
-__all__ = [
-    "RewrittenPrefixError",
-    "apply_template",
-    "between_turns",
-    "encode",
-    "encode_prompt",
-    "guard",
-    "render",
-    "with_begin",
-]
 
 
 def encode_prompt(tokenizer: Any, row: Mapping[str, Any], settings: PromptSettings) -> tuple[list[int], str]:
