@@ -4,16 +4,18 @@ Special tokens belong to the template. Where the content of a message spells one
 text: a *stand-in*, a character for private use, takes its place while the template renders and the text is encoded.
 
 A text is encoded as a whole and then cut, because tokenizers treat the beginning of a text in their own way:
-SentencePiece puts a space in front of it.
+SentencePiece puts a space in front of it. What precedes a cut always has the tokens that it has alone, as a prompt does
+when a policy is asked.
 """
 
 from __future__ import annotations
 
 import copy
 import re
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.interfaces.workflow import RowError
@@ -44,6 +46,8 @@ RUNS_OWN: Final = frozenset(
     }
 )
 """Arguments of `apply_chat_template` that are not the template's."""
+_ANCHORS: Final = ("\n", "a", ".", " ")
+"""Texts to put in front of one that continues another: one of them does not join with its beginning."""
 _STAND_INS: Final = 0xF0000
 _STAND_IN: Final = re.compile("([\U000f0000-\U000fffff])")
 
@@ -181,9 +185,7 @@ def between_turns(
         has_ended = list(output_ids[-1:]) == end_ids
         added = added.removeprefix(opening) if has_ended else added
     # Something must stand in front, because a tokenizer may put a space at the beginning of a text.
-    in_front, ids = encode_pieces(tokenizer, [end if has_ended else "a", added])
-    if not in_front:  # a token reaches over the cut
-        ids = encode(tokenizer, added)[0]
+    _, ids = encode_pieces(tokenizer, [end if has_ended else "a", added])
     return ids, spelled_out(tokenizer, added)
 
 
@@ -229,9 +231,11 @@ def encode(tokenizer: Any, text: str) -> tuple[list[int], str]:
 
 
 def encode_pieces(tokenizer: Any, pieces: Sequence[str]) -> list[list[int]]:
-    """Encode pieces of one text as a whole. Return the token ids of each piece.
+    """Encode pieces of one text. Return the token ids of each piece.
 
-    A token that reaches over a cut belongs to the later piece.
+    Together they are the tokens of the whole text, unless the tokenizer would join the end of one piece and the
+    beginning of the next in one token. Then both keep tokens of their own, because a policy is asked a prompt before
+    its answer exists.
 
     Args:
         tokenizer: of the model.
@@ -239,14 +243,21 @@ def encode_pieces(tokenizer: Any, pieces: Sequence[str]) -> list[list[int]]:
     """
     text = "".join(pieces)
     if len(pieces) == 1 and not _STAND_IN.search(text):
-        return [list(tokenizer.encode(text, add_special_tokens=False))]
+        return [_plain_ids(tokenizer, text)]
     ends = list(accumulate(map(len, pieces)))
     ids_of_pieces: list[list[int]] = [[] for _ in pieces]
-    place = 0
-    for ids, end in _spans(tokenizer, text, ends):
-        while place < len(ends) - 1 and end > ends[place]:
-            place += 1
-        ids_of_pieces[place] += ids
+    starts = [0, *(match.start() for match in _borders(tokenizer).finditer(text))]
+    starts += [start + 1 for start in starts if _STAND_IN.match(text, start)]  # the text after a stand-in
+    starts = sorted({start for start in starts if start < len(text)})
+    for start, end in pairwise([*starts, len(text)]):
+        cuts = [start, *(cut for cut in ends if start < cut < end), end]
+        done: list[int] = []
+        for begin, stop in pairwise(cuts):
+            ids = _ids_of_part(tokenizer, text, start, stop)
+            fits = ids[: len(done)] == done
+            added = ids[len(done) :] if fits else _continued(tokenizer, text[begin:stop])
+            done += added
+            ids_of_pieces[bisect_right(ends, begin)] += added
     return ids_of_pieces
 
 
@@ -298,48 +309,36 @@ def _check_is_shown(template: str, messages: Sequence[Mapping[str, Any]], argume
         raise RowError("the chat template does not write calls of tools (tool_calls): write them into the content")
 
 
-def _spans(tokenizer: Any, text: str, cuts: Sequence[int]) -> list[tuple[list[int], int]]:
-    """Return the tokens of a text in order, in runs, each with the position in the text where it ends."""
-    if not text:
-        return []
-    if not getattr(tokenizer, "is_fast", False):
-        return _spans_without_offsets(tokenizer, text, cuts)
-    stand_ins: dict[int, str] = {}
-    if _STAND_IN.search(text):
-        tokenizer, stand_ins = _with_stand_ins(tokenizer)
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
-    ordinary = _ordinary_tokens(tokenizer) if stand_ins else {}
-    spans: list[tuple[list[int], int]] = []
-    reached = 0
-    for token, (_, end) in zip(ids, offsets, strict=True):
-        reached = max(reached, end)  # tokens without characters of their own stay with those before them
-        spans.append((ordinary[stand_ins[token]] if token in stand_ins else [token], reached))
-    return spans
+@lru_cache(maxsize=8)
+def _borders(tokenizer: Any) -> re.Pattern[str]:
+    """Return a pattern of special tokens and stand-ins: no token reaches over one."""
+    spellings = "|".join(map(re.escape, special_tokens(tokenizer)))
+    return re.compile(f"{spellings}|{_STAND_IN.pattern}" if spellings else _STAND_IN.pattern)
 
 
-def _spans_without_offsets(tokenizer: Any, text: str, cuts: Sequence[int]) -> list[tuple[list[int], int]]:
-    """Do the same for a tokenizer that names no offsets: cut where a beginning's tokens stop to begin the whole."""
-    whole = _plain_ids(tokenizer, text)
-    spans: list[tuple[list[int], int]] = []
-    done = 0
-    for cut in dict.fromkeys([*cuts, len(text)]):
-        before = whole if cut == len(text) else _plain_ids(tokenizer, text[:cut])
-        shared = next((n for n, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1]), len(before))
-        spans.append((whole[done : max(done, shared)], cut))
-        done = max(done, shared)
-    return spans
+def _ids_of_part(tokenizer: Any, text: str, start: int, stop: int) -> list[int]:
+    """Return the tokens of a part of a text that begins at a special token, at or after a stand-in, or at its start."""
+    part = text[start:stop]
+    spellings = special_tokens(tokenizer)
+    if _STAND_IN.fullmatch(part) and (spelling := _spelling(part, spellings)) != part:
+        return list(_ordinary_tokens(tokenizer)[spelling])
+    follows_stand_in = start > 0 and _STAND_IN.match(text, start - 1) is not None
+    return _continued(tokenizer, part) if follows_stand_in else _plain_ids(tokenizer, part)
 
 
 def _plain_ids(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = []
-    for part in _STAND_IN.split(text):
-        spelling = _spelling(part, special_tokens(tokenizer)) if _STAND_IN.fullmatch(part) else ""
-        if spelling and spelling != part:
-            ids += _ordinary_tokens(tokenizer)[spelling]
-        elif part:
-            ids += tokenizer.encode(part, add_special_tokens=False)
-    return ids
+    return list(tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+
+def _continued(tokenizer: Any, text: str, **options: Any) -> list[int]:
+    """Return the tokens of a text that continues another one, without a space that a tokenizer puts in front."""
+    for anchor in _ANCHORS if text else ():
+        before, whole = (
+            tokenizer.encode(part, add_special_tokens=False, **options) for part in (anchor, anchor + text)
+        )
+        if whole[: len(before)] == before:
+            return list(whole[len(before) :])
+    return list(tokenizer.encode(text, add_special_tokens=False, **options)) if text else []
 
 
 def _spelling(stand_in: str, spellings: Sequence[str]) -> str:
@@ -349,29 +348,21 @@ def _spelling(stand_in: str, spellings: Sequence[str]) -> str:
 
 
 @lru_cache(maxsize=8)
-def _with_stand_ins(tokenizer: Any) -> tuple[Any, dict[int, str]]:
-    """Return a copy of the tokenizer in which each stand-in is one token, and what their ids stand for."""
-    from tokenizers import AddedToken
-
-    spellings = special_tokens(tokenizer)
-    marks = [chr(_STAND_INS + number) for number in range(len(spellings))]
-    copied = copy.deepcopy(tokenizer)
-    copied.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
-    numbers = copied.convert_tokens_to_ids(marks)
-    return copied, dict(zip(numbers, spellings, strict=True))
-
-
-@lru_cache(maxsize=8)
 def _ordinary_tokens(tokenizer: Any) -> dict[str, list[int]]:
     """Return the ordinary tokens of what spells a special one, by its spelling.
 
-    They come from a copy: `split_special_tokens` is set on the tokenizer, and other threads encode with that.
+    They come from a copy: `split_special_tokens` is set on the tokenizer, and other threads encode with that. A
+    vocabulary may hold a special token as a piece too; then the spelling is encoded letter by letter.
     """
     copied = copy.deepcopy(tokenizer)
-    return {
-        spelling: copied.encode(spelling, add_special_tokens=False, split_special_tokens=True)
-        for spelling in special_tokens(tokenizer)
-    }
+    spellings = special_tokens(tokenizer)
+    special_ids = {*getattr(tokenizer, "all_special_ids", ()), *getattr(tokenizer, "added_tokens_decoder", {})}
+    ordinary = {spelling: _continued(copied, spelling, split_special_tokens=True) for spelling in spellings}
+    for spelling, ids in ordinary.items():
+        if not special_ids.isdisjoint(ids):
+            letters = [_continued(copied, letter, split_special_tokens=True) for letter in spelling]
+            ordinary[spelling] = [token for letter in letters for token in letter]
+    return ordinary
 
 
 @lru_cache(maxsize=8)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from areal_core.chat.examples import learned_text
 from areal_core.chat.template import between_turns, encode, encode_pieces, guard, render, special_tokens
@@ -17,25 +19,48 @@ def spelled(tokenizer: Any, ids: list[int]) -> str:
     return " ".join(tokenizer.convert_ids_to_tokens(ids))
 
 
-@pytest.mark.parametrize("kind", ["always", "first"])
-def test_no_space_is_put_in_front_of_an_answer(make_tokenizer, kind):
-    """Mistral 7B's own tokenizer was seen to learn "2+2= 4" from the row "2+2=" and "4"."""
+@pytest.mark.parametrize("kind", ["always", "first", "never"])
+def test_an_answer_follows_the_prompts_own_tokens_without_a_space(make_tokenizer, kind):
+    """Mistral 7B's own tokenizer was seen to learn "2+2= 4" from the row "2+2=" and "4".
+
+    This vocabulary has a token "=4" as well, which would change the prompt that a policy is asked.
+    """
     tokenizer = make_tokenizer(kind=kind, eos="</s>")
     (asked, _), (said, _) = learned_text(tokenizer, "2+2=", "4")
-    assert spelled(tokenizer, said) in ("4 </s>", "=4 </s>")
-    assert tokenizer.decode([*asked, *said]) == "2+2=4</s>"
-    assert [*asked, *said[:-1]] == tokenizer.encode("2+2=4", add_special_tokens=False)
+    assert spelled(tokenizer, said) == "4 </s>"
+    assert asked == tokenizer.encode("2+2=", add_special_tokens=False)
     (_, _), (said, _) = learned_text(tokenizer, "so:", " 4")
     assert spelled(tokenizer, said) == "▁4 </s>"
 
 
 @pytest.mark.parametrize("kind", ["bytes", "always", "first", "never"])
 @given(pieces=st.lists(st.text("a4= é\n", max_size=5), min_size=1, max_size=4))
-def test_pieces_together_are_the_whole(make_tokenizer, kind, pieces):
+def test_pieces_are_the_whole_text_and_begin_as_a_prompt_does(make_tokenizer, kind, pieces):
     tokenizer = make_tokenizer(kind=kind)
     found = encode_pieces(tokenizer, pieces)
+    whole = tokenizer.encode("".join(pieces), add_special_tokens=False)
+    together = [token for piece in found for token in piece]
     assert len(found) == len(pieces)
-    assert [token for piece in found for token in piece] == tokenizer.encode("".join(pieces), add_special_tokens=False)
+    assert tokenizer.decode(together) == tokenizer.decode(whole)
+    assert together == whole or len(together) > len(whole), "a token was joined over a cut"
+    assert found[0] == (tokenizer.encode(pieces[0], add_special_tokens=False) if pieces[0] else [])
+
+
+def test_characters_that_fall_back_to_bytes_are_cut_where_they_end(make_tokenizer):
+    """Tokens of neighboring characters share one offset in some tokenizers, so offsets cannot tell where one ends."""
+    tokenizer = make_tokenizer()
+    (asked, _), (said, _) = learned_text(tokenizer, "漢", "字")
+    assert (tokenizer.decode(asked), tokenizer.decode(said)) == ("漢", "字<|im_end|>")
+
+
+def test_a_vocabulary_that_holds_a_special_token_as_a_piece_never_yields_it():
+    vocabulary = [("<unk>", 0.0), ("</s>", 0.0), ("▁", -1.0), *((letter, -2.0) for letter in "theysno</>")]
+    inner = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=False))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", unk_token="<unk>")
+    pieces = learned_text(tokenizer, "the </s>", "yes </s> no")
+    ids = [token for piece, _ in pieces for token in piece]
+    assert ids.count(tokenizer.eos_token_id) == 1, "the end of the answer alone"
 
 
 @pytest.mark.parametrize("kind", ["bytes", "always", "first", "never"])
