@@ -45,9 +45,14 @@ def learned_text(tokenizer: Any, prompt: str, answer: str, *, has_special_tokens
         raise RowError("the tokenizer has no end-of-sequence token, which an answer as text must end with")
     for name, text in (("prompt", prompt), ("answer", answer)):
         check_text(text, f"the {name}")
-    written = [text if has_special_tokens else guard(tokenizer, text) for text in (prompt, answer)]
-    prompt_ids, answer_ids = encode_pieces(tokenizer, written)
-    if not answer_ids or answer_ids[-1] != end:
+    if has_special_tokens:  # templates write a line break after the end, which is not learned
+        marks = tuple(mark for mark in (getattr(tokenizer, "eos_token", None), end_mark(tokenizer)) if mark)
+        is_ended = bool(marks) and answer.rstrip("\n").endswith(marks)
+        answer = answer.rstrip("\n") if is_ended else answer
+    else:
+        is_ended, prompt, answer = False, guard(tokenizer, prompt), guard(tokenizer, answer)
+    prompt_ids, answer_ids = encode_pieces(tokenizer, [prompt, answer])
+    if not is_ended:
         answer_ids = [*answer_ids, end]
     return [(with_begin(tokenizer, prompt_ids), False), (answer_ids, True)]
 
@@ -86,7 +91,7 @@ def learned_turns(
     thoughts) makes a further sequence for each turn that it affects, so that every turn is learned after exactly the
     tokens that it will follow.
 
-    A turn with `weight: 0` or `train: false` is context, as OpenAI's and axolotl's files have it.
+    A turn with `weight: 0`, `train: false` or `loss: false` is context, as files of other libraries have it.
 
     Args:
         tokenizer: of the model.
@@ -97,6 +102,9 @@ def learned_turns(
     Raises:
         RowError: no turn is learned, the template writes no end, or it drops a thought that is to be learned.
     """
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if end_token is not None and tokenizer.convert_tokens_to_ids(end_token) in (None, unknown):
+        raise RowError(f"example_tokenizer.end_token: {end_token!r} is no token of this model")
     sequences: list[list[tuple[str, bool]]] = []
     written = ""
     mark = end_mark(tokenizer, conversation)
@@ -140,22 +148,31 @@ def _turn(tokenizer: Any, conversation: Conversation, number: int, before: str, 
         question = render_conversation(tokenizer, alone, add_generation_prompt=True)
         turn = _added(tokenizer, alone.with_messages([*alone.messages, message]), question, mark)
     plain = spelled_out(tokenizer, turn) if turn is not None else ""
+    text = content if isinstance(content, str) else ""
+    own_thought = text.rpartition("</think>")[0]
+    if ends_with_a_closed_thought(before) and (thought or own_thought):
+        raise RowError(
+            f"message {number} has a thought, and the chat template opens the assistant's turn with an empty one: "
+            "switch thoughts on in chat_template_kwargs, such as {enable_thinking: true}, or leave the thought out"
+        )
     if thought and thought.strip() not in plain:
         raise RowError(
             f"the chat template does not write reasoning_content, which message {number} has: write the thought into "
             "the content, in the form in which the model writes it"
         )
-    own_thought = content.rpartition("</think>")[0] if isinstance(content, str) else ""
+    is_quoted = own_thought and not opened and not text.lstrip().startswith("<think>")
+    if is_quoted and text.strip() not in plain:
+        raise RowError(
+            f"message {number} has '</think>' in its content, and the chat template takes what precedes it for a "
+            "thought: begin the thought with '<think>', or spell the tag in another way"
+        )
     opens_twice = bool(opened and own_thought and opened in plain)
     if turn is not None and own_thought.removeprefix("<think>").strip() in plain and not opens_twice:
         return (
             turn if ends_with_a_token(tokenizer, turn) else turn + _next_opening(tokenizer, conversation, number, mark)
         )
-    if ends_with_a_closed_thought(before):
-        raise RowError(
-            f"message {number} has a thought, and the chat template opens the assistant's turn with an empty one: "
-            "switch thoughts on in chat_template_kwargs, such as {enable_thinking: true}, or leave the thought out"
-        )
+    if ends_with_a_closed_thought(before) and isinstance(content, str) and not message.get("tool_calls"):
+        return guard(tokenizer, content) + mark
     if not isinstance(content, str) or message.get("tool_calls") or not own_thought:
         raise RowError(
             f"the chat template opens the assistant's turn with {opened!r}, and message {number} does not continue it: "
@@ -207,10 +224,12 @@ def _next_opening(tokenizer: Any, conversation: Conversation, number: int, mark:
 
 
 def _is_learned(message: Message, number: int) -> bool:
-    weight, train = message.get("weight", 1), message.get("train", True)
-    if weight not in (0, 1) or not isinstance(train, bool):
-        raise RowError(f"message {number} has weight {weight!r} and train {train!r}; they are 0 or 1, true or false")
-    return bool(weight) and train
+    for key in ("weight", "train", "loss"):  # OpenAI's, axolotl's, ms-swift's
+        if message.get(key, 1) not in (0, 1):
+            raise RowError(f"message {number} has {key} {message[key]!r}; it must be 0 or 1, false or true")
+        if not message.get(key, 1):
+            return False
+    return True
 
 
 def _encoded(tokenizer: Any, sequence: list[tuple[str, bool]], end_token: str | None) -> Pieces:

@@ -73,7 +73,7 @@ def read_conversation(value: Any, where: str, *, images: bool = False, sampled: 
     """
     value = _parsed(value, where) if isinstance(value, str) else plain(value)
     if isinstance(value, Mapping):
-        value = [value]
+        value = _transposed(value) or [dict(value)]
     if not isinstance(value, list):
         raise RowError(f"{where} is {kind_of(value)}; it must be a list of messages, each with role and content")
     if not value:
@@ -112,6 +112,9 @@ def read_message(
     read.take(content)
     # Servers that rename a field write the thought under both names.
     thoughts = [fields.pop(key) for key in _THOUGHTS if isinstance(fields.get(key), str)]
+    details = fields.pop("reasoning_details", None) or ()  # OpenRouter's parts of the same thought
+    if not thoughts:
+        thoughts = ["".join(part.get("text") or "" for part in details if isinstance(part, Mapping))]
     read.thought = "".join(dict.fromkeys([*thoughts, read.thought]))
     if calls:
         calls = plain(_parsed(calls, f"{where}.tool_calls") if isinstance(calls, str) else calls)
@@ -130,6 +133,14 @@ def read_message(
     if read.calls:
         normalized["tool_calls"] = read.calls
     return [*read.results, {**normalized, **fields}]
+
+
+def _transposed(value: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Return messages of a struct of lists, as some tables store a list of structs; None if it is none."""
+    columns = {key: plain(column) for key, column in value.items()}
+    if not all(isinstance(column, list) for column in columns.values()) or len({*map(len, columns.values())}) != 1:
+        return None
+    return [dict(zip(columns, fields, strict=True)) for fields in zip(*columns.values(), strict=True)]
 
 
 def is_conversation(value: Any) -> bool:
@@ -309,6 +320,8 @@ class _Content:
         content = plain(content)
         if content is None or content == "":
             return
+        if isinstance(content, Mapping) and content.keys().isdisjoint(("type", "text")):
+            raise RowError(f"{self.where}.content is an object; write it as text, such as JSON")
         listed = [content] if isinstance(content, str | Mapping) else content
         if not isinstance(listed, list):
             raise RowError(f"{self.where}.content is {kind_of(content)}; it must be text or a list of parts")

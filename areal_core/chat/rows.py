@@ -154,7 +154,10 @@ def template_arguments(row: Mapping[str, Any], settings: Mapping[str, Any]) -> d
 
 
 def _tools_of(row: Mapping[str, Any], settings: PromptSettings) -> list[dict[str, Any]]:
-    return read_tools(row.get(settings.tools_key), f"'{settings.tools_key}'") if settings.tools_key else []
+    if not settings.tools_key:
+        return []
+    key = "functions" if settings.tools_key == "tools" and row.get("tools") is None else settings.tools_key
+    return read_tools(row.get(key), f"'{key}'")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ has tests of its own; a reward that is a coroutine waits for somebody else, and 
 
 from __future__ import annotations
 
+import dis
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import re
 import signal
 import sys
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,20 +103,48 @@ def try_rewards(config: RunConfig) -> Iterator[str]:
     for number, chosen in own:
         if any(name not in keys for name in asked_of_rows(chosen)):
             continue  # of that the check tells
-        signal.alarm(math.ceil(config.rollout.reward_timeout_s))  # one that hangs ends this process
+        limit_s = math.ceil(config.rollout.reward_timeout_s)
+        signal.signal(signal.SIGALRM, _time_is_up)
+        signal.alarm(limit_s)
         term = RewardTerm(reward_name(chosen), chosen.build())
+        judged, abstained = 0, 0
         for index, row in enumerate(rows if term.max_concurrency == 1 else ()):
             sys.stderr.write(f"calling rewards.{number}: {chosen.target} on row {index}\n")
-            signal.alarm(math.ceil(config.rollout.reward_timeout_s))
+            signal.alarm(limit_s)
             values = str(row.get("prompt", "")), ANSWER, [1, 2], [1, 2, 3], "stop", row
             try:
-                RewardSum([term, OTHERS])(dict(zip(REWARD_ARGUMENTS, values, strict=True)))
+                score = RewardSum([term, OTHERS])(dict(zip(REWARD_ARGUMENTS, values, strict=True)))
+                judged += term.name in score.components
+                abstained += term.name not in score.components
             except RewardError as error:
                 cause = error.__cause__
                 if cause is None or (type(cause).__module__ == "builtins" and not isinstance(cause, OSError)):
                     yield f"rewards.{number}: {error}; tried on row {index} of the data set and the answer '{ANSWER}'"
                     break
+        if abstained and not judged and (len(config.rewards) == 1 or returns_nothing(term.function)):
+            is_forgotten = returns_nothing(term.function)
+            reason = "it has no return with a value" if is_forgotten else "no other reward judges them"
+            yield f"rewards.{number}: {chosen.target} returned None for the first {abstained} rows, and {reason}"
     signal.alarm(0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def _time_is_up(number: int, frame: object) -> None:
+    """Raise inside the reward that hangs, so that it is named; if that does not end it, the next alarm ends all."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(ALARM_S)
+    raise RuntimeError("it took longer than rollout.reward_timeout_s")  # a TimeoutError is an OSError, which is excused
+
+
+def returns_nothing(function: Any) -> bool:
+    """Return whether a Python function has no return statement with a value, as one whose author forgot it."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None:
+        return False
+    ends = [pair for pair in pairwise(dis.get_instructions(code)) if pair[1].opname == "RETURN_VALUE"]
+    constants = [i for i in dis.get_instructions(code) if i.opname == "RETURN_CONST"]  # Python 3.12 and later
+    values = [before.opname == "LOAD_CONST" and before.argval is None for before, _ in ends]
+    return all([*values, *(i.argval is None for i in constants)])
 
 
 def try_algorithm(config: RunConfig, notes: list[str]) -> Iterator[str]:

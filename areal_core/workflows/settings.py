@@ -45,7 +45,7 @@ class SingleTurnSettings(PromptSettings):
             return str(error)
         if missing:
             return f"the chat template leaves out {', '.join(missing)}: take another template, or change the row"
-        if isinstance(asked, str) and self.text_has_special_tokens is None:
+        if self.text_has_special_tokens is None:
             return undecided_text(tokenizer, row, [self.prompt_key], "workflow.text_has_special_tokens")
         return ""
 

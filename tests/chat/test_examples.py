@@ -147,3 +147,19 @@ def test_tags_that_are_special_tokens_are_part_of_an_answer(make_tokenizer):
     ids = tokenizer.encode("<|user|>4</s><|im_end|>", add_special_tokens=False)
     assert answer_text(tokenizer, ids, frozenset()) == "<|user|>4</s>"
     assert answer_text(tokenizer, ids[:-1], frozenset()) == "<|user|>4</s>", "an answer that was cut"
+
+
+def test_a_plain_answer_follows_an_empty_thought_that_the_template_opens(make_tokenizer):
+    talk = conversation("a", "b", enable_thinking=False)
+    assert learned(make_tokenizer(), talk) == [["b<|im_end|>"]]
+    assert context(make_tokenizer(), talk)[0].endswith("<think>\n\n</think>\n\n")
+
+
+def test_an_end_token_that_the_model_lacks_is_refused(make_tokenizer):
+    with pytest.raises(RowError, match="end_token: '<|nothing|>' is no token of this model".replace("|", r"\|")):
+        learned(make_tokenizer(PLAIN), conversation("a", "b"), end_token="<|nothing|>")
+
+
+def test_a_turn_without_loss_is_context(make_tokenizer):
+    talk = conversation("a", {"role": "assistant", "content": "b", "loss": False}, "c", "d")
+    assert learned(make_tokenizer(), talk) == [["d<|im_end|>"]]

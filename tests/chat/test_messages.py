@@ -185,3 +185,21 @@ def test_text_that_is_a_conversation_is_recognized():
     assert not looks_like_a_conversation('[{"answer": 4}]')
     assert is_conversation(HI)
     assert not is_conversation("hi")
+
+
+def test_a_struct_of_lists_is_a_list_of_messages():
+    assert read_conversation({"role": ["user", "assistant"], "content": ["hi", "yo"]}, "messages") == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yo"},
+    ]
+
+
+def test_the_details_of_a_thought_are_the_thought():
+    parts = [{"type": "reasoning.text", "text": "add"}]
+    (message,) = read_conversation([{"role": "assistant", "content": "4", "reasoning_details": parts}], "messages")
+    assert message["reasoning_content"] == "add"
+
+
+def test_an_object_as_content_is_refused():
+    with pytest.raises(RowError, match=r"^prompt\[0\].content is an object; write it as text, such as JSON"):
+        read_conversation([{"role": "tool", "content": {"rain": 0}}], "prompt")

@@ -120,3 +120,10 @@ def test_turns_are_appended_as_the_template_writes_them(make_tokenizer, template
     assert [*prompt, *output, *added] == whole
     assert special_tokens(tokenizer)[0]
     assert guard(tokenizer, "plain") == "plain"
+
+
+def test_finished_text_is_not_ended_twice(make_tokenizer):
+    """`apply_chat_template(tokenize=False)` ends with a line break."""
+    tokenizer = make_tokenizer()
+    (_, _), (said, _) = learned_text(tokenizer, "<|im_start|>assistant\n", "yo<|im_end|>\n", has_special_tokens=True)
+    assert spelled(tokenizer, said) == "y o <|im_end|>"

@@ -150,7 +150,10 @@ def test_parts_of_plugins_are_not_tried_and_a_large_batch_costs_little(config):
             "def reward(completion): return [1.0]",
             r"reward 'reward' returned \[1.0\] \(list\); it must return a finite",
         ),
-        ("def reward(completion): return None", ""),
+        ("def reward(completion): return None", "None for the first 2 rows, and it has no return with a value"),
+        ("def reward(completion): len(completion)", "and it has no return with a value"),
+        ("def reward(answer): return None if answer else 1.0", "the first 2 rows, and no other reward judges them"),
+        ("def reward(answer): return None if answer == 2 else 1.0", ""),
         ("def reward(completion): return int(completion)", r"raised ValueError: invalid literal .* \(parts.py:\d+\)"),
         (
             "def reward(prompt, answer, row): return 1 / (row['answer'] - 2)",
@@ -168,6 +171,13 @@ def test_a_reward_of_ones_own_is_tried(config, code, told, monkeypatch):
     found = [*try_rewards(config(code))]
     assert bool(found) == bool(told), found
     assert re.search(told, "".join(found)), found
+
+
+def test_a_reward_that_hangs_is_named(config, monkeypatch):
+    monkeypatch.setattr(trial, "_first_rows", lambda _: [{"prompt": "1"}])
+    code = "import time\ndef reward(completion): time.sleep(900)"
+    (told,) = try_rewards(config(code, "rollout.reward_timeout_s=1"))
+    assert "reward 'reward' raised RuntimeError: it took longer than rollout.reward_timeout_s" in told
 
 
 @pytest.mark.parametrize(

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from areal_core.chat.examples import learned_text, learned_turns
-from areal_core.chat.messages import is_conversation, looks_like_a_conversation, plain, read_conversation, read_tools
+from areal_core.chat.messages import (
+    is_conversation,
+    kind_of,
+    looks_like_a_conversation,
+    plain,
+    read_conversation,
+    read_tools,
+)
 from areal_core.chat.rows import template_arguments
 from areal_core.chat.template import Conversation
 from areal_core.data import FinishReason, Trajectory
 from areal_core.interfaces import RowError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from areal_core.chat.examples import Pieces
     from areal_core.chat.messages import Message
 
+TOOL_KEYS = ("tools", "functions")
+"""Keys of a row that hold tools; the last one is OpenAI's former name."""
 CONVERSATION_KEYS = ("messages", "conversations", "conversation")
 """Keys of a row that hold a whole conversation; the last two are ShareGPT's."""
 
@@ -95,7 +105,7 @@ def preferences(
     if not math.isfinite(margin):
         raise RowError(f"'margin' is {row['margin']!r}; it must be a number, or left out")
     encoding = _Encoding(row, tokenizer, chat_template_kwargs or {}, text_has_special_tokens, end_token)
-    found = []
+    found: list[Trajectory] = []
     for name, sequences in zip(("chosen", "rejected"), _sides(row, encoding), strict=True):
         if len(sequences) != 1:
             raise RowError(
@@ -108,6 +118,8 @@ def preferences(
             raise RowError(f"'{name}': {error}") from error
         if side is None:
             return []
+        if found and side.sequence["finish_reason"] == FinishReason.LENGTH and _is_same(side, found[0]):
+            raise RowError(f"'chosen' and 'rejected' are equal within the {max_tokens} tokens that they were cut to")
         side.sequence |= {"is_chosen": np.array(name == "chosen"), "margin": np.array(margin, np.float32)}
         found.append(side)
     return found
@@ -133,7 +145,8 @@ class _Encoding:
         system = row.get("system")
         if isinstance(system, str) and system and messages[0]["role"] not in ("system", "developer"):
             messages, first = [{"role": "system", "content": system}, *messages], first and first + 1
-        conversation = Conversation(messages, read_tools(row.get("tools")), template_arguments(row, self._arguments))
+        tools = next((row[key] for key in TOOL_KEYS if row.get(key) is not None), None)
+        conversation = Conversation(messages, read_tools(tools), template_arguments(row, self._arguments))
         return learned_turns(self._tokenizer, conversation, first=first, end_token=self._end_token)
 
     def text(self, prompt: str, answer: str) -> Pieces:
@@ -148,7 +161,15 @@ class _Encoding:
         Raises:
             RowError: one is neither text nor messages, or the answer begins with somebody else's turn.
         """
+        for name, value in (("prompt", prompt), ("completion", completion)):
+            if not isinstance(plain(value), str | list | Mapping):
+                raise RowError(f"'{name}' is {kind_of(value)}; it must be text, or a list of messages")
         if isinstance(prompt, str) and isinstance(completion, str):
+            if shown := [key for key in ("system", *TOOL_KEYS, "documents") if self._row.get(key)]:
+                raise RowError(
+                    f"it has '{shown[0]}', which text without a chat template cannot show: store prompt and completion "
+                    "as lists of messages"
+                )
             for name, text in (("prompt", prompt), ("completion", completion)):
                 if looks_like_a_conversation(text):
                     raise RowError(
@@ -220,6 +241,10 @@ def trajectory(pieces: Pieces, max_tokens: int | None, overlong: str) -> Traject
         },
         {"finish_reason": np.array(int(FinishReason.LENGTH if is_cut else FinishReason.STOP), np.int8)},
     )
+
+
+def _is_same(one: Trajectory, other: Trajectory) -> bool:
+    return np.array_equal(one.tokens["input_ids"], other.tokens["input_ids"])
 
 
 def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
