@@ -7,6 +7,7 @@ they are. A form that is not understood raises `RowError`.
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -155,13 +156,15 @@ def is_conversation(value: Any) -> bool:
 
 
 def looks_like_a_conversation(text: str) -> bool:
-    """Return whether a text is a conversation in JSON, which was probably meant as messages."""
+    """Return whether a text is a conversation in JSON, or as Python prints one, which was probably meant as messages."""
     if not text.lstrip().startswith("[{"):
         return False
-    try:
-        return is_conversation(json.loads(text))
-    except (ValueError, RecursionError):
-        return False
+    for read in (json.loads, ast.literal_eval):  # the second is what pandas writes into CSV files
+        try:
+            return is_conversation(read(text))
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+    return False
 
 
 def read_tools(value: Any, where: str = "tools") -> list[dict[str, Any]]:

@@ -90,7 +90,7 @@ def prompt_of(row: Mapping[str, Any], settings: PromptSettings, *, images: bool 
             raise RowError(f"'{key}' is empty: leave the row out, or set workflow.prompt_key")
         if settings.chat_template != "never" and looks_like_a_conversation(prompt):
             raise RowError(
-                f"'{key}' is text that holds a conversation in JSON: store it as a list of messages. To ask this text "
+                f"'{key}' is text that holds a whole conversation: store it as a list of messages. To ask this text "
                 "as it is, set workflow.chat_template=never"
             )
         if settings.chat_template != "always":

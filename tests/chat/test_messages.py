@@ -181,6 +181,7 @@ def test_a_default_of_null_in_a_schema_stays():
 def test_text_that_is_a_conversation_is_recognized():
     assert looks_like_a_conversation(json.dumps(HI))
     assert looks_like_a_conversation('[{"from": "human", "value": "hi"}]')
+    assert looks_like_a_conversation(str(HI)), "as pandas writes it into a CSV file"
     assert not looks_like_a_conversation("[{not json")
     assert not looks_like_a_conversation('[{"answer": 4}]')
     assert is_conversation(HI)

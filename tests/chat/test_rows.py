@@ -55,7 +55,7 @@ def test_arguments_of_the_template_come_from_the_row_before_the_settings(make_to
         ({"question": "hi"}, {}, "has no 'prompt'; it has question: set workflow.prompt_key"),
         ({"prompt": None}, {}, "'prompt' is null; it must be text, or a list of messages"),
         ({"prompt": ""}, {}, "'prompt' is empty"),
-        ({"prompt": json.dumps(HI)}, {}, "text that holds a conversation in JSON: store it as a list of messages"),
+        ({"prompt": json.dumps(HI)}, {}, "text that holds a whole conversation: store it as a list of messages"),
         ({"prompt": "hi", "tools": TOOLS}, {}, "text that is continued as it is, which takes no tools"),
         ({"prompt": "hi"}, {"system": "Think."}, "text that is continued as it is, which takes no workflow.system"),
         ({"prompt": HI}, {"chat_template": "never"}, "is a list of messages, which needs a template"),

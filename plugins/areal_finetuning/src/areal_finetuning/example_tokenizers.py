@@ -172,9 +172,7 @@ class _Encoding:
                 )
             for name, text in (("prompt", prompt), ("completion", completion)):
                 if looks_like_a_conversation(text):
-                    raise RowError(
-                        f"'{name}' is text that holds a conversation in JSON: store it as a list of messages"
-                    )
+                    raise RowError(f"'{name}' is text that holds a whole conversation: store it as a list of messages")
             return [self.text(prompt, completion)]
         asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         said = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
