@@ -156,7 +156,7 @@ def is_conversation(value: Any) -> bool:
 
 
 def looks_like_a_conversation(text: str) -> bool:
-    """Return whether a text is a conversation in JSON, or as Python prints one, which was probably meant as messages."""
+    """Return whether a text is a conversation in JSON, or as Python prints one, that was meant as messages."""
     if not text.lstrip().startswith("[{"):
         return False
     for read in (json.loads, ast.literal_eval):  # the second is what pandas writes into CSV files
