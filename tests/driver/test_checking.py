@@ -164,8 +164,10 @@ def test_rewards_and_algorithm_of_ones_own_are_tried(found):
 
 def test_a_reward_that_hangs_is_named(found):
     (told,) = found("def reward(completion):\n    while True: pass", "rollout.reward_timeout_s=1")
-    assert "checking the components was killed by SIGALRM" in told
-    assert "parts.py:reward on row 0" in told
+    assert told.startswith(
+        "rewards.0: reward 'reward' raised RuntimeError: it took longer than rollout.reward_timeout_s"
+    )
+    assert "tried on row 0" in told
 
 
 def test_answers_that_are_scored_need_rewards(tmp_path):
