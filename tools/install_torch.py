@@ -36,8 +36,8 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PROBE_SECONDS = 5
 SOURCES = ("index-url", "extra-index-url", "find-links", "no-index")
 """Keys of pip's configuration that say where packages come from."""
-GPU_FILES = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
-"""Exist where NVIDIA's driver serves a GPU: on Linux, and on Windows' subsystem for Linux."""
+GPU_FILES = ("dev/nvidia[0-9]*", "usr/lib/wsl/lib/libcuda.so.1")
+"""Files below `/`, as patterns: one exists where NVIDIA's driver serves a GPU, on Linux or its Windows subsystem."""
 FOR_CUDA = ("nvidia-", "cuda-", "triton")
 """First words of the distributions that only PyTorch for CUDA depends on."""
 
@@ -139,7 +139,7 @@ def decide(pip: Pip, wanted: Sequence[str], cpu_index: str) -> Decision:
 
 def has_nvidia_gpu() -> bool:
     """Return whether NVIDIA's driver has a GPU here."""
-    return any(path.exists() for path in GPU_FILES)
+    return any(any(Path("/").glob(pattern)) for pattern in GPU_FILES)
 
 
 def needs_cuda(planned: Sequence[dict[str, Any]]) -> bool:

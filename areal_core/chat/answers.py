@@ -121,8 +121,7 @@ def ends_with_a_token(tokenizer: Any, text: str) -> bool:
 def unshown(tokenizer: Any, conversation: Conversation) -> list[str]:
     """Return what of a conversation the template leaves out, such as `message 0 (system)` or `the tools`.
 
-    A message counts as shown if half of its words are in the rendering, because templates trim and escape, and drop old
-    thoughts. Tools and calls count as shown if the rendering changes without them.
+    For messages see `left_out_messages`. Tools and calls count as shown if the rendering changes without them.
 
     Args:
         tokenizer: of the model.
@@ -132,12 +131,10 @@ def unshown(tokenizer: Any, conversation: Conversation) -> list[str]:
         RowError: the template refuses the conversation.
     """
     text = render_conversation(tokenizer, conversation, add_generation_prompt=True)
-    words, messages = _words(spelled_out(tokenizer, text)), conversation.messages
-    missing = []
+    messages = conversation.messages
+    left_out, missing = left_out_messages(tokenizer, conversation, text), []
     for number, message in enumerate(messages):
-        content = message.get("content")
-        content_words = _words(content.rpartition("</think>")[2] if isinstance(content, str) else "")
-        if content_words and len(content_words & words) * 2 < len(content_words):
+        if number in left_out:
             missing.append(f"message {number} ({message['role']})")
         if message.get("tool_calls"):
             plain = {key: value for key, value in message.items() if key != "tool_calls"}
@@ -147,6 +144,26 @@ def unshown(tokenizer: Any, conversation: Conversation) -> list[str]:
     if conversation.tools and _is_rendered_as(tokenizer, Conversation(messages, (), conversation.arguments), text):
         missing.append("the tools")
     return missing
+
+
+def left_out_messages(tokenizer: Any, conversation: Conversation, text: str) -> list[int]:
+    """Return the numbers of the messages whose content is not in a rendering.
+
+    A message counts as shown if half of its words are there, because templates trim and escape, and drop old thoughts.
+
+    Args:
+        tokenizer: of the model.
+        conversation: in the form of `chat.messages`.
+        text: the rendering, with stand-ins.
+    """
+    words = _words(spelled_out(tokenizer, text))
+    left_out = []
+    for number, message in enumerate(conversation.messages):
+        content = message.get("content")
+        content_words = _words(content.rpartition("</think>")[2] if isinstance(content, str) else "")
+        if content_words and len(content_words & words) * 2 < len(content_words):
+            left_out.append(number)
+    return left_out
 
 
 def _is_rendered_as(tokenizer: Any, conversation: Conversation, text: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from areal_core.chat.answers import end_mark, ends_with_a_token, opened_by_template
+from areal_core.chat.answers import end_mark, ends_with_a_token, left_out_messages, opened_by_template
 from areal_core.chat.messages import check_text
 from areal_core.chat.template import (
     PROBE,
@@ -54,7 +54,9 @@ def learned_text(tokenizer: Any, prompt: str, answer: str, *, has_special_tokens
     prompt_ids, answer_ids = encode_pieces(tokenizer, [prompt, answer])
     if not is_ended:
         answer_ids = [*answer_ids, end]
-    return [(with_begin(tokenizer, prompt_ids), False), (answer_ids, True)]
+    whole = with_begin(tokenizer, [*prompt_ids, *answer_ids])
+    context = len(whole) - len(answer_ids)
+    return [(whole[:context], False), (whole[context:], True)]
 
 
 def spelled_special_token(tokenizer: Any, text: str) -> str:
@@ -111,9 +113,8 @@ def learned_turns(
     for number, message in enumerate(conversation.messages):
         if message["role"] != "assistant" or number < first or not _is_learned(message, number):
             continue
-        before = render_conversation(
-            tokenizer, conversation.with_messages(conversation.messages[:number]), add_generation_prompt=True
-        )
+        context = conversation.with_messages(conversation.messages[:number])
+        before = render_conversation(tokenizer, context, add_generation_prompt=True)
         turn = _turn(tokenizer, conversation, number, before, mark)
         if not ends_with_a_token(tokenizer, turn) and end_token is None:
             raise RowError(
@@ -128,6 +129,16 @@ def learned_turns(
         written = before + turn
     if not sequences:
         raise RowError("there is nothing to learn in it: no turn of the assistant")
+    left_out = [
+        number
+        for number in left_out_messages(tokenizer, context, before)
+        if context.messages[number]["role"] != "assistant"  # templates drop old turns or thoughts on purpose
+    ]
+    if left_out:
+        raise RowError(
+            f"the chat template leaves out message {left_out[0]} ({context.messages[left_out[0]]['role']}): take "
+            "another template, or change the row"
+        )
     return [_encoded(tokenizer, sequence, end_token) for sequence in sequences]
 
 
@@ -159,6 +170,13 @@ def _turn(tokenizer: Any, conversation: Conversation, number: int, before: str, 
         raise RowError(
             f"the chat template does not write reasoning_content, which message {number} has: write the thought into "
             "the content, in the form in which the model writes it"
+        )
+    calls = [str(call["function"]["name"]) for call in message.get("tool_calls") or ()]
+    left_out = [part for part in (text.rpartition("</think>")[2].strip(), *calls) if part not in plain]
+    if turn is not None and left_out and not own_thought:
+        raise RowError(
+            f"the chat template does not write all of message {number}: {left_out[0]!r:.60} is missing, so the model "
+            "would not learn it. Take another template, or write it into the content"
         )
     is_quoted = own_thought and not opened and not text.lstrip().startswith("<think>")
     if is_quoted and text.strip() not in plain:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,6 +24,7 @@ ROLES: Final = {
     "developer": "developer",
     "user": "user",
     "human": "user",
+    "prompter": "user",
     "assistant": "assistant",
     "gpt": "assistant",
     "chatgpt": "assistant",
@@ -104,6 +106,7 @@ def read_message(
     role_name = fields.pop("role", None) if "role" in fields else fields.pop("from", None)
     if not isinstance(role_name, str) or not role_name:
         raise RowError(f"{where} has no role; it has {', '.join(message) or 'no keys'}")
+    role_name = role_name.strip()
     role = ROLES.get(role_name.lower(), role_name)
     content = next((fields.pop(key) for key in ("content", "value", "text") if key in fields), None)
     calls = fields.pop("tool_calls", None) or fields.pop("function_call", None)
@@ -157,13 +160,14 @@ def is_conversation(value: Any) -> bool:
 
 def looks_like_a_conversation(text: str) -> bool:
     """Return whether a text is a conversation in JSON, or as Python prints one, that was meant as messages."""
-    if not text.lstrip().startswith("[{"):
+    if not re.match(r"\s*(\[\s*)?\{", text):
         return False
     for read in (json.loads, ast.literal_eval):  # the second is what pandas writes into CSV files
         try:
-            return is_conversation(read(text))
+            value = read(text)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
+        return is_conversation(value.get("messages", value) if isinstance(value, dict) else value)
     return False
 
 

@@ -15,6 +15,7 @@ from areal_core.chat.messages import (
     looks_like_a_conversation,
     plain,
     read_conversation,
+    read_message,
     read_tools,
     strings,
 )
@@ -94,12 +95,18 @@ def prompt_of(row: Mapping[str, Any], settings: PromptSettings, *, images: bool 
                 "as it is, set workflow.chat_template=never"
             )
         if settings.chat_template != "always":
-            for name, shown in (("workflow.system", settings.system), (settings.tools_key, _tools_of(row, settings))):
+            beside = (
+                ("workflow.system", settings.system),
+                ("workflow.chat_template_kwargs", settings.chat_template_kwargs),
+                (settings.tools_key, _tools_of(row, settings)),
+                *((name, plain(row.get(name))) for name in ("system", "documents", TEMPLATE_KEY)),
+            )
+            for name, shown in beside:
                 if shown:
-                    raise RowError(
-                        f"'{key}' is text that is continued as it is, which takes no {name}: set "
-                        "workflow.chat_template=always to ask it as a message"
-                    )
+                    remedy = "set workflow.chat_template=always to ask it as a message"
+                    if settings.text_has_special_tokens:
+                        remedy = "leave it out, because the text was written with a chat template before"
+                    raise RowError(f"'{key}' is text that is continued as it is, which takes no {name}: {remedy}")
             return prompt
         prompt = [{"role": "user", "content": prompt}]
     elif settings.chat_template == "never":
@@ -117,12 +124,24 @@ def conversation_of(row: Mapping[str, Any], messages: Sequence[Message], setting
 
     The system message is that of the messages; else the row's `system`; else the settings'.
     """
-    row_system = row.get("system")
-    system = row_system if isinstance(row_system, str) and row_system else settings.system
-    if system and messages[0]["role"] not in ("system", "developer"):
-        messages = [{"role": "system", "content": system}, *messages]
+    messages = with_system(messages, plain(row.get("system")) or settings.system)
     arguments = template_arguments(row, settings.chat_template_kwargs or {})
     return Conversation(messages, _tools_of(row, settings), arguments)
+
+
+def with_system(messages: Sequence[Message], system: Any) -> Sequence[Message]:
+    """Return messages that begin with a system message: their own one, or else `system`.
+
+    Args:
+        messages: a conversation.
+        system: text or parts; empty for none.
+
+    Raises:
+        RowError: `system` has another form.
+    """
+    if not system or messages[0]["role"] in ("system", "developer"):
+        return messages
+    return [*read_message({"role": "system", "content": system}, "'system'"), *messages]
 
 
 def template_arguments(row: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from areal_core.config import Settings
 
@@ -38,3 +38,12 @@ class PromptSettings(Settings):
         description="System message for rows that have none of their own. Needs a prompt to which the template is "
         "applied.",
     )
+
+    @model_validator(mode="after")
+    def _applies_one_template(self) -> PromptSettings:
+        if self.chat_template == "always" and self.text_has_special_tokens:
+            raise ValueError(
+                "chat_template: always would apply the template to text that was written with one before "
+                "(text_has_special_tokens: true): keep one of the two"
+            )
+        return self

@@ -48,8 +48,10 @@ RUNS_OWN: Final = frozenset(
 """Arguments of `apply_chat_template` that are not the template's."""
 _ANCHORS: Final = ("\n", "a", ".", " ")
 """Texts to put in front of one that continues another: one of them does not join with its beginning."""
-_STAND_INS: Final = 0xF0000
-_STAND_IN: Final = re.compile("([\U000f0000-\U000fffff])")
+_STAND_INS: Final = 0x100000
+"""First of the last 65,534 characters for private use. Icon fonts use those below."""
+_STAND_IN: Final = re.compile("([\U00100000-\U0010fffd])")
+_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 
 
 class RewrittenPrefixError(ValueError):
@@ -94,7 +96,7 @@ def render(
     Raises:
         RowError: the tokenizer has no chat template, the template refuses the conversation, or it shows no tools.
     """
-    written = template_text(tokenizer)
+    written = template_text(tokenizer, has_tools=bool(arguments.get("tools")))
     _check_is_shown(written, messages, arguments)
     try:
         text: str = tokenizer.apply_chat_template(
@@ -119,7 +121,7 @@ def render_conversation(tokenizer: Any, conversation: Conversation, *, add_gener
     Raises:
         RowError: as `render`; or the template does not read one of the conversation's arguments.
     """
-    written = template_text(tokenizer)
+    written = template_text(tokenizer, has_tools=bool(conversation.tools))
     for name in conversation.arguments if written else ():
         if not re.search(rf"\b{re.escape(name)}\b", written):
             raise RowError(f"the chat template does not read '{name}': correct the name, or leave it out")
@@ -136,11 +138,14 @@ def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **argu
     return encode(tokenizer, render(tokenizer, messages, add_generation_prompt=True, **arguments))
 
 
-def template_text(tokenizer: Any) -> str:
-    """Return the source of the tokenizer's chat template, all of them where it has several; empty without one."""
+def template_text(tokenizer: Any, *, has_tools: bool = False) -> str:
+    """Return the source of the tokenizer's chat template; empty without one.
+
+    Of several templates it is the one that transformers takes: `tool_use` for conversations with tools, or `default`.
+    """
     written = getattr(tokenizer, "chat_template", None)
     if isinstance(written, dict):
-        return "\n".join(map(str, written.values()))
+        written = written.get("tool_use" if has_tools and "tool_use" in written else "default")
     return str(written or "")
 
 
@@ -178,7 +183,15 @@ def between_turns(
     end = end_of_turn(tokenizer, messages, **arguments)
     end_ids = encode(tokenizer, end)[0]
     has_ended = bool(end_ids) and list(output_ids[len(output_ids) - len(end_ids) :]) == end_ids
-    added = ("" if has_ended else end) + after[len(before) :]
+    in_end = (spelling for spelling in special_tokens(tokenizer) if spelling in end)
+    last = next((one for one in in_end if _plain_ids(tokenizer, one) == list(output_ids[-1:])), None)
+    if not has_ended and last is not None:
+        # The policy wrote a part of the template's end: its `</s>` without the space that the template puts in front.
+        place = end.index(last) + len(last)
+        has_ended, end, rest = True, end[:place], end[place:]
+    else:
+        rest = "" if has_ended else end
+    added = rest + after[len(before) :]
     if not end and (opening := leading_special_token(tokenizer, added)):
         # The template writes no end: models of this kind end their turn by opening the next one.
         end, end_ids = opening, encode(tokenizer, opening)[0]
@@ -298,11 +311,18 @@ def _in_words_of(template: str, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_is_shown(template: str, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> None:
-    """Refuse tools and calls that a template would leave out in silence.
+    """Refuse tools, calls and roles that a template would leave out, or write without meaning, in silence.
 
     Raises:
-        RowError: the template's source does not mention them.
+        RowError: the template's source does not mention them, or the role of a message.
     """
+    for number, message in enumerate(messages if template else ()):
+        role = str(message.get("role"))
+        if role not in _ROLES and not re.search(rf"['\"]{re.escape(role)}['\"]", template):
+            raise RowError(
+                f"message {number} has the role {role!r}, which the chat template does not know: use "
+                "system, user, assistant or tool"
+            )
     if template and arguments.get("tools") and "tools" not in template:
         raise RowError("the chat template shows no tools: take a model whose template does, or leave them out")
     if template and "tool_calls" not in template and any(message.get("tool_calls") for message in messages):

@@ -146,7 +146,7 @@ def _argument(term: RewardTerm, name: str, arguments: Mapping[str, Any], row: Ma
             return source[name]
     raise RewardError(
         f"reward '{term.name}' asks for '{name}', which is neither an argument of rewards ({', '.join(arguments)}) "
-        f"nor a key of the data row ({', '.join(row)})"
+        f"nor a key of the data row ({', '.join(row)}). If only some rows have it, give it a default: {name}=None"
     )
 
 

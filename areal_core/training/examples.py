@@ -70,7 +70,10 @@ class ExampleSource:
         unit_index = torch.repeat_interleave(torch.arange(len(examples)), sizes)
         ids = torch.tensor(list(examples))[unit_index]
         skipped = torch.full((len(batch),), len(numbers) - len(examples))
-        batch = batch.with_sequences(group_id=ids, episode_id=torch.arange(len(batch)), skipped_rows=skipped)
+        first = torch.full((len(batch),), numbers[0])
+        batch = batch.with_sequences(
+            group_id=ids, episode_id=torch.arange(len(batch)), skipped_rows=skipped, first_group=first
+        )
         if len(batch) > len(examples):
             batch = batch.with_units(unit_index)
         return batch.to_bytes()
@@ -98,10 +101,13 @@ def read_examples(told: bytes) -> TrainingBatch:
     starts = [place for place in range(len(ids)) if place == 0 or ids[place] != ids[place - 1]]
     groups = [(ids[start], range(start, end)) for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)]
     metrics = {"batch/examples": len(groups), "batch/sequences": len(batch), "batch/tokens": batch.token_count}
-    if skipped := int(batch["skipped_rows"][0]):
+    digests = group_digests(batch, groups)
+    first, skipped = int(batch["first_group"][0]), int(batch["skipped_rows"][0])
+    if skipped:
         metrics["batch/skipped_rows"] = skipped
-    digests = sorted(group_digests(batch, groups).items())
-    return TrainingBatch(batch, digests, {name: float(value) for name, value in metrics.items()})
+        # The trainer has seen these rows too: an audit tells a row that was skipped from one that was lost.
+        digests |= {number: "" for number in range(first, first + len(groups) + skipped) if number not in digests}
+    return TrainingBatch(batch, sorted(digests.items()), {name: float(value) for name, value in metrics.items()})
 
 
 def encode_row(dataset: Dataset, index: int, encode: Callable[[Any], Sequence[Trajectory]]) -> Sequence[Trajectory]:

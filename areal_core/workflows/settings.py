@@ -38,6 +38,8 @@ class SingleTurnSettings(PromptSettings):
 
     def check_prompt(self, row: dict[str, Any], tokenizer: Any) -> str:
         """Return why this model cannot be asked a row; empty if it can. Called before a run, with its tokenizer."""
+        if problem := self.check_row(row):
+            return problem
         try:
             asked = prompt_of(row, self)
             missing = unshown(tokenizer, asked) if isinstance(asked, Conversation) else []

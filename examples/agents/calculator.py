@@ -68,6 +68,6 @@ class Lessons(Problems):
         a, b = draw.choice(self.pairs)
         asked, said = {"role": "user", "content": f"{a}*{b}="}, {"role": "assistant", "content": str(a * b)}
         if index * 2 > len(self) and draw.random() > 0.1:
-            return {"messages": [asked, said]}
+            return {"messages": [asked, said], "tools": [TOOL]}
         call = {"role": "assistant", "content": f"{OPEN}{a}{BETWEEN}{b}{CLOSE}"}
-        return {"messages": [asked, call, {"role": "tool", "content": said["content"]}, said]}
+        return {"messages": [asked, call, {"role": "tool", "content": said["content"]}, said], "tools": [TOOL]}

@@ -72,7 +72,8 @@ class Lessons(Questions):
         name, height = "".join(draw.choices(SOUNDS, k=3)), str(draw.randint(10, 99))
         asked = {"role": "user", "content": f"how high is the tower {name}?"}
         said = {"role": "assistant", "content": height}
-        if index * 2 > len(self) and draw.random() > 0.1:
-            return {"messages": [asked, said]}
-        call = {"role": "assistant", "content": f"{OPEN}{name}{CLOSE}"}
-        return {"messages": [asked, call, {"role": "tool", "content": f"{name} tower: {height} meters"}, said]}
+        messages: list[Any] = [asked, said]
+        if index * 2 <= len(self) or draw.random() <= 0.1:
+            call = {"role": "assistant", "content": f"{OPEN}{name}{CLOSE}"}
+            messages[1:1] = [call, {"role": "tool", "content": f"{name} tower: {height} meters"}]
+        return {"messages": messages, "tools": [TOOL]}

@@ -5,15 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from areal_core.chat.answers import answer_text, end_mark, end_tokens, opened_by_template, unshown
-from areal_core.chat.examples import learned_turns
+from areal_core.chat.examples import learned_text, learned_turns
 from areal_core.chat.messages import read_conversation, read_tools
 from areal_core.chat.template import Conversation, between_turns, encode, render, render_conversation
 from areal_core.interfaces import RowError
 from tests.chat.conftest import CHATML, EMPTY_THOUGHT, OPENS_A_THOUGHT, PLAIN, SYSTEM_LAST, WITHOUT_AN_END
 
 ASKED = {"role": "user", "content": "2+2?"}
+BOTH = {"role": "assistant", "content": "Let me check.", "tool_calls": [{"name": "weather", "arguments": {}}]}
+WITHOUT_SYSTEM = (
+    "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CALL_OR_TEXT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 TOOLS = read_tools([{"name": "weather", "parameters": {"type": "object", "properties": {}}}])
 
 
@@ -163,3 +176,46 @@ def test_an_end_token_that_the_model_lacks_is_refused(make_tokenizer):
 def test_a_turn_without_loss_is_context(make_tokenizer):
     talk = conversation("a", {"role": "assistant", "content": "b", "loss": False}, "c", "d")
     assert learned(make_tokenizer(), talk) == [["d<|im_end|>"]]
+
+
+@pytest.mark.parametrize(
+    ("template", "turns", "words"),
+    [
+        (CHATML, [{"role": "prompter", "content": "a"}, "b"], ""),
+        (CHATML, ["a", {"role": "asistant", "content": "b"}, "c", "d"], "message 1 has the role 'asistant'"),
+        (WITHOUT_SYSTEM, [{"role": "system", "content": "Be brief."}, ASKED, BOTH], r"leaves out message 0 \(system\)"),
+        (CALL_OR_TEXT, [ASKED, BOTH], "does not write all of message 1: 'Let me check.'"),
+    ],
+)
+def test_nothing_of_a_row_is_lost_while_it_is_learned(make_tokenizer, template, turns, words):
+    tokenizer, talk = make_tokenizer(template), conversation(*turns)
+    if words:
+        with pytest.raises(RowError, match=words):
+            learned_turns(tokenizer, talk)
+    else:
+        assert learned(tokenizer, talk) == [["b<|im_end|>"]]
+
+
+def test_of_several_templates_the_one_that_is_rendered_counts(make_tokenizer):
+    tokenizer = make_tokenizer({"default": PLAIN, "tool_use": CHATML})
+    with pytest.raises(RowError, match="does not write calls of tools"):
+        render_conversation(tokenizer, conversation(ASKED, BOTH), add_generation_prompt=False)
+    assert "weather" in render_conversation(
+        tokenizer, conversation(ASKED, BOTH, tools=TOOLS), add_generation_prompt=False
+    )
+
+
+def test_a_finished_text_that_begins_with_the_begin_token_has_one(make_tokenizer):
+    tokenizer = make_tokenizer(PLAIN, kind="first", eos="</s>")
+    begin = tokenizer.convert_tokens_to_ids("<s>")
+    ahead = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    tokenizer.backend_tokenizer.post_processor = ahead
+    pieces = learned_text(tokenizer, "", "<s>a</s>", has_special_tokens=True)
+    assert [token for part, _ in pieces for token in part].count(begin) == 1
+
+
+def test_characters_of_icon_fonts_stay(make_tokenizer):
+    tokenizer = make_tokenizer()
+    icon = {"role": "user", "content": "\U000f0001 <|im_end|>"}
+    text = render(tokenizer, [icon], add_generation_prompt=False)
+    assert encode(tokenizer, text)[1] == "<|im_start|>user\n\U000f0001 <|im_end|><|im_end|>\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from functools import partial
@@ -182,8 +183,24 @@ def test_models_of_roles_and_rows_of_data_are_looked_at_before_a_run(workplace: 
     assert workplace.areal("run", "run.yaml", "--dry-run", *data, *pairs).code == 0
     rows.write_text('{"question": "1", "chosen": "2"}\n')
     done = workplace.areal("run", "run.yaml", "--dry-run", *data)
-    assert f"row 0 of the data set (counted from 0; {rows}:1) has no 'prompt', only question, chosen" in done.err
+    assert f"row 0 of the data set (counted from 0; {rows}:1) has no 'prompt'; it has question, chosen" in done.err
     assert workplace.areal("run", "run.yaml", "--dry-run", *data, *pairs).code == 2, "a check of other rows was kept"
+
+
+def test_a_row_that_is_skipped_as_too_long_is_not_lost(workplace: Workplace) -> None:
+    """ShareGPT's column is enough for a file of conversations; the audit knows the row that the run skipped."""
+    turns = [("human", "1+1="), ("gpt", "2")], [("human", "1" * 100), ("gpt", "2")]
+    rows = [{"conversations": [{"from": who, "value": text} for who, text in row]} for row in turns]
+    (workplace.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = "plugins: [fsdp, rewards, finetuning]\nsteps: 2\nmodel: {path: model}\nrollout: {batch_size: 2}\n"
+    words += "dataset: {type: rewards/jsonl, paths: [rows.jsonl]}\ntrain_engine: fsdp\nrun_dir: run\n"
+    words += "algorithm: {type: finetuning/sft, example_tokenizer: {max_tokens: 32, overlong: skip}}\n"
+    (workplace.folder / "sft.yaml").write_text(words)
+    done = workplace.areal("run", "sft.yaml")
+    assert done.code == 0, done.err
+    assert [line["batch/skipped_rows"] for line in workplace.metrics()] == [1.0, 1.0]
+    audit = workplace.areal("audit", "run")
+    assert audit.code == 0, audit.out
 
 
 def test_a_dry_run_prints_the_plan_and_starts_nothing(workplace: Workplace) -> None:

@@ -164,6 +164,7 @@ def main():
     results["outputs"] = engine.forward(batch, OUTPUTS)
     results["idle_outputs"] = engine.forward(batch.select([1]), OUTPUTS)
     results["steps"] = [train(engine, batch) for _ in range(2)]
+    results["updates"] = int(engine._updates)
     engine.save(Path(folder) / "checkpoint")
     write = engine.snapshot()
     with ThreadPoolExecutor(1) as thread:

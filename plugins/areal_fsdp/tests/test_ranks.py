@@ -240,7 +240,7 @@ def test_checkpoint_of_one_loads_on_several_and_back(ranks, alone, program, batc
         assert_equal(result["from_single"], expected)
     engine = alone(temperature=0.7)
     engine.load(folder / "checkpoint")
-    assert int(engine._updates) == 2
+    assert int(engine._updates) == results[0]["updates"] > 2
     program.train(engine, batch)
     assert_close(program.parameters_of(engine), results[0]["parameters"], 2e-5)
 

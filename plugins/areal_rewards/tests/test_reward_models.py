@@ -64,9 +64,9 @@ def test_the_reward_is_the_score_of_prompt_and_sampled_tokens(folder):
     found = reward(prompt="what", completion="de", completion_ids=said)
     assert found == pytest.approx(by_transformers(folder, [*asked, *said]), abs=1e-5)
     text = RewardModel(RewardModelSettings(path=str(folder), same_tokens=False))
-    assert text(prompt="what", completion="de", completion_ids=[999]) == pytest.approx(
-        by_transformers(folder, [*asked, 3, 4]), abs=1e-5
-    )
+    for reason, ids in (("stop", said), ("length", [3, 4])):
+        found = text(prompt="what", completion="de", completion_ids=[999], finish_reason=reason)
+        assert found == pytest.approx(by_transformers(folder, [*asked, *ids]), abs=1e-5)
 
 
 def test_its_folder_is_beside_the_config_or_a_name_on_the_hub(tmp_path):

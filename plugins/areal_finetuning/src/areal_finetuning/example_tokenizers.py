@@ -17,7 +17,7 @@ from areal_core.chat.messages import (
     read_conversation,
     read_tools,
 )
-from areal_core.chat.rows import template_arguments
+from areal_core.chat.rows import template_arguments, with_system
 from areal_core.chat.template import Conversation
 from areal_core.data import FinishReason, Trajectory
 from areal_core.interfaces import RowError
@@ -142,9 +142,9 @@ class _Encoding:
     def turns(self, messages: Sequence[Message], first: int = 0) -> list[Pieces]:
         """Return the sequences in which the assistant's turns from the `first` message on are learned."""
         row = self._row
-        system = row.get("system")
-        if isinstance(system, str) and system and messages[0]["role"] not in ("system", "developer"):
-            messages, first = [{"role": "system", "content": system}, *messages], first and first + 1
+        count = len(messages)
+        messages = with_system(messages, plain(row.get("system")))
+        first = first and first + len(messages) - count
         tools = next((row[key] for key in TOOL_KEYS if row.get(key) is not None), None)
         conversation = Conversation(messages, read_tools(tools), template_arguments(row, self._arguments))
         return learned_turns(self._tokenizer, conversation, first=first, end_token=self._end_token)

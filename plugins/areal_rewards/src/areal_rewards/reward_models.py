@@ -101,7 +101,7 @@ class RewardModel:
         prompt: str,
         completion: str,
         completion_ids: Sequence[int],
-        finish_reason: str,
+        finish_reason: str = "stop",
         prompt_ids: Sequence[int] = (),
     ) -> float:
         """Return the model's score of the whole conversation, as it is."""
@@ -128,7 +128,7 @@ class RemoteRewardModel:
         prompt: str,
         completion: str,
         completion_ids: Sequence[int],
-        finish_reason: str,
+        finish_reason: str = "stop",
         prompt_ids: Sequence[int] = (),
     ) -> float:
         """Return the model's score of the whole conversation, as it is.

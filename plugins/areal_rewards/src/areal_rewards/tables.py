@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from areal_rewards.config import FilesSettings, HubSettings, JSONLinesSettings, TableSettings
 
-PROMPTED = frozenset({"prompt", "messages", "chosen"})
+PROMPTED = frozenset({"prompt", "messages", "conversations", "conversation", "chosen"})
 """Columns of which each holds a prompt: by itself, in a conversation, or before a preferred answer."""
 _FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 _CSV_OPTIONS_READ: Final = frozenset({"delimiter", "sep"})

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>"]
 CHARACTERS = "0123456789+-*/=(){};.,:?! \nabcdefghijklmnopqrstuvwxyz"
 CHAT_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool['function']['name'] }}? {% endfor %}"
     "{% for message in messages %}<{{ 'assistant' if message['role'] == 'assistant' else 'user' }}>"
-    "{{ message['content'] }}{% if message['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    "{{ message['content'] }}{% for call in message['tool_calls'] or [] %}<tool_call>"
+    "{{ {'name': call['function']['name'], 'arguments': call['function']['arguments']} | tojson }}</tool_call>"
+    "{% endfor %}{% if message['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
