@@ -124,7 +124,7 @@ def test_a_row_without_images_is_text():
         ({"prompt": user({"type": "image", "image": "a", "url": "b"})}, "names its image in image and in url"),
         ({"prompt": user({"type": "image", "image": 7})}, "is a number; it must be a path"),
         ({"prompt": "", "image": A}, "'prompt' is empty"),
-        ({"prompt": '[{"role": "user", "content": "?"}]', "image": A}, "holds a conversation in JSON"),
+        ({"prompt": '[{"role": "user", "content": "?"}]', "image": A}, "holds a whole conversation"),
         ({"prompt": 7, "image": A}, "'prompt' is a number"),
         ({"question": "?", "image": A}, "has no 'prompt'; it has question, image: set workflow.prompt_key"),
         ({"prompt": [*user(IMAGE), {"role": "assistant", "content": "?"}], "image": A}, "ends with a turn of the assi"),
