@@ -72,7 +72,8 @@ class Table:
         if "prompt" not in self._templates and PROMPTED.isdisjoint(columns):
             raise ConfigError(
                 f"{title} has no column 'prompt'; it has {', '.join(columns)}: give a template, such as "
-                f"prompt: '{{{next(iter(columns), 'question')}}}'",
+                f"prompt: '{{{next(iter(columns), 'question')}}}'. For fine-tuning, conversations belong into a column "
+                "'messages'",
                 hints=self._notes,
             )
         if self._after is not None and "answer" not in self._templates and "answer" not in columns:
