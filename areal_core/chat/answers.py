@@ -146,6 +146,13 @@ def unshown(tokenizer: Any, conversation: Conversation) -> list[str]:
     return missing
 
 
+def unshown_problem(missing: Sequence[str]) -> str:
+    """Return the sentence for what a template leaves out, as `unshown` lists it; empty if it shows everything."""
+    if not missing:
+        return ""
+    return f"the chat template leaves out {', '.join(missing)}: take another template, or change the row"
+
+
 def left_out_messages(tokenizer: Any, conversation: Conversation, text: str) -> list[int]:
     """Return the numbers of the messages whose content is not in a rendering.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from areal_core.chat.answers import end_mark, ends_with_a_token, left_out_messages, opened_by_template
+from areal_core.chat.answers import end_mark, ends_with_a_token, left_out_messages, opened_by_template, unshown_problem
 from areal_core.chat.messages import check_text
 from areal_core.chat.template import (
     PROBE,
@@ -35,7 +35,7 @@ def learned_text(tokenizer: Any, prompt: str, answer: str, *, has_special_tokens
         tokenizer: of the model.
         prompt: may be empty.
         answer: the tokenizer's end token follows it, unless the answer has one.
-        has_special_tokens: what spells a special token is one, because the text was written with a template before.
+        has_special_tokens: the text was rendered with a chat template before; `<|im_end|>` is a special token.
 
     Raises:
         RowError: the tokenizer has no end token, or a text cannot be encoded.
@@ -72,7 +72,7 @@ def undecided_text(tokenizer: Any, row: Mapping[str, Any], keys: Sequence[str], 
         tokenizer: of the model.
         row: of the data set.
         keys: of the row, whose values may be text.
-        setting: that explains it.
+        setting: name of the setting that the message asks for.
     """
     for key in keys:
         if isinstance(text := row.get(key), str) and (spelling := spelled_special_token(tokenizer, text)):
@@ -129,16 +129,10 @@ def learned_turns(
         written = before + turn
     if not sequences:
         raise RowError("there is nothing to learn in it: no turn of the assistant")
-    left_out = [
-        number
-        for number in left_out_messages(tokenizer, context, before)
-        if context.messages[number]["role"] != "assistant"  # templates drop old turns or thoughts on purpose
-    ]
-    if left_out:
-        raise RowError(
-            f"the chat template leaves out message {left_out[0]} ({context.messages[left_out[0]]['role']}): take "
-            "another template, or change the row"
-        )
+    asked = ((n, context.messages[n]["role"]) for n in left_out_messages(tokenizer, context, before))
+    # Templates drop old turns of the assistant on purpose.
+    if problem := unshown_problem([f"message {n} ({role})" for n, role in asked if role != "assistant"]):
+        raise RowError(problem)
     return [_encoded(tokenizer, sequence, end_token) for sequence in sequences]
 
 

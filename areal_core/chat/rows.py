@@ -124,24 +124,11 @@ def conversation_of(row: Mapping[str, Any], messages: Sequence[Message], setting
 
     The system message is that of the messages; else the row's `system`; else the settings'.
     """
-    messages = with_system(messages, plain(row.get("system")) or settings.system)
+    system = plain(row.get("system")) or settings.system
+    if system and messages[0]["role"] not in ("system", "developer"):
+        messages = [*read_message({"role": "system", "content": system}, "'system'"), *messages]
     arguments = template_arguments(row, settings.chat_template_kwargs or {})
     return Conversation(messages, _tools_of(row, settings), arguments)
-
-
-def with_system(messages: Sequence[Message], system: Any) -> Sequence[Message]:
-    """Return messages that begin with a system message: their own one, or else `system`.
-
-    Args:
-        messages: a conversation.
-        system: text or parts; empty for none.
-
-    Raises:
-        RowError: `system` has another form.
-    """
-    if not system or messages[0]["role"] in ("system", "developer"):
-        return messages
-    return [*read_message({"role": "system", "content": system}, "'system'"), *messages]
 
 
 def template_arguments(row: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

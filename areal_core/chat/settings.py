@@ -1,4 +1,4 @@
-"""Settings of how a row becomes a prompt."""
+"""Settings of how a row becomes a prompt, and of how it is rendered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,22 @@ from pydantic import Field, model_validator
 from areal_core.config import Settings
 
 
-class PromptSettings(Settings):
+class TemplateSettings(Settings):
+    """How the chat template and the tokenizer read a row."""
+
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None,
+        description="Arguments of the chat template, such as {enable_thinking: false}. A row's own "
+        "`chat_template_kwargs` take precedence, key by key.",
+    )
+    text_has_special_tokens: bool | None = Field(
+        None,
+        description="true: text was rendered with a chat template before, so `<|im_end|>` and the like are special "
+        "tokens. false: they are plain characters. null: as false, but checks before the run refuse such text.",
+    )
+
+
+class PromptSettings(TemplateSettings):
     """How a row becomes the tokens of a prompt."""
 
     prompt_key: str = Field("prompt", description="Key of the row that holds the prompt: text, or a list of messages.")
@@ -18,20 +33,10 @@ class PromptSettings(Settings):
         description="When to apply the tokenizer's chat template. `auto`: to messages; text is continued as it is. "
         "`always`: text becomes a user message. `never`: prompts are text.",
     )
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        None,
-        description="Arguments of the chat template, such as {enable_thinking: false}. A row's own "
-        "`chat_template_kwargs` take precedence, key by key.",
-    )
     tools_key: str | None = Field(
         "tools",
         description="Key of the row that holds the tools which the chat template shows to the model. null: a column of "
         "this name means something else.",
-    )
-    text_has_special_tokens: bool | None = Field(
-        None,
-        description="true: text prompts were written with a chat template before, and what spells a special token is "
-        "one. false: it is ordinary text. null: as false, but checks before the run refuse such text.",
     )
     system: str | None = Field(
         None,

@@ -47,7 +47,7 @@ RUNS_OWN: Final = frozenset(
 )
 """Arguments of `apply_chat_template` that are not the template's."""
 _ANCHORS: Final = ("\n", "a", ".", " ")
-"""Texts to put in front of one that continues another: one of them does not join with its beginning."""
+"""Prefixes for encoding a continuation: the first one that does not merge with the text is used and cut off."""
 _STAND_INS: Final = 0x100000
 """First of the last 65,534 characters for private use. Icon fonts use those below."""
 _STAND_IN: Final = re.compile("([\U00100000-\U0010fffd])")
@@ -73,7 +73,7 @@ class Conversation:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def with_messages(self, messages: Sequence[Message]) -> Conversation:
-        """Return the same with other messages."""
+        """Return a copy with these messages; tools and arguments stay."""
         return Conversation(messages, self.tools, self.arguments)
 
     @property

@@ -219,7 +219,7 @@ def row_problems(resolved: Resolved, folder: RunFolder) -> Iterator[str]:
 
 
 def _row_checks(config: RunConfig, tokenizer: Any) -> Iterator[Callable[[Any], str]]:
-    """Yield what checks a row, each with a row as its argument and what is wrong with it as its result."""
+    """Yield the checks of a row: functions from a row to what is wrong with it, empty if nothing is."""
     encode = config.algorithm.build().encode
     if encode is None and config.workflow is not None and hasattr(config.workflow.load(), "check_row"):
         yield config.workflow.build().check_row

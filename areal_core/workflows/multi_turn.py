@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class MultiTurn:
     """The policy and an environment alternate. The environment's rewards add up, discounted by turn.
 
-    The conversation is one trajectory. The reward of each turn is its turn key `turn_rewards`, for advantages that
-    tell turns apart. Between two turns of the policy are the tokens that the chat template writes around the
-    environment's answer, taken as the difference of two renderings; the policy's own tokens stay as they were sampled.
+    The conversation is one trajectory. `turn_rewards` holds one reward per turn, for per-turn advantages. Between two
+    turns of the policy are the tokens that the chat template writes around the environment's answer, taken as the
+    difference of two renderings; the policy's own tokens stay as they were sampled.
 
     Some templates write earlier turns differently once others follow: reasoning models drop old thoughts. Then a new
     trajectory of the same episode begins, with the conversation as the template writes it now.
@@ -88,13 +88,12 @@ class MultiTurn:
             turn = {"role": "assistant", "content": completion}
             following = [{"role": "user", "content": answer}]
             conversation = asked.with_messages([*messages, turn, *following])
+            written = render_conversation(tokenizer, conversation, add_generation_prompt=True)
             try:
                 added, between = between_turns(tokenizer, messages, turn, following, generation.output_ids, **arguments)
                 is_full = len(builder) + len(added) >= settings.max_tokens
             except RewrittenPrefixError:
-                added, between = encode(
-                    tokenizer, render_conversation(tokenizer, conversation, add_generation_prompt=True)
-                )
+                added, between = encode(tokenizer, written)
                 is_full = len(added) >= settings.max_tokens
                 if not is_full:
                     finished.append(_built(builder, rewards))
@@ -106,9 +105,7 @@ class MultiTurn:
             builder.add_context(added)
             text += between
             messages += [turn, *following]
-            opened = opened_by_template(
-                tokenizer, conversation, render_conversation(tokenizer, conversation, add_generation_prompt=True)
-            )
+            opened = opened_by_template(tokenizer, conversation, written)
         return Episode([*finished, _built(builder, rewards)], total, text=text)
 
 

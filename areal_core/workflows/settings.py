@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from areal_core.chat.answers import unshown
+from areal_core.chat.answers import unshown, unshown_problem
 from areal_core.chat.examples import undecided_text
 from areal_core.chat.rows import prompt_of
 from areal_core.chat.settings import PromptSettings
@@ -16,8 +16,9 @@ from areal_core.config import Selection, component
 from areal_core.interfaces.workflow import RowError
 
 IMAGE_KEYS = ("image", "images")
+"""Keys of a row that hold its images."""
 _FIRST_BYTES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*")
-"""Of files of PNG, JPEG, GIF and TIFF."""
+"""The first bytes of PNG, JPEG, GIF and TIFF files."""
 UNSHOWN = "choose workflow: vision/single_turn (areal-vision), or take the images out of the data"
 
 
@@ -46,7 +47,7 @@ class SingleTurnSettings(PromptSettings):
         except RowError as error:
             return str(error)
         if missing:
-            return f"the chat template leaves out {', '.join(missing)}: take another template, or change the row"
+            return unshown_problem(missing)
         if self.text_has_special_tokens is None:
             return undecided_text(tokenizer, row, [self.prompt_key], "workflow.text_has_special_tokens")
         return ""

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from areal_core.algorithms.settings import PolicyGradientSettings, PolicyLossSettings
 from areal_core.chat.examples import undecided_text
+from areal_core.chat.settings import TemplateSettings
 from areal_core.config import Selection, Settings, component
 from areal_core.interfaces import ACTOR, REFERENCE, ForwardPass, Role
 
@@ -26,7 +27,7 @@ TEACHER = Role("teacher", needs_path=True)
 """The model that a policy is distilled from."""
 
 
-class EncodingSettings(Settings):
+class EncodingSettings(TemplateSettings):
     """Settings of every example tokenizer in `example_tokenizers`."""
 
     max_tokens: int | None = Field(
@@ -36,16 +37,6 @@ class EncodingSettings(Settings):
         "refuse",
         description="What happens to a sequence over max_tokens. `refuse` ends the run and names the row. `truncate` "
         "cuts its end off: the model then learns from an answer that has no end. `skip` leaves it out and counts it.",
-    )
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        None,
-        description="Arguments of the chat template, such as {enable_thinking: false}. A row's own "
-        "`chat_template_kwargs` take precedence, key by key.",
-    )
-    text_has_special_tokens: bool | None = Field(
-        None,
-        description="true: text rows were written with a chat template before, and what spells a special token is one. "
-        "false: it is ordinary text. null: as false, but checks before the run refuse such text.",
     )
     end_token: str | None = Field(
         None, description="Token that follows each learned answer if the chat template writes no end, such as '</s>'."

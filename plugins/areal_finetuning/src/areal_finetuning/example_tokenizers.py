@@ -15,10 +15,9 @@ from areal_core.chat.messages import (
     looks_like_a_conversation,
     plain,
     read_conversation,
-    read_tools,
 )
-from areal_core.chat.rows import template_arguments, with_system
-from areal_core.chat.template import Conversation
+from areal_core.chat.rows import conversation_of
+from areal_core.chat.settings import PromptSettings
 from areal_core.data import FinishReason, Trajectory
 from areal_core.interfaces import RowError
 
@@ -141,12 +140,9 @@ class _Encoding:
 
     def turns(self, messages: Sequence[Message], first: int = 0) -> list[Pieces]:
         """Return the sequences in which the assistant's turns from the `first` message on are learned."""
-        row = self._row
-        count = len(messages)
-        messages = with_system(messages, plain(row.get("system")))
-        first = first and first + len(messages) - count
-        tools = next((row[key] for key in TOOL_KEYS if row.get(key) is not None), None)
-        conversation = Conversation(messages, read_tools(tools), template_arguments(row, self._arguments))
+        settings = PromptSettings.model_validate({"chat_template_kwargs": self._arguments})
+        conversation = conversation_of(self._row, messages, settings)
+        first = first and first + len(conversation.messages) - len(messages)  # a system message may come in front
         return learned_turns(self._tokenizer, conversation, first=first, end_token=self._end_token)
 
     def text(self, prompt: str, answer: str) -> Pieces:

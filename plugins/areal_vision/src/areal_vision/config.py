@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from areal_core.chat.answers import unshown
+from areal_core.chat.answers import unshown, unshown_problem
 from areal_core.chat.settings import PromptSettings
 from areal_core.chat.template import encode, render_conversation
 from areal_core.config import LocalPath, Settings
@@ -88,9 +88,7 @@ class VisionTurnSettings(PromptSettings):
             check_places(encode(tokenizer, text)[0], image_token(tokenizer), len(shown.images))
         except ValueError as error:  # RowError too
             return str(error)
-        if missing:
-            return f"the chat template leaves out {', '.join(missing)}: take another template, or change the row"
-        return ""
+        return unshown_problem(missing)
 
 
 class SquaresSettings(Settings):

@@ -9,6 +9,7 @@ from areal_core.chat.messages import kind_of
 from areal_core.chat.rows import prompt_of
 from areal_core.chat.template import Conversation
 from areal_core.interfaces import RowError
+from areal_core.workflows.settings import IMAGE_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from areal_core.chat.messages import Message
     from areal_core.chat.settings import PromptSettings
 
-IMAGE_KEYS: Final = ("image", "images")
-"""Keys of a row that hold its images, unless `image_key` names another."""
 TEXT_PLACEHOLDER: Final = "<image>"
 """A placeholder inside a text, as many public data sets have it."""
 _SOURCES: Final = ("image", "image_url", "url", "path", "bytes", "base64", "source")
