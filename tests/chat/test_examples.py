@@ -219,3 +219,16 @@ def test_characters_of_icon_fonts_stay(make_tokenizer):
     icon = {"role": "user", "content": "\U000f0001 <|im_end|>"}
     text = render(tokenizer, [icon], add_generation_prompt=False)
     assert encode(tokenizer, text)[1] == "<|im_start|>user\n\U000f0001 <|im_end|><|im_end|>\n"
+
+
+@pytest.mark.parametrize(("sampled", "added"), [("hi</s>", ""), ("hi", " </s>")])
+def test_an_end_without_the_space_of_the_template_is_the_end(make_tokenizer, sampled, added):
+    """As Llama 2's template, which writes a space in front of its end."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content }} [/INST]"
+        "{% else %} {{ m.content }} </s>{% endif %}{% endfor %}"
+    )
+    tokenizer = make_tokenizer(template, eos="</s>")
+    said, following = {"role": "assistant", "content": "hi"}, [{"role": "user", "content": "b"}]
+    _, text = between_turns(tokenizer, [ASKED], said, following, tokenizer.encode(sampled, add_special_tokens=False))
+    assert text == f"{added}<s>[INST] b [/INST]"
