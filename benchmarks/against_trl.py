@@ -63,7 +63,8 @@ def run_areal(model: Path, seed: int, steps: int, *words: str) -> dict[str, floa
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         command = [sys.executable, "-m", "areal_core", "run", "--plugins", "grpo", f"run_dir={run}", f"seed={seed}"]
-        command += [f"steps={steps}", "model.source=null", f"model.path={model}", "evaluation.every=1000", *words]
+        command += [f"steps={steps}", "model.source=null", f"model.path={model}", "evaluation.every=1000"]
+        command += ["train_engine.schedule=constant", *words]  # as TRL's; the preset's decays to 0
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     times = {line["step"]: line["time"] for line in lines}

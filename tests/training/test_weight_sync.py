@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import weakref
 from types import SimpleNamespace
@@ -9,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from areal_core.config.sections import WeightSyncSection
+from areal_core.data import FinishReason, Generation
 from areal_core.errors import RunError
-from areal_core.interfaces.inference import TensorDescription
-from areal_core.messages.rollouts import Synced, SyncWeights
+from areal_core.interfaces.inference import SamplingParameters, TensorDescription
+from areal_core.messages.rollouts import LogprobCheckAnswers, Synced, SyncWeights
+from areal_core.rollout.logprob_check import check_answers
 from areal_core.training import weight_sync as module
 from areal_core.training.weight_sync import Folder, WeightSync
 from areal_core.training.weights_file import describe_weights, size_of, write_weights
@@ -60,6 +64,57 @@ def synced(tmp_path, monkeypatch):
 
     sync.weight_sync = made
     return sync
+
+
+class Copies:
+    """Copies of the weights whose log-probabilities differ from the trainer's, which are all -4.
+
+    Args:
+        differences: of each copy's 128 tokens, in the order in which they are asked for.
+    """
+
+    def __init__(self, *differences: list[float]) -> None:
+        self._left = [iter(one) for one in differences]
+
+    async def generate_everywhere(self, request):
+        count = request.sampling.max_new_tokens
+        found = [[-4.0 + next(left) for _ in range(count)] for left in self._left]
+        return [Generation([1] * count, one, [0] * count, FinishReason.LENGTH) for one in found]
+
+
+@pytest.fixture
+def one_rank():
+    """This process is the trainer's only rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def check(*differences, computed=-4.0):
+    """Have the copies checked with a tolerance of 0.1."""
+    packed = asyncio.run(check_answers(Copies(*differences), SamplingParameters(max_new_tokens=64), 0))
+    rollouts = SimpleNamespace(call=lambda message: LogprobCheckAnswers(packed))
+    engine = SimpleNamespace(forward=lambda batch, outputs: {"logprobs": torch.full([batch.token_count], computed)})
+    made = WeightSync(WeightSyncSection(), engine, rollouts, Folder(), [], torch.bfloat16)
+    return made.check_logprobs(0.1)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_single_tokens_of_a_healthy_server_may_differ_by_much():
+    """Tails like this one were seen with SGLang on an H200; the mean is above the tolerance."""
+    metrics = check([0.05] * 120 + [0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 2.0, 2.4])
+    assert metrics["logprob_check/difference_median"] == pytest.approx(0.05)
+    assert metrics["logprob_check/difference_mean"] > 0.1
+    assert metrics["logprob_check/difference_max"] == pytest.approx(2.4)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_one_copy_of_several_with_other_weights_ends_the_run():
+    fine, other = [0.02] * 128, [0.15, -0.15] * 64
+    with pytest.raises(RunError, match=r"half of its log-probabilities differ by 0\.1500 or more"):
+        check(fine, other, fine, fine)
+    with pytest.raises(RunError, match="does not hold the weights"):
+        check(fine, fine, computed=float("nan"))
 
 
 def test_weights_go_to_the_disk_while_memory_has_no_room(synced, capsys):
