@@ -1,10 +1,12 @@
 """Samples trained on per second, steps 20 to 60 of the demonstration, against TRL's GRPOTrainer on the same cores.
 
-    python benchmarks/against_trl.py [--rounds 3] [--trl-threads 1 2]
+    python benchmarks/against_trl.py [--rounds 3] [--trl-threads 1 2] [--without-compiled] [section.key=value ...]
 
-TRL goes into an environment of its own below the cache folder. Runs are interleaved; medians are printed, and the
-held-out accuracy that each side reaches. areal's `max_staleness` is the preset's (1), the decoupled correction is on.
-Its compiled row needs a C++ compiler; what compiling takes lies before step 20.
+TRL goes into an environment of its own below the cache folder. Runs are interleaved; medians are printed, the mean
+reward of each third of the run, and the held-out score (two samples a problem). Both sides have the same model,
+problems, optimizer, warm-up and constant learning rate. areal's `max_staleness` is the preset's (1), the decoupled
+correction is on; `rollout.max_staleness=0` compares learning at equal samples. Its compiled row needs a C++ compiler;
+what compiling takes lies before step 20.
 """
 
 from __future__ import annotations
@@ -54,8 +56,14 @@ def run_trl(python: Path, model: Path, threads: int, seed: int, steps: int) -> d
         )
         if done.returncode:
             raise SystemExit(f"TRL failed:\n{done.stderr[-3000:]}")
-        result: dict[str, float] = json.loads(output.read_text())
-        return result
+        result = json.loads(output.read_text())
+        return result | thirds(result.pop("rewards"))
+
+
+def thirds(rewards: list[float]) -> dict[str, float]:
+    """Mean reward of each third of a run's steps."""
+    size = len(rewards) // 3
+    return {f"reward_{third + 1}": statistics.fmean(rewards[third * size :][:size]) for third in range(3)}
 
 
 def run_areal(model: Path, seed: int, steps: int, *words: str) -> dict[str, float]:
@@ -74,6 +82,7 @@ def run_areal(model: Path, seed: int, steps: int, *words: str) -> dict[str, floa
         "samples_per_s": sum(line["batch/sequences"] for line in timed) / (times[last] - times[20]),
         "held_out": lines[-1]["evaluation/reward"],
         "staleness": statistics.fmean(line["staleness/mean"] for line in timed),
+        **thirds([line["reward/mean"] for line in lines if "reward/mean" in line]),
         "train_only": sum(line["batch/sequences"] for line in timed) / sum(line["time/train_s"] for line in timed),
     }
 
@@ -83,6 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--without-compiled", action="store_true")
     parser.add_argument("--trl-threads", type=int, nargs="+", default=[1, 2])
     arguments, words = parser.parse_known_args()
     model = AdditionModel(AdditionModelSettings()).prepare(CACHE)
@@ -95,6 +105,8 @@ def main() -> None:
                 model, seed, arguments.steps, "train_engine.compile=true", *words
             ),
         }
+        if arguments.without_compiled:
+            del sides["areal, compiled"]
         for threads in arguments.trl_threads:
             sides[f"TRL, {threads} thread(s)"] = lambda seed=seed, threads=threads: run_trl(
                 python, model, threads, seed, arguments.steps
@@ -104,9 +116,16 @@ def main() -> None:
             results.setdefault(name, []).append(result)
             print(f"seed {seed}  {name:16s} " + "  ".join(f"{k} {v:,.3f}" for k, v in result.items()), flush=True)
     medians = {name: statistics.median(r["samples_per_s"] for r in runs) for name, runs in results.items()}
+    for name, runs in results.items():
+        means = {
+            key: round(statistics.fmean(run[key] for run in runs), 3)
+            for key in runs[0]
+            if key.startswith(("reward", "held"))
+        }
+        print(f"{name}: means {means}")
     best = max(value for name, value in medians.items() if name.startswith("TRL"))
     print({name: round(value, 1) for name, value in medians.items()})
-    for name in ("areal", "areal, compiled"):
+    for name in [name for name in medians if name.startswith("areal")]:
         print(f"{name}, over TRL at its best thread count: {medians[name] / best:.2f}x")
 
 
