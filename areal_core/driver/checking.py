@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from areal_core import interfaces
 from areal_core.config import CONFIG_FILE, selections
-from areal_core.config.imports import KeptSources
 from areal_core.disk import is_folder
 from areal_core.driver.plan import FIRST_ROWS
 from areal_core.errors import ArealError, ConfigError
+from areal_core.files import KeptSources
 from areal_core.interfaces.dataset import name_row
 from areal_core.interfaces.launcher import describe_exit
 from areal_core.interfaces.workflow import REWARD_ARGUMENTS

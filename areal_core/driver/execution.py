@@ -11,7 +11,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.config.imports import KeptSources
 from areal_core.config.launching import launching
 from areal_core.disk import DiskError, replace_durably, writing
 from areal_core.driver.attempts import RECOVERING, claim, next_attempt, release
@@ -31,6 +30,7 @@ from areal_core.driver.summary import summarize_run
 from areal_core.driver.terminal import Terminal, log
 from areal_core.driver.view import View
 from areal_core.errors import LostError, RunError, UsageError
+from areal_core.files import KeptSources
 from areal_core.launchers.member import ASKED_TO_STOP
 from areal_core.plugins import Provenance
 from areal_core.runs.folder import RunFolder

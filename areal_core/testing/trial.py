@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from areal_core.config import CONFIG_FILE, load_run, public_environment, selections
-from areal_core.config.imports import KeptSources, keyword_parameters
+from areal_core.config.imports import keyword_parameters
 from areal_core.config.problems import dotted
 from areal_core.config.sections import reward_name
 from areal_core.data import FinishReason, PackedBatch, Trajectory, shift_to_predictions
@@ -31,6 +31,7 @@ from areal_core.driver.checking import import_problems, looks_at_rows, row_probl
 from areal_core.driver.fingerprints import imported_modules
 from areal_core.driver.plan import FIRST_ROWS
 from areal_core.errors import RunError, line_of
+from areal_core.files import KeptSources
 from areal_core.interfaces.workflow import REWARD_ARGUMENTS
 from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm
 from areal_core.runs.folder import RunFolder
