@@ -47,14 +47,14 @@ class Plan:
         figures: numbers for programs: `parameters`, `weight_sync` (bytes), and those of the engines, such as `memory`.
         data: the data sets, see `areal_core.driver.fingerprints`.
         models: those that the config names, by its key; None where nobody has looked into one.
-        data_notes: what the data sets' rows hold differently from their sources.
+        notes: what is no mistake and yet worth a look, in the config and in how the rows differ from their sources.
     """
 
     rows: list[tuple[str, str]]
     figures: dict[str, Any]
     data: list[Provenance] = field(default_factory=list)
     models: Mapping[str, StoredModel | None] = field(default_factory=dict)
-    data_notes: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     def __str__(self) -> str:
         return "\n".join(["plan", *(f"  {label:14s} {text}" for label, text in self.rows)])
@@ -93,8 +93,8 @@ def make_plan(
     stored = _stored_models(resolved, problems, MODEL_FILES if downloads else ["config.json"]) if loads_model else {}
     model = _model_rows(config, stored, problems, figures, trains=trains) if loads_model else []
     data: list[Provenance] = []
-    data_notes: list[str] = []
-    rows, keys = _dataset_rows(resolved, problems, data if trains else None, data_notes)
+    notes = list(config.cross_notes())
+    rows, keys = _dataset_rows(resolved, problems, data if trains else None, notes)
     if getattr(getattr(config.workflow, "settings", None), "scores_answers", False) and not config.rewards:
         problems.append("rewards: the workflow scores every answer, and there are none: set rewards")
     groups = process_groups(config, Path()) if trains else []
@@ -108,8 +108,7 @@ def make_plan(
         {name: getattr(group, name) for name in ("name", "role", "count", "gpus_each", "gpus", "end", "shares_gpus")}
         for group in groups
     ]
-    notes = [*data_notes, *config.cross_notes()]
-    return Plan([*told, *(("note", note) for note in notes)], figures, data, stored, data_notes)
+    return Plan([*told, *(("note", note) for note in notes)], figures, data, stored, notes)
 
 
 def check_model(resolved: Resolved, made: Path | None = None) -> None:

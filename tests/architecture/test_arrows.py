@@ -23,6 +23,7 @@ PLUGINS = sorted(path for path in (ROOT / "plugins").glob("areal_*") if path.is_
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "background": {"errors"},
+    "diagnostics": {"errors", "config", "disk"},
     "disk": {"errors"},
     "files": set(),
     "proxies": set(),
@@ -40,10 +41,10 @@ ROOMS: dict[str, set[str]] = {
     "ledger": {"errors", "background", "disk", "data", "interfaces"},
     "rollout": {"errors", "background", "disk", "config", "data", "interfaces", "messages", "ledger", "rewards"},
     "training": {"errors", "background", "disk", "config", "data", "interfaces", "messages", "ledger"},
-    "runs": {"errors", "files", "background", "chat", "disk", "config", "plugins", "data", "interfaces", "messages",
-             "launchers", "ledger", "proxies", "rewards", "rollout", "training"},
-    "driver": {"errors", "files", "background", "disk", "config", "plugins", "data", "interfaces", "messages",
-               "launchers", "ledger", "training", "runs"},
+    "runs": {"errors", "background", "chat", "diagnostics", "disk", "config", "files", "plugins", "data", "interfaces",
+             "messages", "launchers", "ledger", "proxies", "rewards", "rollout", "training"},
+    "driver": {"errors", "background", "diagnostics", "disk", "config", "files", "plugins", "data", "interfaces",
+               "messages", "launchers", "ledger", "training", "runs"},
     "servers": {"errors", "background", "disk", "config", "plugins", "data", "interfaces", "messages", "launchers",
                 "proxies", "runs", "driver"},
     "library": {"errors", "config", "data", "runs", "driver"},
@@ -54,7 +55,7 @@ ROOMS: dict[str, set[str]] = {
 
 PUBLIC = {
     "areal_core.algorithms", "areal_core.background", "areal_core.cli.output", "areal_core.cli.request",
-    "areal_core.config", "areal_core.data",
+    "areal_core.config", "areal_core.data", "areal_core.diagnostics",
     "areal_core.driver", "areal_core.errors", "areal_core.interfaces", "areal_core.launchers",
     "areal_core.cli.commands", "areal_core.launchers.guard", "areal_core.launchers.member",
     "areal_core.launchers.identity", "areal_core.launchers.machine", "areal_core.library",
