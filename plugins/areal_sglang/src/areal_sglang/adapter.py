@@ -199,7 +199,7 @@ class SGLangAdapter(HTTPAdapter):
             **({"lora_path": partial.adapter} if partial.adapter else {}),
         }
         seen = 0
-        async for event in connection.stream("/generate", body, EVENTS):
+        async for event in connection.post_for_events("/generate", body, EVENTS):
             if event.error is not None:
                 if event.error.get("code") == _ABORTED:
                     yield Chunk([], [], "abort")
