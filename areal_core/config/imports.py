@@ -1,23 +1,17 @@
 """Components named by import: `package.module:attribute` and `path/to/file.py:attribute`.
 
-A file is loaded by its path, under a module name made of that path, so that every process that needs it gets the same
-one and two files of the same name do not meet. What is hashed for the run folder is what was executed. It may import
-the files beside it, as a script may: its folder comes last in the search path, so that it hides nothing installed.
+`areal_core.files` loads a file by its path. What is hashed for the run folder is what was executed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import hashlib
 import importlib
-import importlib.util
 import inspect
 import os
-import sys
 import typing
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Self
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -25,15 +19,13 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from areal_core.config.problems import Problem, RejectedError, from_validation, rejected, unknown_key
 from areal_core.errors import line_of
+from areal_core.files import KeptSources, load_file
 from areal_core.plugins.loading import describe_error
 
 if typing.TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-
-MODULES = "modules"
-"""Where a run keeps the user's modules that were imported, below its sources."""
+    from types import ModuleType
 
 
 class Located(str):
@@ -62,45 +54,6 @@ class Imported:
     target: str
     file: Path | None = None
     sha256: str = ""
-
-
-class KeptSources:
-    """The source files of a run as it started with them; processes of the run execute these, whatever becomes of the
-    files themselves. Modules that are imported are read from where they are, and from the run's copies once they are
-    gone; that they have changed is told by a resume.
-
-    Attributes:
-        folder: where they are kept; None in a process that belongs to no run.
-        renews: whether files are read as they are now where they are still there, as a resume does to compare them.
-    """
-
-    folder: Path | None = None
-    renews = False
-
-    @classmethod
-    def use(cls, folder: Path, *, renews: bool = False) -> None:
-        """Read what is kept in a run's folder; modules that are gone are imported from there too, behind all others."""
-        cls.folder, cls.renews = folder, renews
-        sys.path.append(str(folder / MODULES))
-
-    @classmethod
-    def place(cls, folder: Path, path: Path, name: str = "") -> Path:
-        """Where the source of a file is kept; `name` is `module NAME` of one that was imported, and leads there."""
-        if module := name.partition("module ")[2]:
-            above = module.split(".") if path.stem == "__init__" else module.split(".")[:-1]
-            return folder.joinpath(MODULES, *above, path.name)
-        return folder / f"{path.stem}-{hashlib.sha256(str(path).encode()).hexdigest()[:12]}.py"
-
-    @classmethod
-    def read(cls, path: Path) -> bytes:
-        """The source of a file, as it was when the run started; says so where it is another one now."""
-        kept = None if cls.folder is None else cls.place(cls.folder, path)
-        if kept is None or not kept.is_file() or (cls.renews and path.is_file()):
-            return path.read_bytes()
-        source = kept.read_bytes()
-        if not path.is_file() or path.read_bytes() != source:
-            sys.stderr.write(f"{path} has changed since the run started, which goes on with what it started with\n")
-        return source
 
 
 def is_import(reference: str) -> bool:
@@ -160,31 +113,20 @@ def check_keywords(target: Any, written: Mapping[str, Any], title: str, context:
 
 
 def _load_file(path: Path) -> tuple[ModuleType, str]:
+    if path.suffix != ".py":
+        raise rejected(f"{path} does not end in .py", "write path/to/file.py:attribute")
     try:
         source = KeptSources.read(path)
     except OSError as error:
         raise rejected(
             f"cannot read {path}: {error.strerror}", "a path is relative to the config that names it"
         ) from None
-    digest = hashlib.sha256(source).hexdigest()
-    name = f"areal_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    loaded = sys.modules.get(name)
-    if loaded is not None and getattr(loaded, "__areal_sha256__", "") == digest:
-        return loaded, digest
-    module = ModuleType(name)
-    module.__file__ = str(path)
-    module.__dict__["__areal_sha256__"] = digest
-    sys.modules[name] = module
-    if str(path.parent) not in sys.path:
-        sys.path.insert(len(sys.path) - (KeptSources.folder is not None), str(path.parent))
     try:
-        exec(compile(source, str(path), "exec"), module.__dict__)
+        return load_file(path, source)
     except (Exception, SystemExit) as error:
-        del sys.modules[name]
         raise rejected(
             f"importing {path} raises {describe_error(error)}{line_of(error)}", "correct the file"
         ) from error
-    return module, digest
 
 
 def _load_module(name: str) -> ModuleType:

@@ -7,6 +7,7 @@ What is the user's own is tried. Whatever it imports, and whatever that does, st
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import inspect
 import json
@@ -22,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from areal_core import interfaces
 from areal_core.config import CONFIG_FILE, selections
-from areal_core.config.imports import KeptSources
 from areal_core.disk import is_folder
 from areal_core.driver.plan import FIRST_ROWS
 from areal_core.errors import ArealError, ConfigError
+from areal_core.files import KeptSources
 from areal_core.interfaces.dataset import name_row
 from areal_core.interfaces.launcher import describe_exit
 from areal_core.interfaces.workflow import REWARD_ARGUMENTS
@@ -76,7 +77,7 @@ class CodeCheck:
         self._temporary = tempfile.TemporaryDirectory(prefix="areal-check-")
         self._folder = Path(self._temporary.name)
         self._process: subprocess.Popen[bytes] | None = None
-        self._asked: dict[str, list[str]] = {}
+        self._asked: dict[str, dict[str, bool]] = {}
         if self._is_known():
             return
         (self._folder / CONFIG_FILE).write_text(text, encoding="utf-8")
@@ -116,10 +117,34 @@ class CodeCheck:
 
     def _lacking(self, rows: Mapping[str, Collection[str]]) -> Iterator[str]:
         given = f"rewards are given {', '.join(REWARD_ARGUMENTS)}, and of a row of"
+        for reward, dataset, lacking in self._unfilled(rows, is_required=True):
+            names = ", ".join(f"{name}{_instead(key)}" for name, key in lacking.items())
+            yield f"{reward} asks for {names}: {given} {dataset} its {', '.join(rows[dataset])}"
+
+    def plan_rows(self, rows: Mapping[str, Collection[str]]) -> Iterator[tuple[str, str]]:
+        """Yield what the plan says of rewards' arguments that keep their defaults, as labels and texts.
+
+        It is a note where rows have a key of a similar name: the default may then hide a misspelling.
+
+        Args:
+            rows: as for `problems`, which comes first.
+        """
+        for reward, dataset, lacking in self._unfilled(rows, is_required=False):
+            for name, key in lacking.items():
+                text = f"{reward}: no row of {dataset} fills {name}, so its default applies"
+                yield ("note", f"{text}{_instead(key)}") if key else ("rewards", text)
+
+    def _unfilled(
+        self, rows: Mapping[str, Collection[str]], *, is_required: bool
+    ) -> Iterator[tuple[str, str, dict[str, str]]]:
+        """Yield by reward and data set the arguments that no row fills, each with the key of a similar name, if any."""
         for reward, names in self._asked.items():
             for dataset, keys in rows.items():
-                if lacking := [name for name in names if name not in keys]:
-                    yield f"{reward} asks for {', '.join(lacking)}: {given} {dataset} its {', '.join(keys)}"
+                others = {key.lower(): key for key in keys if key not in names}
+                lacking = [name for name, needed in names.items() if needed is is_required and name not in keys]
+                near = {name: difflib.get_close_matches(name.lower(), others, n=1) for name in lacking}
+                if lacking:
+                    yield reward, dataset, {name: others[found[0]] if found else "" for name, found in near.items()}
 
     def close(self) -> None:
         """End it, if it has not ended."""
@@ -145,6 +170,10 @@ class CodeCheck:
 
     def _last_words(self) -> str:
         return (self._folder / "output").read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:].strip()
+
+
+def _instead(key: str) -> str:
+    return f" (did you mean the rows' '{key}'? Name both alike)" if key else ""
 
 
 def _memory() -> Path:

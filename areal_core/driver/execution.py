@@ -11,8 +11,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.config.imports import KeptSources
 from areal_core.config.launching import launching
+from areal_core.diagnostics import Split, bottleneck, write_notes
 from areal_core.disk import DiskError, replace_durably, writing
 from areal_core.driver.attempts import RECOVERING, claim, next_attempt, release
 from areal_core.driver.checking import CodeCheck
@@ -31,6 +31,7 @@ from areal_core.driver.summary import summarize_run
 from areal_core.driver.terminal import Terminal, log
 from areal_core.driver.view import View
 from areal_core.errors import LostError, RunError, UsageError
+from areal_core.files import KeptSources
 from areal_core.launchers.member import ASKED_TO_STOP
 from areal_core.plugins import Provenance
 from areal_core.runs.folder import RunFolder
@@ -89,7 +90,7 @@ def execute(
     launcher: Launcher | None = None if dry_run else resolved.config.launcher.build()
     try:
         with closing(CodeCheck(resolved)) as check:
-            plan = make_plan(resolved, check.problems, downloads=resume is not None or not dry_run)
+            plan = make_plan(resolved, check, downloads=resume is not None or not dry_run)
             records = [*resolved.provenance(), *plan.data, *module_records(check.modules)]
     except BaseException:
         if launcher is not None:
@@ -102,16 +103,16 @@ def execute(
     if launcher is None:
         show(plan.to_json() if as_json else str(plan))
         return 0
-    for note in plan.data_notes:
-        log(note)
     if resume is not None and run.last_step is None and (lost := len(run.read_metrics())):
         log(f"the run in {run.path} has no checkpoint: it begins again, and its first {lost} steps are lost")
     resolved.plugins.events.configure(resolved.config)
     began = time.monotonic()
     with closing(Terminal()) as terminal:
-        code = asyncio.run(_drive(resolved, run, attempt, launcher, terminal, records))
+        code = asyncio.run(_drive(resolved, run, attempt, launcher, terminal, records, plan.notes))
     if not code:
         log(summarize_run(run, steps, time.monotonic() - began, done))
+        if waiting := bottleneck(run.read_metrics(), Split.of(resolved.config)):
+            log(waiting)
     return code
 
 
@@ -122,6 +123,7 @@ async def _drive(
     launcher: Launcher,
     terminal: Terminal,
     records: Sequence[Provenance],
+    notes: Sequence[str],
 ) -> int:
     """Make the run this process's own, and bring it to its end, in as many attempts as it takes; the exit code.
 
@@ -132,6 +134,7 @@ async def _drive(
         launcher: starts its processes.
         terminal: for the user.
         records: what the run is made of, but for a model that is yet to be made.
+        notes: of its plan.
     """
     log = resolved.plugins.events.log = terminal.log
     view = View(run, resolved.config.steps, log)
@@ -146,6 +149,9 @@ async def _drive(
         run.logs.mkdir(exist_ok=True)
         terminal.log_path = run.log_path("driver")
         log(f"run folder: {run.path}, attempt {attempt.number}")
+        write_notes(run.path, notes)
+        for note in notes:
+            log(f"note: {note}")
         resolved.plugins.events.run_started(resolved.config, run.path)
         while (ended := await _attempt_or_lose(resolved, run, driver, view, recoveries)) is None:
             owned = _begin_again(run, owned, address, driver)

@@ -9,9 +9,9 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.config.imports import KeptSources
 from areal_core.disk import is_folder, replace_durably, writing
 from areal_core.errors import UsageError
+from areal_core.files import PREFIX, KeptSources
 from areal_core.plugins import Provenance, compare
 from areal_core.runs.models import MODEL_FILES
 
@@ -43,9 +43,9 @@ def data_record(key: str, reference: str, dataset: Dataset) -> Provenance:
 
 
 def module_records(modules: Mapping[str, str]) -> Iterator[Provenance]:
-    """The records of modules, by name and file."""
+    """Yield the records of modules, by name and file. A file beside a component's is named as that is, by its path."""
     for name, path in sorted(modules.items()):
-        yield Provenance(f"module {name}", "", "", path, _hash(Path(path)))
+        yield Provenance(path if name.startswith(PREFIX) else f"module {name}", "", "", path, _hash(Path(path)))
 
 
 def model_records(run: RunFolder, named: Mapping[str, Path]) -> Iterator[Provenance]:

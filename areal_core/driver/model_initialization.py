@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.config import load_run
-from areal_core.config.imports import KeptSources
 from areal_core.driver.plan import check_model
 from areal_core.driver.terminal import log
 from areal_core.errors import RunError
+from areal_core.files import KeptSources
 from areal_core.interfaces.model import FindsModel
 from areal_core.launchers.member import run_role
 from areal_core.runs.folder import RunFolder, cache_folder

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from areal_core.config import Settings
 from areal_core.config.needs import roles_of
@@ -22,7 +22,7 @@ from areal_core.interfaces.model import StoredModel
 from areal_core.runs.models import MODEL_FILES, model_path, model_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from areal_core.config import Resolved, RunConfig
     from areal_core.interfaces.launcher import ProcessGroup
@@ -47,14 +47,17 @@ class Plan:
         figures: numbers for programs: `parameters`, `weight_sync` (bytes), and those of the engines, such as `memory`.
         data: the data sets, see `areal_core.driver.fingerprints`.
         models: those that the config names, by its key; None where nobody has looked into one.
-        data_notes: what the data sets' rows hold differently from their sources.
     """
 
     rows: list[tuple[str, str]]
     figures: dict[str, Any]
     data: list[Provenance] = field(default_factory=list)
     models: Mapping[str, StoredModel | None] = field(default_factory=dict)
-    data_notes: Sequence[str] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """What is no mistake and yet worth a look, in the config and in how the rows differ from their sources."""
+        return [text for label, text in self.rows if label == "note"]
 
     def __str__(self) -> str:
         return "\n".join(["plan", *(f"  {label:14s} {text}" for label, text in self.rows)])
@@ -64,9 +67,19 @@ class Plan:
         return json.dumps({"rows": self.rows, **self.figures}, indent=2)
 
 
+class RowCheck(Protocol):
+    """A check of the code behind a config, which also sees the keys of the first rows by data set."""
+
+    def problems(self, rows: Mapping[str, Collection[str]]) -> Sequence[str]:
+        """Return everything that is wrong."""
+
+    def plan_rows(self, rows: Mapping[str, Collection[str]]) -> Iterable[tuple[str, str]]:
+        """Yield what else the plan shall show, as labels and texts; called after `problems`."""
+
+
 def make_plan(
     resolved: Resolved,
-    others: Callable[..., Sequence[str]] = lambda _: (),
+    check: RowCheck | None = None,
     *,
     trains: bool = True,
     loads_model: bool = True,
@@ -76,8 +89,7 @@ def make_plan(
 
     Args:
         resolved: the config.
-        others: what somebody else finds wrong, asked last, of the keys of the first rows by data set, and told together
-            with the rest.
+        check: asked last, of the keys of the first rows by data set.
         trains: whether there will be a trainer, for which there must be memory.
         loads_model: whether anything of the run loads the model; else nobody looks for it.
         downloads: models that the config names on the hub, to look at them as at any other; else only whether they are
@@ -93,23 +105,25 @@ def make_plan(
     stored = _stored_models(resolved, problems, MODEL_FILES if downloads else ["config.json"]) if loads_model else {}
     model = _model_rows(config, stored, problems, figures, trains=trains) if loads_model else []
     data: list[Provenance] = []
-    data_notes: list[str] = []
-    rows, keys = _dataset_rows(resolved, problems, data if trains else None, data_notes)
+    notes = list(config.cross_notes())
+    rows, keys = _dataset_rows(resolved, problems, data if trains else None, notes)
     if getattr(getattr(config.workflow, "settings", None), "scores_answers", False) and not config.rewards:
         problems.append("rewards: the workflow scores every answer, and there are none: set rewards")
     groups = process_groups(config, Path()) if trains else []
-    problems += [told for told in others(keys) if not any(told in known for known in problems)]
+    if check is not None:
+        problems += [problem for problem in check.problems(keys) if not any(problem in known for known in problems)]
     if problems:
         raise ConfigError("the run cannot start", problems=problems, hints=problems)
-    told = [("plugins", ", ".join(record.name for record in resolved.provenance()))]
-    told += [*_group_rows(groups), *model, ("data", f"{config.dataset.reference}: {rows:,} rows")]
-    told += _work_rows(config, rows)
+    plan_rows = [("plugins", ", ".join(record.name for record in resolved.provenance()))]
+    plan_rows += [*_group_rows(groups), *model, ("data", f"{config.dataset.reference}: {rows:,} rows")]
+    plan_rows += _work_rows(config, rows)
+    plan_rows += (("note", note) for note in notes)
+    plan_rows += check.plan_rows(keys) if check is not None else ()
     figures["groups"] = [
         {name: getattr(group, name) for name in ("name", "role", "count", "gpus_each", "gpus", "end", "shares_gpus")}
         for group in groups
     ]
-    notes = [*data_notes, *config.cross_notes()]
-    return Plan([*told, *(("note", note) for note in notes)], figures, data, stored, data_notes)
+    return Plan(plan_rows, figures, data, stored)
 
 
 def check_model(resolved: Resolved, made: Path | None = None) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from areal_core.config.yaml_text import parse
+from areal_core.diagnostics import read_findings
 from areal_core.driver.attempts import RECOVERING, ask_driver, driver_has_ended
 from areal_core.driver.describing import describe_phases, name_order
 from areal_core.errors import ArealError, RunError, UsageError
@@ -32,8 +33,9 @@ def run_status(run: RunFolder) -> dict[str, Any]:
     Returns:
         `state` (running, done, interrupted, failed; recovering, between two attempts; lost, where its driver has exited
         without a word; unreachable, where it does not answer and cannot be seen from here), `attempt`, `step`, `steps`,
-        `checkpoint` (its step, or None), `seconds_since_step`, `metrics`; of a running one `host`, `pid`, `is_ending`,
-        `processes`: by name the fields of `areal_core.messages.hub.Process`.
+        `checkpoint` (its step, or None), `seconds_since_step`, `metrics`, `diagnostics` (each with `step` and `text`;
+        notes from before the start have step 0); of a running one `host`, `pid`, `is_ending`, `processes`: by name the
+        fields of `areal_core.messages.hub.Process`.
 
     Raises:
         UsageError: nothing was ever started there.
@@ -49,6 +51,7 @@ def run_status(run: RunFolder) -> dict[str, Any]:
         "checkpoint": run.last_step,
         "seconds_since_step": time.time() - last["time"] if "time" in last else None,
         "metrics": {name: last[name] for name in SHOWN if name in last},
+        "diagnostics": read_findings(run.path),
     }
     if attempt.released.exists():
         outcome = attempt.released.read_text(errors="replace").partition(" ")[0] or "failed"

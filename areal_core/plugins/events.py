@@ -72,11 +72,14 @@ class Events:
             logger.error("plugin '%s' failed in %s and receives no further events", name, hook, exc_info=error)
 
     def _call(self, hook: str, **arguments: object) -> list[tuple[str, BaseException]]:
-        """Call every plugin that implements `hook`, in the order of names, and collect what they raise."""
+        """Call every plugin that implements `hook`, and collect what they raise.
+
+        The order is that of the names; as in pluggy, `tryfirst` comes before all others and `trylast` after them.
+        """
         failures: list[tuple[str, BaseException]] = []
         lines: list[str] = []
         implementations = getattr(self._relay.hook, hook).get_hookimpls()
-        for implementation in sorted(implementations, key=lambda each: each.plugin_name):
+        for implementation in sorted(implementations, key=lambda i: (i.trylast, not i.tryfirst, i.plugin_name)):
             if implementation.plugin_name in self.silenced:
                 continue
             try:

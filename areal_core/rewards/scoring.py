@@ -64,7 +64,7 @@ class RewardSum:
     """
 
     def __init__(self, terms: Sequence[RewardTerm]) -> None:
-        self._terms = [(term, _parameters(term.function)) for term in terms]
+        self._terms = [(term, reward_parameters(term.function)) for term in terms]
 
     @property
     def max_concurrency(self) -> int:
@@ -131,13 +131,17 @@ def _raised(term: RewardTerm, error: BaseException) -> RewardError:
     return RewardError(writable(f"reward '{term.name}' raised {type(error).__name__}: {error}{line_of(error)}"))
 
 
-def _parameters(function: Callable[..., object]) -> tuple[dict[str, bool], bool]:
-    """Names of the arguments to pass, and whether each must be there; and whether the function takes any others
-    (`**arguments`). A keyword with a default is a setting."""
-    parameters = [*inspect.signature(function).parameters.values()]
-    named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+def reward_parameters(function: Callable[..., object]) -> tuple[dict[str, bool], bool]:
+    """Return which arguments a reward is given.
+
+    Returns:
+        The names, and whether each must be there: a keyword-only parameter with a default is a setting. And whether
+        the reward takes any others (`**arguments`).
+    """
+    parameters = inspect.signature(function).parameters.values()
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     offered = (p for p in named if p.default is p.empty or p.kind is p.POSITIONAL_OR_KEYWORD)
-    return {p.name: p.default is p.empty for p in offered}, len(named) < len(parameters)
+    return {p.name: p.default is p.empty for p in offered}, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _argument(term: RewardTerm, name: str, arguments: Mapping[str, Any], row: Mapping[str, Any]) -> Any:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from areal_core.background import start_task
 from areal_core.config import RewardTerm as RewardSettings
 from areal_core.config import load_run
-from areal_core.config.imports import KeptSources
 from areal_core.config.sections import reward_name
+from areal_core.files import KeptSources
 from areal_core.messages import PeerClosed, frames
 from areal_core.messages.scores import Score, Scored, ScoreFailed, WorkerReady
 from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm

@@ -26,7 +26,7 @@ def main(role: str, run_dir: Path) -> int:
         """What takes long to import, as torch does, is imported when the process beats already."""
         import importlib
 
-        from areal_core.config.imports import KeptSources
+        from areal_core.files import KeptSources
         from areal_core.runs.folder import RunFolder
 
         run = RunFolder(run_dir)

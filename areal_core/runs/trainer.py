@@ -18,6 +18,7 @@ from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
 from areal_core.config import load_run
 from areal_core.config.needs import roles_of
+from areal_core.diagnostics import Watch
 from areal_core.errors import RunError
 from areal_core.interfaces import AdapterEngine, ComparingEngine, OptimizerSettings
 from areal_core.launchers.guard import SCRATCH_VARIABLE
@@ -212,12 +213,18 @@ def _metrics_logger(
     step: int,
     phase: Callable[[str], AbstractContextManager[None]],
 ) -> MetricsLogger:
+    watch = Watch(run.path, resolved.config, step, member.log)
+
+    def on_step(line: dict[str, float]) -> None:
+        member.notify(StepMetrics(line))
+        watch.add(line)
+
     metrics_logger = MetricsLogger(
         run.metrics,
         step,
         trackers=[selection.build() for selection in resolved.config.trackers],
         hooks=[resolved.plugins.events],
-        on_step=lambda line: member.notify(StepMetrics(line)),
+        on_step=on_step,
         phase=phase,
         log=member.log,
     )

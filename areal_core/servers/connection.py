@@ -63,11 +63,17 @@ class ServerConnection:
         path = f"{path}?{urlencode(query)}" if query else path
         return await self._call(path, _encoded(body or {}), timeout_s, is_json=is_json)
 
-    async def stream(
+    async def post_for_events(
         self, path: str, body: Mapping[str, Any], decoder: msgspec.json.Decoder[Any] = _ANYTHING
     ) -> AsyncIterator[Any]:
-        """The events (`data: ...` lines) of an answer, until `[DONE]`: all that have come, as soon as the answer is
-        over or has broken off."""
+        """Yield the events (`data: ...` lines) of a server-sent answer, until `[DONE]`, when the answer is complete.
+
+        An answer that breaks off yields the events that came before, and then raises.
+
+        Raises:
+            RequestRefusedError: the server refuses the request.
+            ServerLostError: the answer broke off, or is not of this form.
+        """
         heard: list[bytes] = []
         status, failure = 200, cast("BaseException | None", None)
         try:

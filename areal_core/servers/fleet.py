@@ -26,7 +26,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.data import Generation
-    from areal_core.interfaces import GenerationRequest, ModelReference, Slots
+    from areal_core.interfaces import (
+        BroadcastGroup,
+        GenerationRequest,
+        ModelReference,
+        SlotHolder,
+        Slots,
+        Want,
+        WeightUpdate,
+    )
     from areal_core.launchers.member import Member
     from areal_core.servers.interface import ServerAdapter
     from areal_core.servers.settings import ServerSettings
@@ -67,14 +75,6 @@ class ServerFleet:
         self._updater = Updater(self.pool, groups, settings.update_timeout_s, member)
         self._tending: Tending | None = None
         self._client: ServersClient | None = None
-        # What one part does alone is its own; see `InferenceEngine`, `BroadcastReceiver` and `MemorySharer`.
-        self.describe = self.pool.describe
-        self.acquire, self.release = self._router.acquire, self._router.release
-        self.update_weights = self._updater.update_weights
-        self.form_group = self._updater.form_group
-        self.needs_folder = self._updater.needs_folder
-        self.offer_folder = self._updater.offer_folder
-        self.sleep = self._updater.sleep
 
     async def start(self, model: ModelReference) -> None:
         """See `InferenceEngine.start`: returns when `servers.minimum` are ready."""
@@ -134,6 +134,38 @@ class ServerFleet:
         act(message.name, message.address)
         member = self.pool.members.get(message.name)
         return ServerStanding(str(member.state) if member else "", self.pool.reasons.get(message.name, ""))
+
+    def acquire(self, want: Want, holder: SlotHolder) -> None:
+        """See `Slots.acquire`."""
+        self._router.acquire(want, holder)
+
+    def release(self, holder: SlotHolder, *, has_failed: bool = False) -> None:
+        """See `Slots.release`."""
+        self._router.release(holder, has_failed=has_failed)
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """See `InferenceEngine.update_weights`."""
+        await self._updater.update_weights(update)
+
+    async def form_group(self, address: str, port: int, backend: str, current_group: str) -> BroadcastGroup | None:
+        """See `BroadcastReceiver.form_group`."""
+        return await self._updater.form_group(address, port, backend, current_group)
+
+    def needs_folder(self) -> bool:
+        """See `BroadcastReceiver.needs_folder`."""
+        return self._updater.needs_folder()
+
+    def offer_folder(self, update: WeightUpdate) -> None:
+        """See `BroadcastReceiver.offer_folder`."""
+        self._updater.offer_folder(update)
+
+    async def sleep(self) -> None:
+        """See `MemorySharer.sleep`."""
+        await self._updater.sleep()
+
+    def describe(self) -> str:
+        """See `InferenceEngine.describe`."""
+        return self.pool.describe()
 
     def take_metrics(self) -> dict[str, float]:
         """See `InferenceEngine.take_metrics`."""

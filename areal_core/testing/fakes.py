@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from areal_core.data.trajectory import Episode, FinishReason, Generation, Trajectory
-from areal_core.interfaces.inference import InferenceCapabilities
+from areal_core.interfaces.inference import Grant, InferenceCapabilities, Want
+from areal_core.interfaces.slots import Slot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from areal_core.interfaces.inference import GenerationRequest, WeightUpdate
+    from areal_core.interfaces.inference import GenerationRequest, InferenceEngine, SlotHolder, Slots, WeightUpdate
     from areal_core.interfaces.model import ModelReference
     from areal_core.interfaces.workflow import WorkflowContext
 
 
+GRANT = Grant("fake", "", version=0, run_id="", labels_tokens=True, context=1 << 31, vocabulary=50)
+"""What a slot of a `FakeEngine` is, but for its version."""
+
+
 class FakeEngine:
-    """An inference engine that draws tokens from the request's seed; its only weights are a version number.
+    """An `InferenceEngine` that draws tokens from the request's seed; its only weights are a version number.
 
     Args:
         tokens: in each generation.
         delay_s: of each generation; 0 answers at once.
         places: requests that are worked on at once.
+
+    Attributes:
+        version: of the weights.
+        requests: all that were answered so far.
+        waiting: those who wait for a slot.
     """
 
     capabilities = InferenceCapabilities(frozenset({"keep_cache", "recompute"}), deterministic=True)
@@ -31,25 +42,48 @@ class FakeEngine:
     def __init__(self, tokens: int = 8, delay_s: float = 0.0, places: int = 1 << 31) -> None:
         self._tokens = tokens
         self._delay_s = delay_s
-        self._places = asyncio.Semaphore(places)
+        self._places = places
+        self.waiting: list[SlotHolder] = []
+        self._held: list[SlotHolder] = []
         self.version = 0
         self.requests: list[GenerationRequest] = []
 
     async def start(self, model: ModelReference) -> None:
         """Ready at once."""
 
+    def acquire(self, want: Want, holder: SlotHolder) -> None:
+        """See `Slots.acquire`: first come, first served."""
+        self.waiting.append(holder)
+        self._give_slots()
+
+    def release(self, holder: SlotHolder, *, has_failed: bool = False) -> None:
+        """See `Slots.release`."""
+        for holders in (self.waiting, self._held):
+            if holder in holders:
+                holders.remove(holder)
+        self._give_slots()
+
+    def _give_slots(self) -> None:
+        while self.waiting and len(self._held) < self._places:
+            self._held.append(self.waiting.pop(0))
+            self._held[-1].give(replace(GRANT, version=self.version))
+
+    def client(self, slots: Slots, model: ModelReference) -> FakeClient:
+        """See `InferenceEngine.client`."""
+        return FakeClient(self, slots)
+
     async def generate(self, request: GenerationRequest) -> Generation:
         """Tokens from the seed, all of the version at the start of the request."""
+        return await FakeClient(self, self).generate(request)
+
+    async def draw(self, request: GenerationRequest, version: int) -> Generation:
+        """Answer a request that has a slot."""
         self.requests.append(request)
-        request.on_slot(False)
-        async with self._places:
-            request.on_slot(True)
-            version = self.version
-            if self._delay_s:
-                await asyncio.sleep(self._delay_s)
+        if self._delay_s:
+            await asyncio.sleep(self._delay_s)
         count = min(self._tokens, request.sampling.max_new_tokens)
         draw = random.Random(request.seed)
-        ids = [draw.randrange(4, 50) for _ in range(count)]
+        ids = [draw.randrange(4, GRANT.vocabulary) for _ in range(count)]
         return Generation(ids, [-1.0] * count, [version] * count, FinishReason.STOP)
 
     async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
@@ -70,6 +104,27 @@ class FakeEngine:
 
     async def close(self) -> None:
         """Nothing to free."""
+
+
+class FakeClient:
+    """The `InferenceClient` of a `FakeEngine`: generates where it has a slot.
+
+    Args:
+        engine: draws the tokens.
+        slots: where slots come from, which may be another engine.
+    """
+
+    def __init__(self, engine: FakeEngine, slots: Slots) -> None:
+        self.capabilities = engine.capabilities
+        self._engine, self._slots = engine, slots
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """See `InferenceClient.generate`."""
+        async with Slot(self._slots, Want(), request.on_slot) as grant:
+            return await self._engine.draw(request, grant.version)
+
+    async def close(self) -> None:
+        """Nothing to close."""
 
 
 class FakeTokenizer:
@@ -108,3 +163,7 @@ class FakeWorkflow:
         generation = await context.generate(prompt)
         trajectory = Trajectory.from_generation(prompt, generation)
         return Episode([trajectory], float(generation.output_ids[0] % 10), text=row["prompt"])
+
+
+if TYPE_CHECKING:
+    _ENGINE: InferenceEngine = FakeEngine()  # a type checker compares all methods

@@ -14,6 +14,7 @@ import re
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,6 @@ import torch
 import torch.distributed as dist
 
 from areal_core.config import CONFIG_FILE, load_run, public_environment, selections
-from areal_core.config.imports import KeptSources, keyword_parameters
 from areal_core.config.problems import dotted
 from areal_core.config.sections import reward_name
 from areal_core.data import FinishReason, PackedBatch, Trajectory, shift_to_predictions
@@ -31,8 +31,9 @@ from areal_core.driver.checking import import_problems, looks_at_rows, row_probl
 from areal_core.driver.fingerprints import imported_modules
 from areal_core.driver.plan import FIRST_ROWS
 from areal_core.errors import RunError, line_of
+from areal_core.files import KeptSources
 from areal_core.interfaces.workflow import REWARD_ARGUMENTS
-from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm
+from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm, reward_parameters
 from areal_core.runs.folder import RunFolder
 from areal_core.training.context import BatchContext
 
@@ -83,13 +84,13 @@ def _first_rows(config: RunConfig) -> list[Any]:
     return []
 
 
-def asked_of_rows(chosen: Selection) -> list[str]:
-    """The keys of a data row without which a reward cannot be called."""
+def asked_of_rows(chosen: Selection) -> dict[str, bool]:
+    """Return the arguments of a reward that a data row may fill, and whether the reward cannot be called without."""
     target: Any = chosen.load()
     is_class = isinstance(target, type)
-    parameters, takes_all = keyword_parameters(target.__call__ if is_class else target, skip=int(is_class))
-    given = {*REWARD_ARGUMENTS, *(() if is_class else chosen.keywords())}
-    return [] if takes_all else [name for name, p in parameters.items() if p.default is p.empty and name not in given]
+    function = partial(target.__call__, None) if is_class else partial(target, **chosen.keywords())
+    names, _ = reward_parameters(function)
+    return {name: is_required for name, is_required in names.items() if name not in REWARD_ARGUMENTS}
 
 
 def try_rewards(config: RunConfig) -> Iterator[str]:
@@ -101,7 +102,7 @@ def try_rewards(config: RunConfig) -> Iterator[str]:
     rows: Sequence[Mapping[str, Any]] = _first_rows(config) if own else ()
     keys = {key for row in rows for key in row}
     for number, chosen in own:
-        if any(name not in keys for name in asked_of_rows(chosen)):
+        if any(is_required and name not in keys for name, is_required in asked_of_rows(chosen).items()):
             continue  # of that the check tells
         limit_s = math.ceil(config.rollout.reward_timeout_s)
         signal.signal(signal.SIGALRM, _time_is_up)

@@ -18,7 +18,8 @@ A plugin's module has functions marked with `@hookimpl` from `areal_core.plugins
 that say what the plugin supplies. *Event hooks* are called when something happens in a run. The following are errors
 when the plugin is loaded: a function with a hook's name and no mark, an unknown hook, an argument that the hook does
 not have, a default value of a parameter, and a hook wrapper. Take only the arguments that you need, by their names.
-Event hooks are called in the order of the plugins' names.
+Event hooks are called in the order of the plugins' names, those marked `@hookimpl(tryfirst=True)` first and those with
+`trylast=True` last.
 
 An [example](../extend/plugin.md) uses both."""
 
@@ -45,5 +46,5 @@ def page() -> str:
 
 def _facts(hook: object) -> tuple[str, str]:
     """What a hook means, and a list of when, where and how often it is called."""
-    meaning, _, facts = (inspect.getdoc(hook) or "").partition("\n\n")
-    return " ".join(meaning.split()), "\n".join(f"- {line}" for line in facts.splitlines())
+    *paragraphs, facts = (inspect.getdoc(hook) or "").split("\n\n")
+    return "\n\n".join(paragraphs), "\n".join(f"- {line}" for line in facts.splitlines())

@@ -1,4 +1,4 @@
-"""`metrics.md`: every metric, in the words of `metrics.yaml`, and diagnostics and tokens of the plugin `view`."""
+"""`metrics.md`: every metric, in the words of `metrics.yaml`, diagnostics, and the tokens that `view` logs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 import yaml
 
-from areal_view.diagnostics import DIAGNOSTICS, STEPS
+from areal_core.diagnostics import CONDITIONS, STEPS
 from areal_view.rollouts import COLUMNS, RATIOS
 
 WORDS: Final = Path(__file__).with_name("metrics.yaml")
@@ -27,7 +27,7 @@ def page() -> str:
             rows.append(f"| {keys} | {' | '.join(words)} |")
         parts.append("\n".join(rows))
     parts += ["## Diagnostics", text["diagnostics"].strip().replace("STEPS", str(STEPS))]
-    parts.append("\n".join(f"- {_generic(one.words)}" for one in DIAGNOSTICS))
+    parts.append("\n".join(f"- {_generic(one.words)}" for one in CONDITIONS))
     parts += ["## Tokens", text["tokens"].strip()]
     columns = {**text["token_columns"], **{name: f"{title}: {words}" for name, (title, words) in COLUMNS.items()}}
     rows = [f"| `{name}` | {words} |" for name, words in columns.items() if name not in RATIOS]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from areal_core.config.imports import KeptSources, import_reference
+from areal_core.config.imports import import_reference
+from areal_core.files import KeptSources
 
 pytestmark = pytest.mark.slow
 
@@ -166,7 +167,8 @@ def test_a_resume_sees_the_modules_that_are_there_and_the_runs_copies_of_those_t
     (tmp_path / "reward.py").write_text("import gone, there\nWHERES = there.WHERE, gone.WHERE\n")
     outcome = kit.python(f"""
         from pathlib import Path
-        from areal_core.config.imports import KeptSources, import_reference
+        from areal_core.config.imports import import_reference
+        from areal_core.files import KeptSources
         KeptSources.use(Path({str(tmp_path)!r}) / "run" / "sources", renews=True)
         print(import_reference("{tmp_path}/reward.py:WHERES", Path("/")).value)
     """)

@@ -138,11 +138,13 @@ def found(tmp_path, monkeypatch):
     monkeypatch.setenv("AREAL_CACHE", str(tmp_path / "cache"))
     right = f"{PARTS}\ndef plain(batch): return batch['reward']\ndef loss(terms): return -terms.logprobs, {{}}\n"
 
-    def find(code: str, *overrides: str) -> list[str]:
+    def find(code: str, *overrides: str, in_plan: bool = False) -> list:
         (tmp_path / "parts.py").write_text(f"{right}{code}\n")
         (tmp_path / "run.yaml").write_text(CONFIG)
+        rows = {"dataset": ["prompt", "completion"], "evaluation.dataset": ["prompt", "answer"]}
         with closing(CodeCheck(resolve(tmp_path / "run.yaml", overrides=overrides))) as check:
-            return check.problems({"dataset": ["prompt", "completion"], "evaluation.dataset": ["prompt", "answer"]})
+            problems = check.problems(rows)
+            return list(check.plan_rows(rows)) if in_plan else problems
 
     return find
 
@@ -153,6 +155,25 @@ def test_what_rewards_ask_of_rows_must_be_there_also_where_nothing_is_imported_a
         assert found("async def reward(completion, answer): ...") == [
             f"rewards.0 asks for answer: {told} dataset its prompt, completion"
         ]
+
+
+def test_an_argument_of_a_reward_that_rows_have_under_a_similar_name_is_named(found):
+    told = found("async def reward(completion, Answers, **others): ...")
+    assert "rewards.0 asks for Answers: " in told[0]
+    assert "rewards.0 asks for Answers (did you mean the rows' 'answer'? Name both alike): " in told[1]
+    code = "async def reward(completion, answers=None, tolerance=0.1, *, setting=2, **others): return 1.0"
+    assert found(code) == []
+    wanted = [
+        ("rewards", "rewards.0: no row of dataset fills answers, so its default applies"),
+        ("rewards", "rewards.0: no row of dataset fills tolerance, so its default applies"),
+        (
+            "note",
+            "rewards.0: no row of evaluation.dataset fills answers, so its default applies "
+            "(did you mean the rows' 'answer'? Name both alike)",
+        ),
+        ("rewards", "rewards.0: no row of evaluation.dataset fills tolerance, so its default applies"),
+    ]
+    assert found(code, in_plan=True) == wanted
 
 
 def test_rewards_and_algorithm_of_ones_own_are_tried(found):

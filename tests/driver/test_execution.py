@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from areal_core.config.imports import KeptSources
 from areal_core.disk import DiskError
 from areal_core.driver import attempts, execution
 from areal_core.driver.attempts import release
 from areal_core.errors import UsageError
+from areal_core.files import KeptSources
 from areal_core.launchers.local import LocalLauncher
 from areal_core.launchers.settings import LocalSettings
 from areal_core.messages import Credentials

@@ -73,7 +73,7 @@ def test_what_rows_lack_is_in_the_plan_and_beside_the_check_that_looks_for_it(mo
     dataset = f"dataset={Noted.__module__}:Noted"
     found = plan(model, dataset, "evaluation=null", "workflow.prompt_key=question")
     assert ("note", "dataset: column 'prompt' is left out") in found.rows
-    assert found.data_notes == ["dataset: column 'prompt' is left out"]
+    assert found.notes == ["dataset: column 'prompt' is left out"]
     with pytest.raises(ConfigError, match=r"has no 'prompt'(?s:.*)column 'prompt' is left out"):
         plan(model, dataset, "evaluation=null")
 

@@ -54,7 +54,7 @@ def streamed(*lines, end="", pause=0.0):
 
 async def collected(connection, into=None):
     found = [] if into is None else into
-    async for value in connection.stream("/generate", {"input_ids": SECRET}):
+    async for value in connection.post_for_events("/generate", {"input_ids": SECRET}):
         found.append(value)
     return found
 

@@ -395,3 +395,16 @@ def test_a_fleet_that_never_started_can_be_closed(running, tmp_path):
         await ServerFleet(FleetSettings(servers=1), running.adapter, tmp_path).close()
 
     asyncio.run(check())
+
+
+def test_a_fleet_of_another_class_may_override_any_method(running, tmp_path):
+    """What one of its parts does alone was an attribute of the instance, which hid an override."""
+
+    class Quiet(ServerFleet):
+        def describe(self) -> str:
+            return f"quiet, {super().describe()}"
+
+    assert Quiet(FleetSettings(servers=1), running.adapter, tmp_path).describe().startswith("quiet, ")
+    assert not {name for name in vars(ServerFleet) if not name.startswith("_")} & set(
+        vars(ServerFleet(FleetSettings(servers=1), running.adapter, tmp_path))
+    )

@@ -54,6 +54,21 @@ def test_a_run_is_watched_stopped_and_gone_on_with(workplace: Workplace) -> None
     assert workplace.areal("audit", "run").code == 0
 
 
+def test_notes_and_diagnostics_are_shown_without_any_plugin_for_pages(workplace: Workplace) -> None:
+    """On the console, in the log and by `areal status`: a reward of weight 0 gives no gradient."""
+    words = ("run.yaml", "plugins=[grpo, hf, fsdp]", "rewards=[{type: parts.py:digits, weight: 0}]", "steps=2")
+    note = "note: rewards: all weights are 0, so every answer earns the same"
+    assert note in workplace.areal("config", "check", *words).out
+    assert note.replace(":", "          ", 1) in workplace.areal("run", *words, "--dry-run").out
+    done = workplace.areal("run", *words, "run_dir=run")
+    assert done.code == 0, done.err
+    finding = "step 1: the gradient was exactly 0, so nothing was learned in this step"
+    log = (workplace.folder / "run" / "logs" / "driver.log").read_text()
+    for shown in (done.out, log, workplace.areal("status", "run").out):
+        assert shown.count(note) == shown.count(finding) == 1, shown
+    assert [found["step"] for found in status(workplace)["diagnostics"]] == [0, 1]
+
+
 @pytest.mark.nightly
 def test_a_run_whose_driver_was_killed_is_lost(workplace: Workplace) -> None:
     process = workplace.start("run", "run.yaml", "run_dir=run", "steps=2000")

@@ -97,3 +97,22 @@ def test_an_error_of_an_observer_is_logged_and_silences_only_that_plugin(caplog)
     assert [what[0] for what in bad.heard] == ["configure", "run_started", "step_finished"]
     assert good.heard[-1] == ("run_finished", "finished", 10)
     assert "plugin 'bad' failed in areal_step_finished and receives no further events" in caplog.text
+
+
+def test_plugins_are_called_by_name_and_those_that_ask_for_it_first_or_last():
+    called: list[str] = []
+
+    def plugin(name: str, **options: bool) -> object:
+        class Plugin:
+            @hookimpl(**options)
+            def areal_step_finished(self):
+                called.append(name)
+
+        return Plugin()
+
+    relay = pluggy.PluginManager("areal")
+    relay.add_hookspecs(hooks)
+    for name, options in [("a", {"trylast": True}), ("d", {}), ("e", {"tryfirst": True}), ("c", {}), ("b", {})]:
+        relay.register(plugin(name, **options), name)
+    Events(relay).step_finished(Path("run"), 1, {})
+    assert called == ["e", "b", "c", "d", "a"]

@@ -47,7 +47,7 @@ class Alone(GroupRunner):
 
     @property
     def waiting(self) -> int:
-        return len(self.engine._places._waiters or ())
+        return len(self.engine.waiting)
 
 
 class ReadController(RolloutController):

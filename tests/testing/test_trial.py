@@ -183,10 +183,13 @@ def test_a_reward_that_hangs_is_named(config, monkeypatch):
 @pytest.mark.parametrize(
     ("code", "asked"),
     [
-        ("def reward(prompt, row, anser, level='easy', *, finish_reason): ...", ["anser"]),
-        ("class reward:\n    def __call__(self, solution, completion): ...", ["solution"]),
-        ("def reward(completion, **others): ...", []),
-        ("def reward(answer, *, scale): ...", ["answer", "scale"]),
+        ("def reward(prompt, row, anser, level='easy', *, finish_reason): ...", {"anser": True, "level": False}),
+        (
+            "class reward:\n    def __call__(self, solution, completion, level=1): ...",
+            {"solution": True, "level": False},
+        ),
+        ("def reward(completion, answer, *more, **others): ...", {"answer": True}),
+        ("def reward(answer, *, scale, limit=2): ...", {"answer": True, "scale": True}),
     ],
 )
 def test_what_a_reward_asks_of_rows(config, code, asked):
@@ -195,4 +198,4 @@ def test_what_a_reward_asks_of_rows(config, code, asked):
 
 def test_what_the_config_sets_is_not_asked_of_rows(config):
     chosen = config("def reward(answer, *, scale): ...", "rewards.0.scale=2").rewards[0]
-    assert asked_of_rows(chosen) == ["answer"]
+    assert asked_of_rows(chosen) == {"answer": True}

@@ -116,8 +116,8 @@ def _new_folder(resolved: Resolved) -> Path:
 def _resumed(folder: Path, request: Request, log: Callable[[str], None]) -> Resolved:
     """The saved config with the overrides that may change in the middle of a run."""
     from areal_core.config import load_run
-    from areal_core.config.imports import KeptSources
     from areal_core.config.tree import leaves
+    from areal_core.files import KeptSources
 
     if request.config is not None:
         raise UsageError(

@@ -58,6 +58,7 @@ def _lines(status: dict[str, Any], run: Path) -> list[str]:
     ago = "" if since is None or state != "running" else f", {since:.0f} s ago"
     lines = [f"{state}  step {status['step']}{of}{ago}  (attempt {status['attempt']})"]
     lines += [f"  {name:22s} {value:.4g}" for name, value in status["metrics"].items()]
+    lines += [_finding(**finding) for finding in status["diagnostics"]]
     kept = status["checkpoint"]
     lines.append(f"  {'last checkpoint':22s} {'none' if kept is None else f'step {kept}'}")
     if state == "running":
@@ -68,6 +69,10 @@ def _lines(status: dict[str, Any], run: Path) -> list[str]:
         now = "stopped before the first checkpoint" if state == "interrupted" and kept is None else NEXT[state]
         lines.append(f"{now.format(run=run)}; {resume_hint(RunFolder(run), has_failed=state == 'failed')}")
     return lines
+
+
+def _finding(step: int, text: str) -> str:
+    return f"  step {step}: {text}" if step else f"  note: {text}"
 
 
 def _process(one: dict[str, Any]) -> str:

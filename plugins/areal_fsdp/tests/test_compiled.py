@@ -202,6 +202,7 @@ def test_a_kernel_that_is_missing_is_refused_by_name(make_engine, monkeypatch):
     from areal_fsdp.attention import kernels
 
     monkeypatch.setitem(kernels._MAKERS, "flash4", lambda: __import__("nothing_of_this_name"))
+    kernels._kernel.cache_clear()
     with pytest.raises(RunError, match="attention_kernel: flash4 cannot be used here"):
         make_engine(dtype="bfloat16", attention_kernel="flash4")
     make_engine(dtype="bfloat16")

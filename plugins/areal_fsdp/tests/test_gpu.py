@@ -1,9 +1,12 @@
 """What differs on a GPU: the variable-length kernel, half precision, NCCL and offloading."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from areal_core.interfaces import LossResult
+from areal_fsdp.attention import kernels
 from areal_fsdp.attention.kernels import choose_kernel
 from areal_fsdp.engine import FSDPEngine
 from areal_fsdp.models import compiling
@@ -155,3 +158,24 @@ def test_selective_checkpointing_holds_less_at_its_fullest(make_engine, program)
         peaks[mode] = torch.cuda.max_memory_allocated()
         engine.close()
     assert peaks["full"] < peaks["selective"] < peaks["none"], peaks
+
+
+def test_a_role_that_is_set_up_later_changes_no_kernel_of_another(make_engine, batch, monkeypatch):
+    """As a critic's or teacher's with other heads, for which another kernel is the fastest."""
+    used = []
+    kernel = kernels._torch_kernel()
+
+    def counted(*arguments):
+        used.append("flash4")
+        return kernel.forward(*arguments)
+
+    monkeypatch.setitem(kernels._MAKERS, "flash4", lambda: replace(kernel, name="flash4", forward=counted))
+    kernels._kernel.cache_clear()
+    first = make_engine(dtype="bfloat16", attention_kernel="flash4", compile=False)
+    second = make_engine(dtype="bfloat16", attention_kernel="torch", compile=False)
+    used.clear()
+    second.forward(batch, ["logprobs"])
+    assert not used
+    first.forward(batch, ["logprobs"])
+    assert used
+    kernels._kernel.cache_clear()

@@ -292,7 +292,7 @@ def test_compiled_layers_keep_what_the_plan_says(monkeypatch, kind, recomputing)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager")
     model.set_attn_implementation(PACKED)
     prepare_layers(model, compile_them=True, recomputing=recomputing)
-    layout, tokens = Layout.of([200, 312], torch.device("cpu"), for_graphs=True), 512
+    layout, tokens = Layout.of([200, 312], torch.device("cpu"), "torch"), 512
     kept = {}
 
     def keep(tensor):

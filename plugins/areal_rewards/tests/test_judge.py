@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sqlite3
 
 import pytest
 from aiohttp import web
@@ -139,6 +140,25 @@ def test_answers_in_a_file_are_those_of_other_processes(tmp_path):
     judge_module.Answers(path).put("key", "Score: 1")
     assert judge_module.Answers(path).get("key") == "Score: 1"
     assert judge_module.Answers(None).get("key") is None
+
+
+def test_a_file_of_answers_is_open_while_it_is_used_alone(tmp_path, monkeypatch):
+    opened = []
+
+    class Connection(sqlite3.Connection):
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
+            opened.append(self)
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda path, **settings: connect(path, factory=Connection, **settings))
+    answers = judge_module.Answers(tmp_path / "answers.sqlite")
+    answers.put("key", "Score: 1")
+    assert answers.get("key") == "Score: 1"
+    assert len(opened) == 3
+    for connection in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Scores of a tiny reward model: in this process, behind an address, and as transformers computes them."""
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
@@ -9,10 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
 
+from areal_core.config import resolve
 from areal_core.config.context import ResolutionContext
 from areal_core.errors import ConfigError
 from areal_rewards import model_server
 from areal_rewards.config import RemoteRewardModelSettings, RewardModelSettings
+from areal_rewards.model_server import ModelServer
 from areal_rewards.reward_models import RemoteRewardModel, RewardModel, ScoringModel
 
 pytestmark = pytest.mark.slow
@@ -57,6 +60,49 @@ def test_scores_are_those_at_the_last_token_whatever_is_scored_beside(folder):
     assert len(set(found)) == 4
 
 
+def test_sequences_without_room_beside_each_other_are_scored_in_halves(folder, monkeypatch):
+    model = ScoringModel(str(folder))
+    sequences = [[1, 2, 3], [4, 5], [6], [7, 8], [9]]
+    wanted, passes, forward = model.score(sequences), [], model._model.base_model.forward
+
+    def forward_of_a_small_gpu(input_ids, **others):
+        passes.append(len(input_ids))
+        if len(input_ids) > room:
+            raise torch.OutOfMemoryError("no room")
+        return forward(input_ids=input_ids, **others)
+
+    monkeypatch.setattr(model._model.base_model, "forward", forward_of_a_small_gpu)
+    room = 2
+    assert model.score(sequences) == pytest.approx(wanted, abs=1e-5)
+    assert passes == [5, 2, 3, 1, 2]
+    room = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        model.score(sequences)
+
+
+def test_a_batch_of_the_server_has_no_more_tokens_than_it_may(folder):
+    async def batches():
+        server = ModelServer(ScoringModel(str(folder)), longest=100, batch_tokens=12)
+        for length in (3, 4, 2, 5, 60, 1, 1):
+            await server._waiting.put(([1] * length, asyncio.get_running_loop().create_future()))
+        return [[len(ids) for ids, _ in await server._batch()] for _ in range(4)]
+
+    assert asyncio.run(batches()) == [[3, 4, 2], [5], [60], [1, 1]]
+
+
+def test_it_computes_on_the_cpu_or_on_a_gpu_that_placement_leaves(tmp_path):
+    def resolved(**device):
+        reward = json.dumps({"type": "rewards/reward_model", "path": str(tmp_path), **device})
+        words = ["placement.generation=[0]", "placement.training=[2]", "rollout.reward_processes=4"]
+        return resolve(None, ["grpo", "rewards"], [f"rewards=[{reward}]", *words]).config
+
+    assert resolved().rewards[0].settings.device == "cpu"
+    with pytest.raises(ConfigError, match=r"rewards\.0: device is cuda:2, which placement gives to servers or"):
+        resolved(device="cuda:2")
+    notes = list(resolved(device="cuda:3").cross_notes())
+    assert any(note.startswith("rewards.0: 4 reward process(es) load the model on cuda:3") for note in notes), notes
+
+
 def test_the_reward_is_the_score_of_prompt_and_sampled_tokens(folder):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     asked, said = tokenizer.encode("what", add_special_tokens=False), [3, 4, len(LETTERS)]
@@ -70,13 +116,16 @@ def test_the_reward_is_the_score_of_prompt_and_sampled_tokens(folder):
 
 
 def test_its_folder_is_beside_the_config_or_a_name_on_the_hub(tmp_path):
+    config = resolve(None, ["grpo"]).config
     (tmp_path / "scores").mkdir()
     context = ResolutionContext(folder=tmp_path)
     for path, read in (("scores", str(tmp_path / "scores")), ("owner/name", "owner/name")):
         settings = RewardModelSettings.model_validate({"path": path}, context=context)
         assert settings.path == read
-        assert list(settings.check(None)) == []
-    (problem,) = RewardModelSettings.model_validate({"path": "../gone"}, context=context).check(None)
+        assert list(settings.check(config)) == []
+    (problem,) = RewardModelSettings.model_validate({"path": "../gone"}, context=context).check(
+        resolve(None, ["grpo"]).config
+    )
     assert "there is no folder ../gone" in problem
 
 
@@ -89,7 +138,7 @@ def test_a_model_that_is_no_reward_model_is_refused(tmp_path, folder):
 
 
 def test_behind_an_address_it_scores_the_same(folder):
-    command = [sys.executable, "-m", "areal_core", "rewards", "serve_model", str(folder)]
+    command = [sys.executable, "-m", "areal_core", "serve_model", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             line = process.stdout.readline()
@@ -105,6 +154,8 @@ def test_behind_an_address_it_scores_the_same(folder):
                     found = await asyncio.gather(*(remote(**each) for each in asked))
                     with pytest.raises(RuntimeError, match=r"400 Bad Request.*0 tokens, where 1 to"):
                         await remote(prompt="", completion="", completion_ids=[])
+                    with pytest.raises(RuntimeError, match=r"400 Bad Request.*token ids are from 0 to 27"):
+                        await remote(prompt="a", completion="", completion_ids=[28])
                     with pytest.raises(RuntimeError, match=r"400 Bad Request.*prompt and completion, both text"):
                         await remote(prompt=["what"], completion="x", completion_ids=[1])
                     with pytest.raises(RuntimeError, match="413 Request Entity Too Large"):

@@ -8,10 +8,10 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from areal_core.interfaces import ModelReference, SamplingParameters, ServerLostError
+from areal_core.interfaces import ModelReference, SamplingParameters, ServerLostError, TensorDescription
 from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
 from areal_core.servers.experts import MoEShape
-from areal_core.servers.interface import PartialGeneration
+from areal_core.servers.interface import PartialGeneration, WeightGroup
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 
@@ -326,3 +326,20 @@ def test_an_adapter_that_the_server_does_not_take(replayed, recorded, tmp_path):
     answers = {"/load_lora_adapter": {"success": False, "error_message": "no room"}}
     with pytest.raises(UpdateRefusedError, match="/load_lora_adapter: no room"):
         replayed(answers, lambda connection: adapter(adapter_rank=8).load(connection, tmp_path, "1", "recompute"))
+
+
+@pytest.mark.parametrize("refused", ["begin_weight_update", "update_weights_from_distributed", "end_weight_update"])
+def test_a_server_that_refuses_any_part_of_a_broadcast_does_not_count_as_updated(replayed, refused):
+    paths = ("begin_weight_update", "update_weights_from_distributed", "end_weight_update")
+    answers = {f"/{path}": {"success": True, "message": ""} for path in paths}
+    group = WeightGroup("group", "127.0.0.1", 1, 2, "gloo")
+    weight = TensorDescription("weight", "bfloat16", (3, 4))
+
+    def receive(connection):
+        return adapter().receive(connection, group, [weight], "mark-1", "recompute")
+
+    assert len(replayed(answers, receive)[1]) == 3
+    with pytest.raises(UpdateRefusedError, match="weights are locked"):
+        replayed({**answers, f"/{refused}": (400, {"message": "weights are locked"})}, receive)
+    older = {path: answer for path, answer in answers.items() if "distributed" in path}
+    assert replayed(older, receive)[1][1]["weight_version"] == "mark-1", "older versions have no marks"

@@ -89,14 +89,14 @@ class DeepSpeedEngine(RoleEngine):
             raise RunError(no_images(loaded.config.model_type))
         has_kernels = self._device.type == "cuda" and self._dtype != torch.float32
         text = loaded.config.get_text_config()
-        choose_attention(text, FSDPConfig.model_validate({}), self._device, has_kernels=has_kernels)
+        kernel = choose_attention(text, FSDPConfig.model_validate({}), self._device, has_kernels=has_kernels)
         again = text.num_hidden_layers if role.trains and self._config.activation_checkpointing else 0
         prepare_layers(loaded, compile_them=False, recomputing=Recomputing(whole=again))
         module = RoleModule(loaded, role, temperature=temperature, chunk_tokens=self._config.logprob_chunk_tokens)
         place = torch.device("cpu") if is_divided else self._device
-        module.for_graphs = has_kernels and not is_divided
+        module.kernel = "" if is_divided else kernel
         check_module(module.to(place), place, next(module.parameters()).dtype)
-        module.for_graphs = has_kernels
+        module.kernel = kernel
         return module
 
     def _divide(self, module: RoleModule) -> None:

@@ -79,7 +79,8 @@ class FSDPEngine(RoleEngine):
             self._ranks = place_ranks(self._config.parallel, self._device)
         text = module.model.config.get_text_config()
         self._longest = getattr(text, "max_position_embeddings", None)
-        choose_attention(text, self._config, self._device, has_kernels=self._has_kernels())
+        chosen = choose_attention(text, self._config, self._device, has_kernels=self._has_kernels())
+        module.kernel = chosen or module.kernel
         sizes = self._decoder, role, text.num_hidden_layers
         again = self._config.recomputing(*sizes, model.dtype, is_compiled=is_compiled)
         prepare_layers(module.model, compile_them=is_compiled, recomputing=again)

@@ -71,7 +71,7 @@ def load_role(
         temperature=temperature,
         chunk_tokens=config.logprob_chunk_tokens,
         compiled=compiled,
-        for_graphs=compiled or has_kernels,
+        kernel="torch" if compiled or has_kernels else "",
     )
     adapter = None
     if settings is not None:

@@ -114,8 +114,11 @@ def synced_parameters(
     return full_parameters(model, adapter, device, dtype)
 
 
-def choose_attention(text: Any, config: FSDPConfig, device: torch.device, *, has_kernels: bool) -> None:
+def choose_attention(text: Any, config: FSDPConfig, device: torch.device, *, has_kernels: bool) -> str:
     """Choose the kernel for as many heads of attention as a rank has of the model of the text config `text`.
+
+    Returns:
+        Its name; empty where there are no kernels.
 
     Raises:
         RunError: ranks cannot divide the heads, or the experts.
@@ -123,6 +126,7 @@ def choose_attention(text: Any, config: FSDPConfig, device: torch.device, *, has
     heads = text.num_attention_heads
     own, own_key = config.parallel.heads(heads, getattr(text, "num_key_value_heads", None) or heads)
     config.parallel.experts(experts_of(text.to_dict()))
-    if has_kernels:
-        head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
-        choose_kernel(config.attention_kernel, own, own_key, head_size, device)
+    if not has_kernels:
+        return ""
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return choose_kernel(config.attention_kernel, own, own_key, head_size, device)

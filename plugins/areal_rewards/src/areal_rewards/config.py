@@ -137,6 +137,11 @@ class RewardModelSettings(Settings):
         "output",
     )
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="number format of the model")
+    device: str = Field(
+        default="cpu",
+        pattern=r"^(cpu|cuda:\d+)$",
+        description="where each reward process computes: `cpu`, or a GPU such as `cuda:7` that placement does not name",
+    )
     same_tokens: bool = Field(
         default=True, description="the policy's tokens are the reward model's; false tokenizes the answer's text again"
     )
@@ -152,12 +157,24 @@ class RewardModelSettings(Settings):
         yield from missing_library("the reward reward_model", "transformers", "models")
         if not Path(self.path).is_dir() and not HUB_NAME.fullmatch(self.path):
             yield f"there is no folder {self.path}; name one with a reward model, or OWNER/NAME on the hub"
+        gpu = self.device.removeprefix("cuda:")
+        if gpu in {str(gpu) for gpu in (*(config.placement.generation or ()), *(config.placement.training or ()))}:
+            yield (
+                f"device is cuda:{gpu}, which placement gives to servers or the trainer: choose another GPU or cpu, or "
+                "serve the model (areal serve_model) and ask it by rewards/remote_reward_model"
+            )
+
+    def notes(self, config: RunConfig) -> Iterable[str]:
+        """The plan of memory knows the GPUs of placement alone."""
+        if self.device != "cpu":
+            count = config.rollout.reward_processes
+            yield f"{count} reward process(es) load the model on {self.device}, which the plan of memory does not count"
 
 
 class RemoteRewardModelSettings(Settings):
     """Settings of `reward_models.RemoteRewardModel`."""
 
-    address: str = Field(pattern="^https?://", description="where `areal rewards serve_model` listens")
+    address: str = Field(pattern="^https?://", description="where `areal serve_model` listens")
     same_tokens: bool = Field(
         default=True, description="the policy's tokens are the reward model's; false tokenizes the answer's text again"
     )

@@ -113,7 +113,7 @@ class Answers:
         self._memory: OrderedDict[str, str] = OrderedDict()
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with self._open() as database:
+            with closing(self._open()) as database, database:
                 database.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
 
     def get(self, key: str) -> str | None:

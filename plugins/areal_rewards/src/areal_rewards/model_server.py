@@ -1,4 +1,4 @@
-"""`areal rewards serve_model`: a reward model behind an address, for runs that ask it from their rollout side."""
+"""`areal serve_model`: a reward model behind an address, for runs that ask it from their rollout side."""
 
 from __future__ import annotations
 
@@ -20,14 +20,26 @@ MOST_BYTES = 64
 """Of a request for each token that a sequence may have."""
 
 
-class ModelServer:
-    """Scores what is asked, all that came meanwhile in one pass."""
+_Asked = tuple[list[int], "asyncio.Future[float]"]
+"""A sequence and its score to come."""
 
-    def __init__(self, model: ScoringModel, longest: int) -> None:
-        self._web = load_library("areal rewards serve_model", "aiohttp.web", "judge")
+
+class ModelServer:
+    """Scores what is asked, in batches of what came while the model computed.
+
+    Args:
+        model: scores sequences.
+        longest: tokens that a sequence may have.
+        batch_tokens: tokens of a batch, padding included. A longer sequence is a batch of its own.
+    """
+
+    def __init__(self, model: ScoringModel, longest: int, batch_tokens: int) -> None:
+        self._web = load_library("areal serve_model", "aiohttp.web", "judge")
         self._model = model
         self.longest = longest
-        self._waiting: asyncio.Queue[tuple[list[int], asyncio.Future[float]]] = asyncio.Queue()
+        self._batch_tokens = batch_tokens
+        self._waiting: asyncio.Queue[_Asked] = asyncio.Queue()
+        self._next: _Asked | None = None
 
     async def score(self, request: Any) -> Any:
         """Answer POST /score with `prompt`, `completion`, `is_cut`, and `prompt_ids` and `completion_ids` if they
@@ -42,6 +54,8 @@ class ModelServer:
             ids = self._model.encode(prompt, completion, sampled, prompt_ids, is_cut=bool(asked.get("is_cut")))
             if not 0 < len(ids) <= self.longest:
                 raise ValueError(f"{len(ids)} tokens, where 1 to {self.longest} can be scored")
+            if not 0 <= min(ids) <= max(ids) < self._model.vocabulary:
+                raise ValueError(f"token ids are from 0 to {self._model.vocabulary - 1}; set same_tokens: false")
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             return self._web.json_response({"error": str(error)}, status=400)
         score: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -51,9 +65,7 @@ class ModelServer:
     async def work(self) -> None:
         """Take what waits, score it in a thread, and answer; for ever."""
         while True:
-            taken = [await self._waiting.get()]
-            while len(taken) < MOST_AT_ONCE and not self._waiting.empty():
-                taken.append(self._waiting.get_nowait())
+            taken = await self._batch()
             try:
                 scores = await asyncio.to_thread(self._model.score, [ids for ids, _ in taken])
             except Exception as error:  # noqa: BLE001 - such as memory; whoever asked is told, and others may ask again
@@ -65,9 +77,23 @@ class ModelServer:
                 if not answer.done():
                     answer.set_result(value)
 
+    async def _batch(self) -> list[_Asked]:
+        """Wait for a sequence, and return it with those that have come and fit beside it."""
+        taken = [self._next or await self._waiting.get()]
+        self._next = None
+        longest = len(taken[0][0])
+        while len(taken) < MOST_AT_ONCE and not self._waiting.empty():
+            asked = self._waiting.get_nowait()
+            longest = max(longest, len(asked[0]))
+            if longest * (len(taken) + 1) > self._batch_tokens:
+                self._next = asked
+                break
+            taken.append(asked)
+        return taken
+
 
 async def _serve(server: ModelServer, host: str, port: int) -> None:
-    web = load_library("areal rewards serve_model", "aiohttp.web", "judge")
+    web = load_library("areal serve_model", "aiohttp.web", "judge")
     # Tokenizing holds everybody up: what cannot be short enough in tokens is refused by its size.
     application = web.Application(client_max_size=2**16 + MOST_BYTES * server.longest)
     application.router.add_post("/score", server.score)
@@ -87,21 +113,29 @@ async def _serve(server: ModelServer, host: str, port: int) -> None:
 
 def main(words: Sequence[str]) -> int:
     """Serve until interrupted; the exit code."""
-    parser = argparse.ArgumentParser("areal rewards serve_model", description="serve a reward model")
+    parser = argparse.ArgumentParser("areal serve_model", description="serve a reward model")
     parser.add_argument("model", help="a Hugging Face folder, or a name on the hub, with a head of one output")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="0 is any free port (default)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--max-tokens", type=int, default=32768, help="longest sequence (default: %(default)s)")
+    parser.add_argument(
+        "--batch-tokens", type=int, default=65536, help="tokens of one pass, padding included (default: %(default)s)"
+    )
+    parser.add_argument("--device", help="cpu or cuda:N (default: cuda:0 where there is a GPU)")
     asked = parser.parse_args(list(words))
     folder = Path(asked.model)
-    if not 0 <= asked.port < 2**16 or asked.max_tokens < 1:
-        parser.error("--port is from 0 to 65535, --max-tokens at least 1")
+    if not 0 <= asked.port < 2**16 or min(asked.max_tokens, asked.batch_tokens) < 1:
+        parser.error("--port is from 0 to 65535, --max-tokens and --batch-tokens at least 1")
     if folder.exists() and not (folder / "config.json").is_file():
         sys.stderr.write(f"areal: '{folder}' is not a model: it has no config.json\n")
         return 2
+    gpus = load_library("areal serve_model", "torch", "models").cuda.device_count()
+    device = asked.device or ("cuda:0" if gpus else "cpu")
+    if device not in ("cpu", *(f"cuda:{number}" for number in range(gpus))):
+        parser.error(f"--device is cpu or cuda:N, and this machine has {gpus} GPU(s)")
     try:
-        server = ModelServer(ScoringModel(asked.model, asked.dtype), asked.max_tokens)
+        server = ModelServer(ScoringModel(asked.model, asked.dtype, device), asked.max_tokens, asked.batch_tokens)
         asyncio.run(_serve(server, asked.host, asked.port))
     except KeyboardInterrupt:
         return 130

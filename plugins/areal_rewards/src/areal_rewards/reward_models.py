@@ -21,13 +21,17 @@ class ScoringModel:
     Args:
         path: its folder, or a name on the hub.
         dtype: float32 or bfloat16.
+        device: `cpu` or `cuda:N`.
+
+    Attributes:
+        vocabulary: token ids are below it.
 
     Raises:
         ConfigError: transformers is not installed.
         ValueError: the model has no head of one output.
     """
 
-    def __init__(self, path: str, dtype: str = "float32") -> None:
+    def __init__(self, path: str, dtype: str = "float32", device: str = "cpu") -> None:
         self._torch = load_library("the reward model", "torch", "models")
         transformers = load_library("the reward model", "transformers", "models")
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
@@ -37,8 +41,9 @@ class ScoringModel:
         if len(heads) != 1:
             raise ValueError(f"the model {path} has no single head of one output, so it is not a reward model")
         self._head = heads[0]
-        self._device = "cuda" if self._torch.cuda.is_available() else "cpu"
-        self._model.to(self._device)
+        self._device = device
+        self._model.to(device)
+        self.vocabulary = int(self._model.get_input_embeddings().num_embeddings)
 
     def encode(
         self,
@@ -70,7 +75,23 @@ class ScoringModel:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """One score for each sequence of token ids, which are padded on the right for one pass."""
+        """Return one score for each sequence of token ids. Sequences without room in the GPU's memory beside each other
+        are scored in two halves.
+
+        Raises:
+            torch.OutOfMemoryError: a single sequence has no room.
+        """
+        try:
+            return self._in_one_pass(sequences)
+        except self._torch.OutOfMemoryError:
+            if len(sequences) == 1:
+                raise
+        # Behind the except clause, so that the failed pass has released its memory.
+        half = len(sequences) // 2
+        return [*self.score(sequences[:half]), *self.score(sequences[half:])]
+
+    def _in_one_pass(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        """Score sequences that are padded on the right."""
         torch = self._torch
         lengths = torch.tensor([len(sequence) for sequence in sequences])
         ids = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.int64)
@@ -94,7 +115,7 @@ class RewardModel:
 
     def __init__(self, settings: RewardModelSettings) -> None:
         self._settings = settings
-        self._model = ScoringModel(str(settings.path), settings.dtype)
+        self._model = ScoringModel(str(settings.path), settings.dtype, settings.device)
 
     def __call__(
         self,
@@ -112,7 +133,7 @@ class RewardModel:
 
 
 class RemoteRewardModel:
-    """A reward: the score of a reward model behind an address, as `areal rewards serve_model` serves one.
+    """A reward: the score of a reward model behind an address, as `areal serve_model` serves one.
 
     Args:
         settings: where it is, limits.

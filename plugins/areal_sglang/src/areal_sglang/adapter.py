@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from base64 import b64decode, b64encode
-from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
@@ -200,7 +199,7 @@ class SGLangAdapter(HTTPAdapter):
             **({"lora_path": partial.adapter} if partial.adapter else {}),
         }
         seen = 0
-        async for event in connection.stream("/generate", body, EVENTS):
+        async for event in connection.post_for_events("/generate", body, EVENTS):
             if event.error is not None:
                 if event.error.get("code") == _ABORTED:
                     yield Chunk([], [], "abort")
@@ -314,9 +313,12 @@ class SGLangAdapter(HTTPAdapter):
         label: str,
         mode: UpdateMode,
     ) -> None:
-        """`/update_weights_from_distributed`, between `begin` and `end` where the version knows them."""
-        with suppress(RequestRefusedError):
-            await connection.post("/begin_weight_update", {})
+        """`/update_weights_from_distributed`, between `/begin_weight_update` and `/end_weight_update`.
+
+        Raises:
+            UpdateRefusedError: the server refuses one of the three. Versions without the two marks need none.
+        """
+        await self._mark(connection, "/begin_weight_update")
         body = {
             "names": [tensor.name for tensor in tensors],
             "dtypes": [tensor.dtype for tensor in tensors],
@@ -326,8 +328,7 @@ class SGLangAdapter(HTTPAdapter):
             "flush_cache": mode == "recompute",
         }
         await self._update(connection, "/update_weights_from_distributed", body)
-        with suppress(RequestRefusedError):
-            await connection.post("/end_weight_update", {})
+        await self._mark(connection, "/end_weight_update")
 
     async def begin_reading(self, connection: ServerConnection) -> None:
         """`/begin_weight_update`, where the version knows it: what is read comes behind it."""

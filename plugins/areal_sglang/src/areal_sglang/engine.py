@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from areal_core.interfaces import SharedTensor, WeightUpdate
     from areal_core.launchers.member import Member
     from areal_sglang.config import SGLangConfig
 
@@ -31,4 +32,11 @@ class SGLangEngine(ServerFleet):
         self._speaker = SGLangAdapter(settings)
         super().__init__(settings, self._speaker, log_dir, member, gpus)
         self._reading = Reading(self._speaker, self.pool, self._updater, settings.update_timeout_s)
-        self.read_tensors, self.update_weights = self._reading.read, self._reading.update_weights
+
+    async def read_tensors(self, version: int, tensors: Sequence[SharedTensor]) -> list[int]:
+        """See `TensorReader.read_tensors`."""
+        return await self._reading.read(version, tensors)
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """See `InferenceEngine.update_weights`: servers that have read the tensors need the version's name alone."""
+        await self._reading.update_weights(update)

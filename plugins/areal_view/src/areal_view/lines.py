@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-DIAGNOSTICS_FILE = "diagnostics.jsonl"
-
 
 def read_lines(
     path: Path, is_whole: Callable[[Any], bool], most_bytes: int | None = None
@@ -42,11 +40,6 @@ def is_metrics(line: Any) -> bool:
 def is_group(line: Any) -> bool:
     """Whether a line holds a version and its episodes, as those of `samples.jsonl` do."""
     return isinstance(line, dict) and isinstance(line.get("version"), int) and _are_episodes(line.get("episodes"))
-
-
-def is_diagnostic(line: Any) -> bool:
-    """Whether a line holds a step and a text, as those of `diagnostics.jsonl` do."""
-    return isinstance(line, dict) and "step" in line and isinstance(line.get("text"), str)
 
 
 def _are_episodes(found: Any) -> bool:

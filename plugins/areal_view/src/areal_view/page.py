@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from areal_core.config import CONFIG_FILE, load_run
+from areal_core.diagnostics import read_findings
 from areal_core.errors import ArealError, UsageError
-from areal_view.lines import DIAGNOSTICS_FILE, is_diagnostic, is_group, is_metrics, read_lines
+from areal_view.lines import is_group, is_metrics, read_lines
 from areal_view.rollouts import COLUMNS, HARDWARE_FILE, INDEXED, read_index, read_step, steps_of, token_count
 from areal_view.timeline import in_flight, latest, read_timeline
 
@@ -104,7 +105,7 @@ def run_data(run_dir: Path, steps: range | None = None, *, is_served: bool = Fal
         "steps": all_steps,
         "facts": facts,
         "notes": notes,
-        "diagnostics": read_lines(run_dir / DIAGNOSTICS_FILE, is_diagnostic)[0],
+        "diagnostics": read_findings(run_dir),
         "config": (run_dir / CONFIG_FILE).read_text(encoding="utf-8"),
         "charts": _charts(lines),
         "metrics": _metrics(_thinned(lines)),

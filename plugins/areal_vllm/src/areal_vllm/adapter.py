@@ -218,7 +218,7 @@ class VLLMAdapter(HTTPAdapter):
             **({"model": partial.adapter} if partial.adapter else {}),
         }
         seen = 0
-        async for event in connection.stream("/inference/v1/generate", body, _EVENTS):
+        async for event in connection.post_for_events("/inference/v1/generate", body, _EVENTS):
             if event.error is not None:
                 raise_refusal(event.error)
             for choice in event.choices:

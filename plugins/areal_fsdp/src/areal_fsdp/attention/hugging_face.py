@@ -17,7 +17,7 @@ import torch
 from transformers import AttentionInterface
 
 from areal_core.errors import RunError
-from areal_fsdp.attention.kernels import current_kernel
+from areal_fsdp.attention.kernels import kernel_for
 from areal_fsdp.attention.packed import PackedLayout, Reach, Three, packed_attention
 from areal_fsdp.parallel.context import heads_to_tokens, tokens_to_heads
 
@@ -36,10 +36,12 @@ class GraphLayout(NamedTuple):
     Attributes:
         bounds: [B + 1] int32, on the device: sequence i is `bounds[i]:bounds[i + 1]`.
         host_bounds: the same in host memory.
+        kernel: the name of the model's kernel in half precision on a GPU.
     """
 
     bounds: torch.Tensor
     host_bounds: torch.Tensor
+    kernel: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,26 +58,26 @@ class Layout:
 
     @classmethod
     def of(
-        cls, lengths: torch.Tensor | Sequence[int], device: torch.device, *, for_graphs: bool, multiple: int = 1
+        cls, lengths: torch.Tensor | Sequence[int], device: torch.device, kernel: str = "", *, multiple: int = 1
     ) -> Layout:
         """Plan a batch of sequences of these lengths, each at least 1, without waiting for the device.
 
         Args:
             lengths: [B], in host memory.
             device: where the tokens are.
-            for_graphs: as a compiled graph or a GPU's kernel takes it.
+            kernel: the name of a kernel gives the layout that it and compiled graphs take; empty, the other one.
             multiple: what the number of tokens divides by, filled up with a sequence of its own.
         """
         if missing := -int(sum(lengths)) % multiple:
             lengths = [*map(int, lengths), missing]
-        if not for_graphs:
+        if not kernel:
             packed = PackedLayout.from_lengths(lengths, device)
             return cls(packed.position_ids, packed)
         sizes = torch.as_tensor(lengths, dtype=torch.int64)
         ends = sizes.cumsum(0)
         position_ids = torch.arange(int(ends[-1])) - torch.repeat_interleave(ends - sizes, sizes)
         host_bounds = torch.nn.functional.pad(ends, (1, 0)).to(torch.int32)
-        return cls(to_device(position_ids, device), GraphLayout(to_device(host_bounds, device), host_bounds))
+        return cls(to_device(position_ids, device), GraphLayout(to_device(host_bounds, device), host_bounds, kernel))
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -112,9 +114,7 @@ def _hugging_face_attention(
         attended = packed_attention(q, k, v, packed_layout, scale=scaling, window=sliding_window)
     else:
         scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-        attended, _ = torch.ops.areal_attention.attention(
-            q, k, v, packed_layout.bounds, packed_layout.host_bounds, scale, sliding_window or 0
-        )
+        attended, _ = torch.ops.areal_attention.attention(q, k, v, *packed_layout, scale, sliding_window or 0)
     if packed_context is not None:
         attended = heads_to_tokens(attended, *packed_context)
     return attended.unsqueeze(0), None
@@ -175,6 +175,7 @@ def attention(
     value: torch.Tensor,
     bounds: torch.Tensor,
     host_bounds: torch.Tensor,
+    kernel: str,
     scale: float,
     window: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -186,6 +187,7 @@ def attention(
         value: [T, key heads, head size].
         bounds: on the device.
         host_bounds: in host memory.
+        kernel: see `GraphLayout`.
         scale: factor of the scores.
         window: tokens in sight, 0 for all.
 
@@ -195,7 +197,7 @@ def attention(
     """
     if _has_kernel(query):
         reach = _reach(host_bounds, scale, window)
-        return current_kernel(reach).forward(query, key, value, bounds, reach)
+        return kernel_for(kernel, reach).forward(query, key, value, bounds, reach)
     layout = _layout(tuple(host_bounds.tolist()), query.device)
     attended = packed_attention(query, key, value, layout, scale=scale, window=window or None)
     return attended.contiguous(), query.new_zeros(query.shape[1], query.shape[0], dtype=torch.float32)
@@ -211,13 +213,14 @@ def attention_backward(
     denominator: torch.Tensor,
     bounds: torch.Tensor,
     host_bounds: torch.Tensor,
+    kernel: str,
     scale: float,
     window: int,
 ) -> Three:
     """The gradients of query, key and value, in their shapes; without a kernel attention is computed once more."""
     if _has_kernel(query):
         reach = _reach(host_bounds, scale, window)
-        return current_kernel(reach).backward(
+        return kernel_for(kernel, reach).backward(
             gradient.contiguous(), query, key, value, attended, denominator, bounds, reach
         )
     layout = _layout(tuple(host_bounds.tolist()), query.device)
@@ -240,16 +243,16 @@ def _(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: tor
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    *tensors, ctx.scale, ctx.window = inputs
+    *tensors, ctx.kernel, ctx.scale, ctx.window = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
 def _gradients(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     query, key, value, bounds, host_bounds, attended, denominator = ctx.saved_tensors
     found = torch.ops.areal_attention.attention_backward(
-        gradient, query, key, value, attended, denominator, bounds, host_bounds, ctx.scale, ctx.window
+        gradient, query, key, value, attended, denominator, bounds, host_bounds, ctx.kernel, ctx.scale, ctx.window
     )
-    return (*found, None, None, None, None)
+    return (*found, None, None, None, None, None)
 
 
 attention.register_autograd(_gradients, setup_context=_remember)

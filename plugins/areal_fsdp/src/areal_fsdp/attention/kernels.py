@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,17 +103,20 @@ def _cudnn_kernel() -> Kernel:
 _MAKERS = {"flash4": _flash4_kernel, "cudnn": _cudnn_kernel, "torch": _torch_kernel}
 """Fastest first."""
 
-_chosen: dict[str, Kernel] = {}
+
+@cache
+def _kernel(name: str) -> Kernel:
+    return _MAKERS[name]()
 
 
-def current_kernel(reach: Reach) -> Kernel:
-    """The kernel of this process: what `choose_kernel` found, PyTorch's before it was called."""
-    found = _chosen.get("kernel")
-    return found if found is not None and (found.has_windows or not reach.window) else _torch_kernel()
+def kernel_for(name: str, reach: Reach) -> Kernel:
+    """Return a kernel by its name, or PyTorch's in its place where it does not take this reach."""
+    kernel = _kernel(name)
+    return kernel if kernel.has_windows or not reach.window else _kernel("torch")
 
 
 def choose_kernel(wanted: str, heads: int, key_heads: int, head_size: int, device: torch.device) -> str:
-    """Try the kernels, fastest first, on this device and these heads, and keep the first that computes attention.
+    """Try the kernels, fastest first, on this device and these heads, until one computes attention.
 
     Args:
         wanted: `auto`, or the name of one.
@@ -122,30 +126,24 @@ def choose_kernel(wanted: str, heads: int, key_heads: int, head_size: int, devic
         device: a GPU.
 
     Returns:
-        The chosen kernel's name.
+        The kernel's name, for `kernel_for`.
 
     Raises:
         RunError: the kernel that was asked for by name is missing or wrong.
     """
     for name in _MAKERS if wanted == "auto" else [wanted]:
         try:
-            kernel = _MAKERS[name]()
-            distance = _distance(kernel, heads, key_heads, head_size, device)
+            distance = _distance(_kernel(name), heads, key_heads, head_size, device)
         except Exception as error:  # noqa: BLE001 - other people's compilers fail in their own ways
             reason = f"{type(error).__name__}: {str(error)[:300]}"
             log.log(logging.DEBUG if isinstance(error, ImportError) else logging.WARNING, "%s: %s", name, reason)
         else:
             if distance <= _PROBE_TOLERANCE:
                 log.info("attention kernel: %s (distance from float32 %.4f)", name, distance)
-                _chosen["kernel"] = kernel
                 return name
             reason = f"its results are {distance:.2g} from float32's"
             log.warning("attention kernel %s is not used: %s", name, reason)
-    if wanted in (
-        "auto",
-        "torch",
-    ):  # PyTorch's own fails only for heads that no kernel takes; the model's probe decides
-        _chosen["kernel"] = _torch_kernel()
+    if wanted in ("auto", "torch"):  # PyTorch's fails only for heads that no kernel takes; the model's probe decides
         return "torch"
     raise RunError(
         f"train_engine.attention_kernel: {wanted} cannot be used here: {reason}",

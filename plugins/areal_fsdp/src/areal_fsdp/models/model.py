@@ -52,7 +52,7 @@ class RoleModule(torch.nn.Module):
         temperature: logits are divided by it.
         chunk_tokens: tokens whose logits exist at once, None for the device's own number.
         compiled: whether the head's reductions are compiled.
-        for_graphs: the kind of layout that `forward` takes.
+        kernel: of attention, and thereby the kind of layout that `forward` takes; see `Layout.of`.
 
     Attributes:
         context: where ranks have a share of the tokens each.
@@ -67,13 +67,13 @@ class RoleModule(torch.nn.Module):
         temperature: float,
         chunk_tokens: int | None = None,
         compiled: bool = False,
-        for_graphs: bool = False,
+        kernel: str = "",
     ) -> None:
         super().__init__()
         self.context: Context | None = None
         self.vocabulary: Vocabulary | None = None
         self.compiled = compiled
-        self.for_graphs = for_graphs
+        self.kernel = kernel
         self.model = model
         self.head_name = _scalar_head_name(model) if role.head == "scalar" else ""
         self.temperature = temperature
@@ -91,7 +91,7 @@ class RoleModule(torch.nn.Module):
     def layout(self, lengths: torch.Tensor | Sequence[int], device: torch.device) -> Layout:
         """What `forward` has to know of sequences of these lengths; see `Layout.of`."""
         multiple = 1 if self.context is None else self.context.size
-        return Layout.of(lengths, device, for_graphs=self.for_graphs, multiple=multiple)
+        return Layout.of(lengths, device, self.kernel, multiple=multiple)
 
     def forward(
         self,

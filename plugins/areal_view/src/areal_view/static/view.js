@@ -229,7 +229,7 @@ function startOverview() {
   find("progress").textContent = `${last === undefined ? "no step" : `step ${last}`} of ${RUN.steps} · made ${made}`;
   find("facts").append(...RUN.facts.map(([name, text]) => make("div", {}, make("dt", {}, name), make("dd", {}, text))));
   find("notes").append(...RUN.notes.map((note) => make("li", {}, note)));
-  const [newest, ...earlier] = RUN.diagnostics.map(({ step, text }) => dim(`Step ${step}: ${text}`)).reverse();
+  const [newest, ...earlier] = RUN.diagnostics.map(({ step, text }) => dim(step ? `Step ${step}: ${text}` : `Note: ${text}`)).reverse();
   find("diagnostics").hidden = !newest;
   find("diagnostics").append(newest ?? "", make("details", { hidden: earlier.length ? null : "" },
     make("summary", {}, `${earlier.length} earlier`), ...earlier));

@@ -1,40 +1,35 @@
-"""What a run's metrics say where something known goes wrong, and what to try; each is said once."""
+"""The conditions of a run's metrics that are known to go wrong, each with what to try."""
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from areal_core.config import load_run
-from areal_view.balance import Split, bottleneck
-from areal_view.lines import DIAGNOSTICS_FILE, is_metrics, read_lines
+from areal_core.diagnostics.balance import Split, bottleneck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 STEPS: Final = 5
-"""In so many steps, one after another, it must show; and so many are what a run began with."""
+"""Consecutive steps in which most conditions must hold. As many are what a run began with."""
 KEPT_STEPS: Final = 200
-"""For the balance of GPUs, which leaves out steps with an evaluation or a checkpoint."""
+"""Steps that are kept for the balance of GPUs, which leaves out those with an evaluation or a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnostic:
+class Condition:
     """One thing that is known to go wrong.
 
     Attributes:
-        shows: by the steps that a run began with and its last ones, as functions from a metric's name to its values;
-            the second one takes a number of steps as well.
+        holds: whether it does. Takes the steps that a run began with and its last ones, as functions from a metric's
+            name to its values; the second one takes a number of steps as well.
         words: what it is, and what to try; `{NAME}` is the last value of a metric, its slashes as underscores.
     """
 
-    shows: Callable[[Callable[[str], Sequence[float]], Callable[..., Sequence[float]]], bool]
+    holds: Callable[[Callable[[str], Sequence[float]], Callable[..., Sequence[float]]], bool]
     words: str
 
 
@@ -42,8 +37,8 @@ def _above(values: Sequence[float], limit: float, steps: int = STEPS) -> bool:
     return len(values) == steps and min(values) > limit
 
 
-def _below(values: Sequence[float], limit: float) -> bool:
-    return len(values) == STEPS and max(values) < limit
+def _below(values: Sequence[float], limit: float, steps: int = STEPS) -> bool:
+    return len(values) == steps and max(values) < limit
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -56,8 +51,8 @@ def _stands_still(first: Callable[..., Sequence[float]], last: Callable[..., Seq
     return _mean(last("reward/all_episodes", 2 * STEPS)) <= risen
 
 
-DIAGNOSTICS: Final = (
-    Diagnostic(
+CONDITIONS: Final = (
+    Condition(
         # A policy that explores more may double its entropy too, but not while its rewards fall.
         lambda first, last: (
             _above(last("train/entropy"), 2 * min(first("train/entropy"), default=math.inf))
@@ -68,36 +63,35 @@ DIAGNOSTICS: Final = (
         "it was, and its rewards have fallen to less than half: lower train_engine.learning_rate (now "
         "{train_learning_rate:.2g}), and go on from a model or a checkpoint of before",
     ),
-    Diagnostic(
+    Condition(
         lambda first, last: _above(last("agents/malformed_calls"), max(0.5, _mean(last("agents/calls")))),
         "most calls of tools cannot be read: {agents_malformed_calls:.2g} an episode; look at them in samples.jsonl: "
         "where they are cut, raise sampling.max_new_tokens; where they are another family's, set workflow.tool_form; "
         "where they have become so, lower the learning rate and go on from a checkpoint of before",
     ),
-    Diagnostic(
+    Condition(
         lambda first, last: _above(last("episodes/failed"), max(0.5, 0.1 * _mean(last("batch/sequences")))),
         "{episodes_failed:.0f} episodes failed in this step, as in those before: nothing is learned from them, and "
         "scores leave them out; the terminal names the first cause and its row, logs/ have the tracebacks",
     ),
-    Diagnostic(
+    Condition(
         lambda first, last: _above(last("reward/groups_all_equal"), 0.95) and _stands_still(first, last),
         f"in {STEPS} steps all answers to a prompt earned the same in {{reward_groups_all_equal:.0%}} of the groups: "
         "nothing can be learned from that; look at them in samples.jsonl, and take easier or harder prompts",
     ),
-    Diagnostic(
-        lambda first, last: (
-            _below(last("train/gradient_norm"), 1e-30) and not _above(last("reward/groups_all_equal"), 0.95)
-        ),
-        f"in {STEPS} steps the gradient was exactly 0: nothing is learned. All advantages are 0, as with a teacher "
-        "that is the policy itself, or every token is out of the loss: look at rewards, the roles' models and filters",
+    Condition(
+        lambda first, last: _below(last("train/gradient_norm", 1), 1e-30, 1),
+        "the gradient was exactly 0, so nothing was learned in this step: all answers to each prompt earned the same "
+        "(reward/groups_all_equal), all advantages are 0, as with a teacher that is the policy itself, or every token "
+        "is out of the loss; check rewards, filters and the models of roles",
     ),
-    Diagnostic(
+    Condition(
         # Answers of one token are cut wherever one is asked for.
         lambda first, last: _above(last("batch/truncated"), 1 / 3) and not _below(last("batch/response_length"), 1.5),
         "{batch_truncated:.0%} of the answers are cut at their longest length: raise sampling.max_new_tokens, or shape "
         "them (reward_shaping: overlong_penalty; group_filters: mask_truncated)",
     ),
-    Diagnostic(
+    Condition(
         lambda first, last: (
             _below(last("train/entropy"), 0.05 * _mean(first("train/entropy")))
             and _above(last("reward/groups_all_equal"), 0.5)
@@ -107,7 +101,7 @@ DIAGNOSTICS: Final = (
         "nats a token, less than a twentieth of what it was; lower the learning rate, or add "
         "regularizers: [entropy_bonus]",
     ),
-    Diagnostic(
+    Condition(
         lambda first, last: (
             _above(last("train/behavior_kl"), 0.1)
             or _above(last("train/behavior_kl"), max(0.02, 5 * _mean(first("train/behavior_kl"))))
@@ -115,32 +109,32 @@ DIAGNOSTICS: Final = (
         "the policy that samples has left the one that learns: a KL of {train_behavior_kl:.3f} nats a token; lower "
         "rollout.max_staleness or the learning rate, or compare number formats by weight_sync.logprob_check_every=1",
     ),
-    Diagnostic(
+    Condition(
         lambda first, last: _below(last("train/effective_sample_share"), 0.3),
         "importance weights leave {train_effective_sample_share:.0%} of the samples' worth: lower "
         "rollout.max_staleness, or take a correction that masks",
     ),
-    Diagnostic(
+    Condition(
         # GSPO clips most tokens, and learns: it is said where it shows for three times as long.
         lambda one, last: _above(last("train/clip_fraction", 3 * STEPS), 0.3, 3 * STEPS) and _stands_still(one, last),
         "clipping takes the gradient from {train_clip_fraction:.0%} of the tokens: lower the learning rate or "
         "training.num_minibatches",
     ),
-    Diagnostic(
+    Condition(
         lambda first, last: _above(last("train/gradient_norm"), 10_000),
         "the gradient's norm is {train_gradient_norm:,.0f}: look for huge rewards, and for advantages divided by 0",
     ),
-    Diagnostic(
+    Condition(
         lambda first, last: _above(last("engine/waste"), 0.3),
         "{engine_waste:.0%} of what the trainer's ranks could compute is nothing but waiting for the one with the most "
         "tokens: take larger batches, a larger train_engine.max_tokens_per_microbatch, or fewer ranks",
     ),
-    Diagnostic(
+    Condition(
         lambda first, last: _above(last("engine/peak_memory_share"), 0.92),
         "the trainer has held {engine_peak_memory_share:.0%} of a GPU's memory: longer sequences may not fit; lower "
         "train_engine.max_tokens_per_microbatch, or set train_engine.activation_checkpointing",
     ),
-    Diagnostic(
+    Condition(
         # A critic knows nothing at first, so it has twice the time; where rewards hardly differ there is nothing to
         # explain.
         lambda first, last: (
@@ -154,7 +148,7 @@ DIAGNOSTICS: Final = (
 
 
 class Diagnostics:
-    """Looks at each new line of metrics.
+    """Holds each new line of metrics against all conditions.
 
     Args:
         split: of the run's GPUs, None where it has none for each half.
@@ -162,22 +156,13 @@ class Diagnostics:
 
     def __init__(self, split: Split | None = None) -> None:
         self._split = split
-        self._left = list(DIAGNOSTICS)
+        self._open = list(CONDITIONS)
         self._balance_reported = split is None
         self._first: dict[str, list[float]] = {}
         self.lines: deque[Mapping[str, Any]] = deque(maxlen=KEPT_STEPS)
 
-    @classmethod
-    def of_run(cls, run_dir: Path, step: int) -> Diagnostics:
-        """For a run that goes on with a step; what was said of the steps before is not said again."""
-        made = cls(Split.of(load_run(run_dir).config))
-        for line in read_lines(run_dir / "metrics.jsonl", is_metrics)[0]:
-            if line["step"] < step:
-                made.add(line)
-        return made
-
     def add(self, line: Mapping[str, Any]) -> list[str]:
-        """What shows now, of what has not been said before.
+        """Return what the metrics show now and did not show before.
 
         Args:
             line: the metrics of the next step.
@@ -188,8 +173,6 @@ class Diagnostics:
             known = self._first.setdefault(key, [])
             if len(known) < STEPS:
                 known.append(value)
-        if len(self.lines) < STEPS:
-            return []
         every = list(self.lines)  # a deque has no slices
 
         def first(key: str) -> list[float]:
@@ -198,18 +181,11 @@ class Diagnostics:
         def last(key: str, steps: int = STEPS) -> list[float]:
             return [line[key] for line in every[-steps:] if key in line]
 
-        found = [one for one in self._left if one.shows(first, last)]
-        self._left = [one for one in self._left if one not in found]
+        holding = [condition for condition in self._open if condition.holds(first, last)]
+        self._open = [condition for condition in self._open if condition not in holding]
         numbers = {key.replace("/", "_"): value for key, value in line.items()}
-        told = [one.words.format(**numbers) for one in found]
+        texts = [condition.words.format(**numbers) for condition in holding]
         if not self._balance_reported and (words := bottleneck(every, self._split)):
             self._balance_reported = True
-            told.append(words)
-        return told
-
-
-def keep(run_dir: Path, step: int, found: Sequence[str]) -> None:
-    """Write what has been found behind what stands in `diagnostics.jsonl`; a full disk costs the line."""
-    if found:
-        with suppress(OSError), (run_dir / DIAGNOSTICS_FILE).open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps({"step": step, "text": text}) + "\n" for text in found)
+            texts.append(words)
+        return texts

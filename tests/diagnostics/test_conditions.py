@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from areal_core.config import resolve
-from areal_core.plugins import PluginManager
-from areal_view import plugin
-from areal_view.diagnostics import STEPS, Diagnostics
-from areal_view.page import write_report
+from areal_core.diagnostics import STEPS, Diagnostics, Watch, read_findings, write_notes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +57,6 @@ def test_answers_of_one_token_are_not_too_short() -> None:
         ({"engine/peak_memory_share": 0.95}, "held 95% of a GPU's memory"),
         ({"train/clip_fraction": 0.4}, "from 40% of the tokens"),
         ({"train/gradient_norm": 467_000.4}, "norm is 467,000: "),
-        ({"train/gradient_norm": 0.0}, "the gradient was exactly 0: nothing is learned"),
         (
             {"agents/malformed_calls": 0.9, "agents/calls": 0.1},
             "most calls of tools cannot be read: 0.9 an episode",
@@ -128,23 +124,32 @@ def test_a_metric_that_comes_late_begins_where_it_comes() -> None:
     assert len(told) == 1
 
 
-def test_a_run_is_told_once_also_when_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the hooks, as the trainer calls them; the run is resumed in another process."""
-    resolved = resolve(None, ["grpo", "view"], [f"run_dir={tmp_path}"])
-    (tmp_path / "config.yaml").write_text(resolved.to_yaml())
+def test_one_step_without_a_gradient_is_enough() -> None:
+    (line,) = said(WELL, {**WELL, "train/gradient_norm": 0.0}, WELL, {**WELL, "train/gradient_norm": 0.0})
+    assert "the gradient was exactly 0, so nothing was learned in this step" in line
+    assert "exactly 0" in said({"train/gradient_norm": 0.0})[0]
+
+
+def test_a_finding_is_shown_and_kept_once_also_where_a_run_is_resumed(tmp_path: Path) -> None:
+    config = resolve(None, ["grpo"]).config
     lines = [{"step": step, **WELL, "train/gradient_norm": 20_000.0} for step in range(1, 3 * STEPS)]
-    told: list[str] = []
+    write_notes(tmp_path, ["of the first start"])
+    shown: list[str] = []
     for begins in (0, STEPS):
-        monkeypatch.setattr(plugin, "_of_runs", {})
-        events = PluginManager.load(["view"]).events
-        events.log = told.append
+        watch = Watch(tmp_path, config, begins, shown.append)
         for line in lines[begins:]:
-            with (tmp_path / "metrics.jsonl").open("a") as file:
-                file.write(f"{json.dumps(line)}\n" if not begins else "")
-            events.step_finished(tmp_path, line["step"], {k: v for k, v in line.items() if k != "step"})
-        assert not events.silenced
-    (words,) = told
-    assert "the gradient's norm is 20,000" in words
-    page = write_report(tmp_path)
-    assert page is not None
-    assert f'{{"step":{STEPS},"text":"{words}"}}' in page.read_text()
+            watch.add(line)
+        write_notes(tmp_path, ["of the resume"])
+        (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (words,) = shown
+    assert words.startswith(f"step {STEPS}: the gradient's norm is 20,000")
+    text = words.removeprefix(f"step {STEPS}: ")
+    assert read_findings(tmp_path) == [{"step": 0, "text": "of the resume"}, {"step": STEPS, "text": text}]
+
+
+def test_what_a_discarded_history_showed_is_forgotten_and_shown_again(tmp_path: Path) -> None:
+    config, shown = resolve(None, ["grpo"]).config, list[str]()
+    for _ in range(2):
+        Watch(tmp_path, config, 2, shown.append).add({"step": 3, "train/gradient_norm": 0.0})
+    assert len(shown) == 2
+    assert [line["step"] for line in read_findings(tmp_path)] == [3]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from areal_core.config.sections import PlacementSection
-from areal_view.balance import STEPS, Balance, Split, bottleneck
-from areal_view.diagnostics import Diagnostics
+from areal_core.diagnostics.balance import STEPS, Balance, Split, bottleneck
+from areal_core.diagnostics.conditions import Diagnostics
 
 
 def simulate(split: Split, generation: float, training: float, steps: int = 40, ahead: int = 2) -> list[dict[str, Any]]:

@@ -1,0 +1,20 @@
+"""What areal notes about a run: settings that do nothing, before it starts, and known problems that its metrics show.
+
+`areal run` prints each finding once and keeps it in `diagnostics.jsonl`, which `areal status` and `areal view` read.
+"""
+
+from areal_core.diagnostics.balance import Split, bottleneck
+from areal_core.diagnostics.conditions import CONDITIONS, STEPS, Diagnostics
+from areal_core.diagnostics.findings import FINDINGS_FILE, Watch, read_findings, write_notes
+
+__all__ = [
+    "CONDITIONS",
+    "FINDINGS_FILE",
+    "STEPS",
+    "Diagnostics",
+    "Split",
+    "Watch",
+    "bottleneck",
+    "read_findings",
+    "write_notes",
+]

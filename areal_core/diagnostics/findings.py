@@ -1,0 +1,67 @@
+"""`diagnostics.jsonl`: a JSON line with `step` and `text` for each finding of a run; notes before it have step 0."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from areal_core.diagnostics.balance import Split
+from areal_core.diagnostics.conditions import Diagnostics
+from areal_core.disk import append_line, read_steps, replace_durably
+from areal_core.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from areal_core.config import RunConfig
+
+FINDINGS_FILE: Final = "diagnostics.jsonl"
+
+
+def read_findings(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the findings of a run, the notes first; none where there is no file."""
+    found = [line for line in read_steps(run_dir / FINDINGS_FILE) if isinstance(line.get("text"), str)]
+    return sorted(found, key=lambda line: line["step"])
+
+
+def write_notes(run_dir: Path, notes: Iterable[str]) -> None:
+    """Write what is to be noted before a run starts or resumes, in place of the notes of an earlier start."""
+    later = [line for line in read_findings(run_dir) if line["step"]]
+    _write(run_dir, [*({"step": 0, "text": note} for note in notes), *later])
+
+
+def _write(run_dir: Path, findings: Iterable[Mapping[str, Any]]) -> None:
+    with suppress(OSError):  # a full disk costs the findings and never the run
+        text = "".join(f"{json.dumps(line)}\n" for line in findings)
+        replace_durably(run_dir / FINDINGS_FILE, text.encode())
+
+
+class Watch:
+    """Watches the metrics of a run, and writes and shows each finding once, also where the run was resumed.
+
+    Args:
+        run_dir: its folder, whose metrics end with `step`.
+        config: of the run.
+        step: that the run starts from; findings of later steps belong to a discarded history and are removed.
+        log: shows a line to the user.
+    """
+
+    def __init__(self, run_dir: Path, config: RunConfig, step: int, log: Callable[[str], None]) -> None:
+        self._run_dir, self._log = run_dir, log
+        self._diagnostics = Diagnostics(Split.of(config))
+        for line in read_steps(run_dir / "metrics.jsonl"):
+            if line["step"] <= step and all(isinstance(value, int | float) for value in line.values()):
+                self._diagnostics.add(line)
+        findings = read_findings(run_dir)
+        if kept := [line for line in findings if line["step"] > step]:
+            _write(run_dir, [line for line in findings if line not in kept])
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Take the metrics of the next step, with its number as `step`."""
+        for text in self._diagnostics.add(line):
+            with suppress(RunError):
+                finding = json.dumps({"step": line["step"], "text": text})
+                append_line("the diagnostics", self._run_dir / FINDINGS_FILE, finding)
+            self._log(f"step {line['step']}: {text}")

@@ -1,0 +1,184 @@
+"""The user's own files as modules: `/home/me/task/reward.py` is `areal_core.files./home/me/task.reward`.
+
+Each folder is a package. A file imports the files and packages beside it as a script does (`import helper`), or by
+`from . import helper`, and two folders with a `helper.py` each get their own. Modules of Python's standard library keep
+their names; a neighbor comes before an installed module of its name, for the files of its folder alone.
+
+The name of a module contains its path, so that every process can import it: one that unpickles an object of it, too.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import importlib
+import importlib.util
+import sys
+from functools import partial
+from importlib.abc import MetaPathFinder, SourceLoader
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import ModuleType
+
+__path__: list[str] = []
+"""Makes this module a package, whose modules `_Finder` finds."""
+
+PREFIX: Final = f"{__name__}./"
+"""Every module of the user's own files has a name that begins so."""
+MODULES: Final = "modules"
+"""Folder below a run's sources with the user's modules that were imported by their own names."""
+
+
+class KeptSources:
+    """The source files of a run as it started with them; processes of the run execute these, whatever becomes of the
+    files themselves. Modules that are imported are read from where they are, and from the run's copies once they are
+    gone; that they have changed is told by a resume.
+
+    Attributes:
+        folder: where they are kept; None in a process that belongs to no run.
+        renews: whether files are read as they are now where they are still there, as a resume does to compare them.
+    """
+
+    folder: Path | None = None
+    renews = False
+
+    @classmethod
+    def use(cls, folder: Path, *, renews: bool = False) -> None:
+        """Read what is kept in a run's folder; modules that are gone are imported from there too, behind all others."""
+        cls.folder, cls.renews = folder, renews
+        sys.path.append(str(folder / MODULES))
+
+    @classmethod
+    def place(cls, folder: Path, path: Path, name: str = "") -> Path:
+        """Where the source of a file is kept; `name` is `module NAME` of one that was imported, and leads there."""
+        if module := name.partition("module ")[2]:
+            above = module.split(".") if path.stem == "__init__" else module.split(".")[:-1]
+            return folder.joinpath(MODULES, *above, path.name)
+        return folder / f"{path.stem}-{hashlib.sha256(str(path).encode()).hexdigest()[:12]}.py"
+
+    @classmethod
+    def has(cls, path: Path) -> bool:
+        """Return whether `read` finds a file."""
+        return path.is_file() or (cls.folder is not None and cls.place(cls.folder, path).is_file())
+
+    @classmethod
+    def read(cls, path: Path) -> bytes:
+        """Return the source of a file, as it was when the run started."""
+        kept = None if cls.folder is None else cls.place(cls.folder, path)
+        if kept is None or not kept.is_file() or (cls.renews and path.is_file()):
+            return path.read_bytes()
+        return kept.read_bytes()
+
+
+def load_file(path: Path, source: bytes) -> tuple[ModuleType, str]:
+    """Import a file, and again if its content has changed since.
+
+    Args:
+        path: absolute and resolved; its name ends in `.py`.
+        source: its content now.
+
+    Returns:
+        The module, and the SHA-256 of the source that was executed.
+    """
+    digest = hashlib.sha256(source).hexdigest()
+    name = f"{__name__}.{_quote(str(path.parent))}.{_quote(path.stem)}"
+    if getattr(sys.modules.get(name), "__areal_sha256__", digest) != digest:
+        del sys.modules[name]
+    module = importlib.import_module(name)
+    return module, module.__dict__["__areal_sha256__"]
+
+
+def _quote(part: str) -> str:
+    """Return one part of a module's name: a dot would end it."""
+    return part.replace("%", "%25").replace(".", "%2E")
+
+
+class _Finder(MetaPathFinder):
+    """Finds the module of a name that contains its path."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See `MetaPathFinder`."""
+        del path, target
+        if not fullname.startswith(PREFIX):
+            return None
+        folder, *parts = map(unquote, fullname.removeprefix(f"{__name__}.").split("."))
+        if not parts:
+            package = ModuleSpec(fullname, None, is_package=True)
+            package.submodule_search_locations = [folder]
+            return package
+        place = Path(folder, *parts)
+        file, package_file = place.with_name(f"{place.name}.py"), place / "__init__.py"
+        if KeptSources.has(file):
+            return importlib.util.spec_from_file_location(fullname, file, loader=_Loader(file))
+        if KeptSources.has(package_file):
+            return importlib.util.spec_from_file_location(
+                fullname, package_file, loader=_Loader(package_file), submodule_search_locations=[str(place)]
+            )
+        return PathFinder.find_spec(fullname, [str(place.parent)])  # compiled modules, folders without __init__.py
+
+
+class _Loader(SourceLoader):
+    """Executes a file that finds its neighbors."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def get_filename(self, fullname: str) -> str:
+        """See `SourceLoader`."""
+        del fullname
+        return str(self._file)
+
+    def get_data(self, path: str | bytes) -> bytes:
+        """See `SourceLoader`."""
+        return KeptSources.read(Path(str(path)))
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See `SourceLoader`. Record the hash of the source that is executed."""
+        source = KeptSources.read(self._file)
+        if not self._file.is_file() or self._file.read_bytes() != source:
+            sys.stderr.write(f"{self._file} has changed since the run started, which continues with its own copy\n")
+        module.__dict__["__areal_sha256__"] = hashlib.sha256(source).hexdigest()
+        folder = module.__name__.removeprefix(f"{__name__}.").partition(".")[0]
+        importing = partial(_import_from, f"{__name__}.{folder}")
+        module.__dict__["__builtins__"] = {**vars(builtins), "__import__": importing}
+        exec(self.source_to_code(source, str(self._file)), module.__dict__)
+
+
+def _import_from(
+    package: str,
+    name: str,
+    variables: Mapping[str, Any] | None = None,
+    local: Mapping[str, Any] | None = None,
+    names: Sequence[str] = (),
+    level: int = 0,
+) -> ModuleType:
+    """Do what an import statement does in a file of a package: as `__import__`, and neighbors come first."""
+    first = name.partition(".")[0]
+    if level or not _is_neighbor(package, first, str((variables or {}).get("__name__"))):
+        return builtins.__import__(name, variables, local, names, level)
+    module = importlib.import_module(f"{package}.{name}")
+    if not names:
+        return sys.modules[f"{package}.{first}"]
+    return builtins.__import__(module.__name__, variables, local, names)
+
+
+def _is_neighbor(package: str, name: str, importer: str) -> bool:
+    """Return whether a file means a file or package beside it by a name. It never means itself: `wandb.py` that imports
+    wandb means the installed one."""
+    if name in sys.stdlib_module_names or importer == f"{package}.{name}":
+        return False
+    spec = importlib.util.find_spec(f"{package}.{name}")
+    if spec is None or spec.origin is not None:
+        return spec is not None
+    # A folder without __init__.py may hold anything, such as the logs of wandb: an installed module comes before it.
+    return name not in sys.modules and importlib.util.find_spec(name) is None
+
+
+sys.meta_path.insert(0, _Finder())  # before `PathFinder`, which would find the same files without their neighbors
