@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 REASONS = {int(reason) for reason in FinishReason}
 Layout = dict[tuple[str, str], tuple[np.dtype[Any], tuple[int, ...]]]
 LARGEST = float(np.finfo(np.float32).max)
-OWN_METRICS = frozenset(
-    "batch engine episodes evaluation failed groups logprob_check response_length reward rewards servers staleness step "
-    "time train version weight_sync".split()
-)
+OWN_METRICS = {
+    "batch", "engine", "episodes", "evaluation", "failed", "groups", "logprob_check", "response_length", "reward",
+    "rewards", "servers", "staleness", "step", "time", "train", "version", "weight_sync",
+}  # fmt: skip
 """Metrics of areal's own, with or without `evaluation/` before them, by what stands before their first slash."""
 
 

@@ -18,7 +18,7 @@ from areal_core.driver.terminal import log as _log
 from areal_core.errors import RunError, UsageError
 from areal_core.interfaces.launcher import ProcessEnd
 from areal_core.launchers.guard import SCRATCH_VARIABLE, adopt_orphans, end_descendants, last_words, make_scratch
-from areal_core.launchers.machine import free_port, visible_gpus
+from areal_core.launchers.machine import free_port, show_gpus
 from areal_core.proxies import bypass_proxies
 from areal_core.runs import RunFolder, model_reference
 from areal_core.runs.server import is_healthy_at, start_program
@@ -75,8 +75,7 @@ def serve(
     os.environ[SCRATCH_VARIABLE] = str(scratch)
     bypass_proxies(hosts=[host])
     if gpus is not None:
-        shown = visible_gpus()
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shown[gpu] if shown else str(gpu) for gpu in gpus)
+        show_gpus(gpus)
     adopt_orphans()
     interrupted = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
