@@ -14,6 +14,7 @@ from areal_core.messages.peer import (
     adopt,
     connect,
     connect_blocking,
+    connect_once,
     private_folder,
     serve,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "adopt",
     "connect",
     "connect_blocking",
+    "connect_once",
     "encode_frame",
     "private_folder",
     "serve",
