@@ -206,22 +206,29 @@ def _begin(
 def write_down(resolved: Resolved, run: RunFolder, records: Sequence[Provenance]) -> None:
     """Write what a run is made of into its folder, from which `areal run --resume` starts it, or goes on with it.
 
+    A kill in between leaves some files as they were before. So their former records stay beside the new ones until all
+    are written, and the next resume finds each file as one of the two.
+
     Raises:
         DiskError: the disk refuses.
     """
     found = {record.name: record.location for record in records if record.name in model_paths(resolved.config)}
     text = resolved.to_yaml(found).encode()
     config = Provenance(run.config.name, "", "", str(run.config), hashlib.sha256(text).hexdigest())
+    new = [config, *records]
+    former = saved_records(run) if run.plugins.is_file() else []
     with writing("the run folder", run.path):
         run.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         run.sources.mkdir(exist_ok=True)
-        replace_durably(run.config, text)
+        names = {record.name for record in new}
+        write_provenance(run, [*(record for record in former if record.name in names), *new])
         for record in records:
             if record.is_own and (path := Path(record.location)).is_file():  # else there are copies of before
                 place = KeptSources.place(run.sources, path, record.name)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 replace_durably(place, path.read_bytes())
-    write_provenance(run, [config, *records])
+        replace_durably(run.config, text)
+    write_provenance(run, new)
 
 
 def _begin_again(run: RunFolder, former: AttemptFolder, address: str, driver: Driver) -> AttemptFolder:

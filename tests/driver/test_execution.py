@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from areal_core.config.imports import KeptSources
-from areal_core.disk import DiskError
-from areal_core.driver import attempts, execution
+from areal_core.disk import DiskError, replace_durably
+from areal_core.driver import attempts, execution, fingerprints
 from areal_core.driver.attempts import release
+from areal_core.driver.fingerprints import check_unchanged, saved_records
 from areal_core.errors import UsageError
 from areal_core.launchers.local import LocalLauncher
 from areal_core.launchers.settings import LocalSettings
@@ -20,8 +23,24 @@ from areal_core.plugins import Provenance
 from areal_core.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+
+class Killed(BaseException):
+    """The program is killed here."""
+
+
+def killed_at(number: int) -> Callable[[Path, bytes], None]:
+    """`replace_durably`, killed at the file of this number, from 0."""
+    numbers = itertools.count()
+
+    def write(path: Path, data: bytes) -> None:
+        if next(numbers) == number:
+            raise Killed
+        replace_durably(path, data)
+
+    return write
 
 
 def begin(run: RunFolder, files: Sequence[Path] = (), config: str = "steps: 1\n") -> None:
@@ -29,8 +48,12 @@ def begin(run: RunFolder, files: Sequence[Path] = (), config: str = "steps: 1\n"
     model = SimpleNamespace(path=None)
     resolved: Any = SimpleNamespace(to_yaml=lambda models: config, config=SimpleNamespace(model=model, roles={}))
     driver: Any = SimpleNamespace(credentials=Credentials.create(number))
-    records = [Provenance(str(path), "", "", str(path), "") for path in files]
+    records = records_of(files)
     execution._begin(resolved, run, run.attempt(number), "tcp:127.0.0.1:9", driver, records)
+
+
+def records_of(files: Sequence[Path]) -> list[Provenance]:
+    return [Provenance(str(path), "", "", str(path), hashlib.sha256(path.read_bytes()).hexdigest()) for path in files]
 
 
 @pytest.mark.parametrize("source", ["# coding: latin-1\nNAME = 'é'\n".encode("latin-1"), b"A = 1\r\nB = 2\r\n"])
@@ -78,6 +101,38 @@ def test_a_resume_that_a_full_disk_refuses_leaves_the_run_as_it_was(small_disk: 
     assert "--resume" in str(raised.value)
     assert run.config.read_text() == "steps: 1\n"
     begin(run)
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["a new run", "a resume"])
+def test_a_kill_between_any_two_files_leaves_a_run_that_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    """The resume changes the config and, with --allow-changes, a source."""
+    reward, writes = tmp_path / "reward.py", 0
+    for kill_at in itertools.count():
+        run = RunFolder(tmp_path / f"run-{kill_at}")
+        reward.write_text("former")
+        if not is_new:
+            begin(run, [reward])
+            reward.write_text("latter")
+
+        with monkeypatch.context() as dying:
+            write = killed_at(kill_at)
+            dying.setattr(execution, "replace_durably", write)
+            dying.setattr(fingerprints, "replace_durably", write)
+            try:
+                begin(run, [reward], "steps: 2\n")
+            except Killed:
+                writes += 1
+            else:
+                break
+        if run.config.is_file():
+            check_unchanged(run, records_of([reward]), allowed=kill_at == 0)  # which has recorded nothing yet
+        run.config.write_text("steps: 3\n")
+        with pytest.raises(UsageError, match=r"config.yaml: was written by the run|was never started"):
+            check_unchanged(run, records_of([reward]), allowed=False)
+    assert writes == 4
+    assert len(saved_records(run)) == 2, "nothing of before is left once all is written"
 
 
 def resume(run: RunFolder, monkeypatch: pytest.MonkeyPatch, *, steps: int = 3, export: bool = True) -> int:
