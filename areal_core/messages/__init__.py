@@ -17,6 +17,7 @@ from areal_core.messages.peer import (
     connect_once,
     private_folder,
     serve,
+    socket_parent,
 )
 
 __all__ = [
@@ -37,4 +38,5 @@ __all__ = [
     "encode_frame",
     "private_folder",
     "serve",
+    "socket_parent",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import socket
 import tempfile
 from pathlib import Path
@@ -360,11 +361,15 @@ class LoopThread:
         return self.start(work).result()
 
 
+def socket_parent() -> Path:
+    """Where folders with sockets are made: the folder for temporary files, or /tmp where a long TMPDIR would stop a
+    run. The kernel limits a socket's path to 107 bytes."""
+    longest = os.fsencode(tempfile.gettempdir()) + b"/areal-scratch-abcdefgh/controller.sock"
+    return Path(tempfile.gettempdir() if len(longest) <= _LONGEST_SOCKET_PATH else "/tmp")
+
+
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
     """A new folder, for sockets, that only this user can enter; it goes when the block ends."""
-    # The kernel limits a socket's path to 108 bytes; a long TMPDIR must not stop a run.
-    is_short = len(tempfile.gettempdir() + "/areal-abcdefgh/socket") <= _LONGEST_SOCKET_PATH
-    where = None if is_short else "/tmp"
-    with tempfile.TemporaryDirectory(prefix="areal-", dir=where, ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="areal-", dir=socket_parent(), ignore_cleanup_errors=True) as folder:
         yield Path(folder)
