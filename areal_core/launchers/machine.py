@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import ipaddress
 import itertools
 import os
 import re
@@ -72,6 +73,11 @@ def free_port() -> int:
             return port
 
 
+def http_address(host: str, port: int) -> str:
+    """The URL of a server on a host: a name, or an address of IPv4 or IPv6."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def own_address() -> str:
     """The address by which this machine reaches other networks; loopback where it reaches none."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -80,12 +86,22 @@ def own_address() -> str:
     return "127.0.0.1"
 
 
+def is_loopback(address: str) -> bool:
+    """Whether an IP address reaches this machine alone."""
+    return ipaddress.ip_address(address).is_loopback
+
+
 def interface_of(address: str) -> str:
-    """The name of the network interface that has an IPv4 address; empty where none is found."""
+    """The name of the network interface that has an IP address; empty where none is found."""
+    if is_loopback(address):
+        return "lo"
+    if (wanted := ipaddress.ip_address(address)).version == 6:
+        lines = Path("/proc/net/if_inet6").read_text().split("\n")  # the address in hexadecimal digits, ..., the name
+        return next((line.split()[-1] for line in lines if line.startswith(wanted.packed.hex())), "")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 if socket.inet_ntoa(answer[20:24]) == address:
                     return name
-    return "lo" if address.startswith("127.") else ""
+    return ""

@@ -59,3 +59,19 @@ def test_a_machine_whose_gpus_are_all_shown_counts_them_by_number(monkeypatch: p
     assert machine.visible_gpus() is None
     machine.show_gpus([2, 5])
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,5"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:80"), ("::1", "http://[::1]:80"), ("node-1.local", "http://node-1.local:80")],
+)
+def test_an_address_of_ipv6_stands_in_brackets(host: str, url: str) -> None:
+    assert machine.http_address(host, 80) == url
+
+
+def test_interfaces_are_found_by_addresses_of_both_families() -> None:
+    assert machine.interface_of("127.0.0.1") == machine.interface_of("::1") == "lo"
+    assert machine.interface_of("2001:db8::1") == machine.interface_of("203.0.113.1") == ""
+    for line in Path("/proc/net/if_inet6").read_text().splitlines():
+        digits, *_, name = line.split()
+        assert machine.interface_of(":".join(digits[place : place + 4] for place in range(0, 32, 4))) == name
