@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from areal_core.config.imports import KeptSources
 from areal_core.config.launching import launching
 from areal_core.disk import DiskError, replace_durably, writing
-from areal_core.driver.attempts import RECOVERING, claim, next_attempt, release
+from areal_core.driver.attempts import RECOVERING, claim, next_attempt, release, require_no_driver
 from areal_core.driver.checking import CodeCheck
 from areal_core.driver.driver import Driver
 from areal_core.driver.fingerprints import (
@@ -77,7 +77,9 @@ def execute(
     folder = resume if resume is not None else run_dir
     assert folder is not None
     run = RunFolder(folder.resolve())
-    attempt = next_attempt(run, log)
+    if dry_run:  # which waits for nothing
+        require_no_driver(run)
+    attempt = None if dry_run else next_attempt(run, log)
     done = run.last_step or 0
     if done > resolved.config.steps:
         more = f"for more: areal run --resume {run.word} steps={2 * done}"
@@ -99,7 +101,7 @@ def execute(
         records += model_records(run, {key: seen.folder for key, seen in plan.models.items() if seen})
     if resume is not None:
         check_unchanged(run, records, allowed=allow_changes)
-    if launcher is None:
+    if launcher is None or attempt is None:
         show(plan.to_json() if as_json else str(plan))
         return 0
     for note in plan.data_notes:

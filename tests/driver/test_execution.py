@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -135,13 +136,25 @@ def test_a_kill_between_any_two_files_leaves_a_run_that_can_be_resumed(
     assert len(saved_records(run)) == 2, "nothing of before is left once all is written"
 
 
-def resume(run: RunFolder, monkeypatch: pytest.MonkeyPatch, *, steps: int = 3, export: bool = True) -> int:
+def resume(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, *, steps: int = 3, export: bool = True, dry_run: bool = False
+) -> int:
     """What `execute` says of a resume, whose code is not to be imported."""
     launcher = SimpleNamespace(build=lambda: LocalLauncher(LocalSettings(fork_server=False)))
     config = SimpleNamespace(steps=steps, checkpoint=SimpleNamespace(export=export), launcher=launcher)
     resolved: Any = SimpleNamespace(config=config, provenance=list)
     monkeypatch.setattr(execution, "CodeCheck", lambda _: (_ for _ in ()).throw(ImportError("imports")))
-    return execution.execute(resolved, run_dir=None, resume=run.path, dry_run=False, allow_changes=False)
+    return execution.execute(resolved, run_dir=None, resume=run.path, dry_run=dry_run, allow_changes=False)
+
+
+def test_a_dry_run_waits_for_no_driver_that_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder(tmp_path / "run")
+    begin(run)
+    note = {"address": "tcp:127.0.0.1:9", "host": "far-away", "process": "elsewhere/pid:[1] 77 123"}
+    run.attempt(1).driver.write_text(json.dumps(note))
+    monkeypatch.setattr(attempts.time, "sleep", lambda _: pytest.fail("it waits"))
+    with pytest.raises(ImportError):  # it has come to the checks
+        resume(run, monkeypatch, dry_run=True)
 
 
 def test_a_run_that_is_done_says_so_at_once(
