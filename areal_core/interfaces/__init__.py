@@ -75,6 +75,7 @@ from areal_core.interfaces.tracker import Tracker
 from areal_core.interfaces.training import (
     AdapterEngine,
     ComparingEngine,
+    DescribingEngine,
     MeasuringEngine,
     OptimizerSettings,
     SnapshotEngine,
@@ -100,6 +101,7 @@ __all__ = [
     "Context",
     "Correction",
     "Dataset",
+    "DescribingEngine",
     "EndMeans",
     "Endpoint",
     "Environment",
