@@ -100,14 +100,10 @@ def release(attempt: AttemptFolder, outcome: str = "") -> None:
 
 def exit_code_of(attempt: AttemptFolder) -> int | None:
     """The exit code of a run whose driver has ended in order; None where it has not, or goes on with a new attempt."""
-    try:
-        outcome, _, more = attempt.released.read_text(errors="replace").partition(" ")
-    except OSError:
+    outcome = attempt.outcome
+    if outcome is None or outcome.word == RECOVERING:
         return None
-    if outcome in ("", RECOVERING):  # nothing: it is just being written
-        return None
-    _, _, code = more.partition(" ")
-    return 0 if outcome == "done" else int(code) if code.isdecimal() else 1
+    return 0 if outcome.word == "done" else outcome.exit_code or 1
 
 
 def next_attempt(run: RunFolder, log: Callable[[str], None]) -> AttemptFolder:
