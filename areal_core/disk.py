@@ -49,7 +49,7 @@ def writing(what: str, path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except DiskError:
+    except RunError:  # it is in our words already
         raise
     except Exception as error:
         if reason := _reason(error, path):

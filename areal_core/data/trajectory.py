@@ -281,7 +281,8 @@ class Episode:
         reward: the outcome reward of the episode, given to each of its trajectories beside its own reward.
         rewards: named components of the reward, for metrics.
         text: prompt and completion as text, for the report; never used in training.
-        metrics: further figures of it, such as `agents/turns`; their means over episodes are logged.
+        metrics: further figures of it, such as `agents/turns`; their means over episodes are logged under these names.
+            A name that areal's own metrics have, such as `step` or any below `train/`, fails the episode.
     """
 
     trajectories: list[Trajectory]

@@ -100,14 +100,10 @@ def release(attempt: AttemptFolder, outcome: str = "") -> None:
 
 def exit_code_of(attempt: AttemptFolder) -> int | None:
     """The exit code of a run whose driver has ended in order; None where it has not, or goes on with a new attempt."""
-    try:
-        outcome, _, more = attempt.released.read_text(errors="replace").partition(" ")
-    except OSError:
+    outcome = attempt.outcome
+    if outcome is None or outcome.word == RECOVERING:
         return None
-    if outcome in ("", RECOVERING):  # nothing: it is just being written
-        return None
-    _, _, code = more.partition(" ")
-    return 0 if outcome == "done" else int(code) if code.isdecimal() else 1
+    return 0 if outcome.word == "done" else outcome.exit_code or 1
 
 
 def next_attempt(run: RunFolder, log: Callable[[str], None]) -> AttemptFolder:
@@ -123,9 +119,23 @@ def next_attempt(run: RunFolder, log: Callable[[str], None]) -> AttemptFolder:
     former = run.last_attempt
     if former is None:
         return run.attempt(1)
+    require_no_driver(run)
     if not former.released.exists():
         _wait_for_end(former, log)
     return run.attempt(former.number + 1)
+
+
+def require_no_driver(run: RunFolder) -> None:
+    """Raise `UsageError` where the driver of the latest attempt answers."""
+    former = run.last_attempt
+    if former is None or former.released.exists():
+        return
+    answer = ask_driver(former, WhoDrives(), ASK_TIMEOUT_S)
+    if isinstance(answer, Driving):
+        raise UsageError(
+            f"another process is running in {former.run}: process {answer.pid} on {answer.host}",
+            hints=["wait for it, or choose another run_dir=PATH"],
+        )
 
 
 def ask_driver(attempt: AttemptFolder, question: Any, timeout_s: float) -> Any:
@@ -167,13 +177,7 @@ def read_note(attempt: AttemptFolder) -> tuple[DriverNote, str]:
 
 
 def _wait_for_end(former: AttemptFolder, log: Callable[[str], None]) -> None:
-    """Until the driver of an attempt can do no harm any more."""
-    answer = ask_driver(former, WhoDrives(), ASK_TIMEOUT_S)
-    if isinstance(answer, Driving):
-        raise UsageError(
-            f"another process is running in {former.run}: process {answer.pid} on {answer.host}",
-            hints=["wait for it, or choose another run_dir=PATH"],
-        )
+    """Return once the driver of an attempt, which does not answer, can do no harm any more."""
     note, token = read_note(former)
     deadline = time.monotonic() + TAKEOVER_S
     while has_ended(note.process) is not True and (left := deadline - time.monotonic()) > 0:

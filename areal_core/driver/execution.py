@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from areal_core.config.launching import launching
 from areal_core.diagnostics import Split, bottleneck, write_notes
 from areal_core.disk import DiskError, replace_durably, writing
-from areal_core.driver.attempts import RECOVERING, claim, next_attempt, release
+from areal_core.driver.attempts import RECOVERING, claim, next_attempt, release, require_no_driver
 from areal_core.driver.checking import CodeCheck
 from areal_core.driver.driver import Driver
 from areal_core.driver.fingerprints import (
@@ -78,7 +78,9 @@ def execute(
     folder = resume if resume is not None else run_dir
     assert folder is not None
     run = RunFolder(folder.resolve())
-    attempt = next_attempt(run, log)
+    if dry_run:  # which waits for nothing
+        require_no_driver(run)
+    attempt = None if dry_run else next_attempt(run, log)
     done = run.last_step or 0
     if done > resolved.config.steps:
         more = f"for more: areal run --resume {run.word} steps={2 * done}"
@@ -100,7 +102,7 @@ def execute(
         records += model_records(run, {key: seen.folder for key, seen in plan.models.items() if seen})
     if resume is not None:
         check_unchanged(run, records, allowed=allow_changes)
-    if launcher is None:
+    if launcher is None or attempt is None:
         show(plan.to_json() if as_json else str(plan))
         return 0
     if resume is not None and run.last_step is None and (lost := len(run.read_metrics())):
@@ -212,22 +214,29 @@ def _begin(
 def write_down(resolved: Resolved, run: RunFolder, records: Sequence[Provenance]) -> None:
     """Write what a run is made of into its folder, from which `areal run --resume` starts it, or goes on with it.
 
+    A kill in between leaves some files as they were before. So their former records stay beside the new ones until all
+    are written, and the next resume finds each file as one of the two.
+
     Raises:
         DiskError: the disk refuses.
     """
     found = {record.name: record.location for record in records if record.name in model_paths(resolved.config)}
     text = resolved.to_yaml(found).encode()
     config = Provenance(run.config.name, "", "", str(run.config), hashlib.sha256(text).hexdigest())
+    new = [config, *records]
+    former = saved_records(run) if run.plugins.is_file() else []
     with writing("the run folder", run.path):
         run.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         run.sources.mkdir(exist_ok=True)
-        replace_durably(run.config, text)
+        names = {record.name for record in new}
+        write_provenance(run, [*(record for record in former if record.name in names), *new])
         for record in records:
             if record.is_own and (path := Path(record.location)).is_file():  # else there are copies of before
                 place = KeptSources.place(run.sources, path, record.name)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 replace_durably(place, path.read_bytes())
-    write_provenance(run, [config, *records])
+        replace_durably(run.config, text)
+    write_provenance(run, new)
 
 
 def _begin_again(run: RunFolder, former: AttemptFolder, address: str, driver: Driver) -> AttemptFolder:

@@ -121,11 +121,15 @@ def saved_records(run: RunFolder) -> list[Provenance]:
 
 
 def changed_copies(run: RunFolder, saved: Iterable[Provenance]) -> Iterator[str]:
-    """What is no more as the run wrote it into its folder: its config, and the sources that it keeps."""
+    """What is no more as the run wrote it into its folder: its config, and the sources that it keeps. Several records
+    of one name are of a resume that was killed while it wrote; see `write_down`."""
+    written: dict[Path, set[str | None]] = {}
     for record in saved:
         kept = KeptSources.place(run.sources, Path(record.location), record.name)
         kept = run.config if record.name == run.config.name else kept
-        if kept.is_file() and _hash(kept) != record.source_hash:
+        written.setdefault(kept, set()).add(record.source_hash)
+    for kept, hashes in written.items():
+        if kept.is_file() and _hash(kept) not in hashes:
             yield f"{kept}: was written by the run, and is another one now"
 
 

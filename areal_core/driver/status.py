@@ -54,9 +54,9 @@ def run_status(run: RunFolder) -> dict[str, Any]:
         "diagnostics": read_findings(run.path),
     }
     if attempt.released.exists():
-        outcome = attempt.released.read_text(errors="replace").partition(" ")[0] or "failed"
-        is_lost = outcome == RECOVERING and driver_has_ended(attempt)
-        return {**found, "state": "lost" if is_lost else outcome}
+        word = attempt.outcome.word if attempt.outcome is not None else "failed"
+        is_lost = word == RECOVERING and driver_has_ended(attempt)
+        return {**found, "state": "lost" if is_lost else word}
     driving = ask_driver(attempt, WhoDrives(), ANSWER_S)
     if not isinstance(driving, Driving):
         if attempt.released.exists():  # it has ended while it was asked

@@ -137,6 +137,10 @@ class ServerLostError(Exception):
     """The server could not be reached, broke off, was too slow or answered nonsense: ask another one."""
 
 
+class ServerUnreachableError(ServerLostError):
+    """Nothing accepts connections at the server's address: its program has ended, and a second question is useless."""
+
+
 @dataclass(frozen=True, slots=True)
 class Want:
     """A partial generation that waits for a slot.

@@ -116,6 +116,15 @@ class MeasuringEngine(Protocol):
 
 
 @runtime_checkable
+class DescribingEngine(Protocol):
+    """A `TrainEngine` that knows its parameters without gathering them: of a large model that takes long."""
+
+    def named_meta_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and tensor of each parameter as `named_full_parameters` gives them, in its order, on the device `meta`:
+        of the whole shape, without values. Not collective."""
+
+
+@runtime_checkable
 class ComparingEngine(Protocol):
     """A `TrainEngine` that also computes `divergence:ROLE:BETA`, with gradients where it learns.
 

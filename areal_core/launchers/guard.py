@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.launchers.identity import has_ended, identify
-from areal_core.messages import Credentials, PeerClosed, connect_blocking, frames
+from areal_core.messages import Credentials, PeerClosed, connect_blocking, frames, socket_parent
 from areal_core.messages.hub import Ended
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ LAST_BYTES, LAST_LINES = 4000, 15
 """Of a log, in what is told of a process that has ended."""
 LOOK_S = 1.0
 REPORT_TIMEOUT_S = 5.0
+MEMORY = Path("/dev/shm")
 SCRATCH_VARIABLE = "AREAL_SCRATCH"
 """Names a private folder of the member for sockets and weights, in memory where the machine offers that."""
 HUB_VARIABLE = "AREAL_HUB"
@@ -113,15 +114,23 @@ def last_words(log: Path) -> str:
 
 
 def make_scratch() -> Path:
-    """A new private folder, in memory where possible; those of guards that were killed are removed first."""
-    memory = Path("/dev/shm")
-    parent = memory if memory.is_dir() else Path(tempfile.gettempdir())
+    """A new private folder, in memory where that takes one; those of guards that were killed are removed first."""
+    with suppress(OSError):  # there is none, or it is read-only, full or another user's
+        return _scratch_below(MEMORY)
+    return _scratch_below(socket_parent())
+
+
+def _scratch_below(parent: Path) -> Path:
     for former in parent.glob("areal-scratch-*"):
         with suppress(OSError):
             if has_ended((former / _OWNER).read_text()):
                 shutil.rmtree(former)
     folder = Path(tempfile.mkdtemp(prefix="areal-scratch-", dir=parent))
-    (folder / _OWNER).write_text(identify(os.getpid()))
+    try:
+        (folder / _OWNER).write_text(identify(os.getpid()))
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return folder
 
 

@@ -33,7 +33,7 @@ from areal_core.launchers.guard import (
     open_log,
     timeline_of,
 )
-from areal_core.launchers.machine import interface_of, visible_gpus
+from areal_core.launchers.machine import interface_of, show_gpus
 from areal_core.launchers.places import GROUP_VARIABLE, OwnPlace, own_place
 from areal_core.messages import Failed, LoopThread, Peer, PeerClosed, adopt, connect_blocking, frames
 from areal_core.messages.credentials import Credentials, Refused
@@ -268,8 +268,7 @@ def join() -> Member:
     if NODES_VARIABLE in welcome.environment:
         os.environ.update({name: os.environ.get(name, interface_of(own)) for name in INTERFACE_VARIABLES})
     if place.gpus:
-        shown = visible_gpus()
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shown[gpu] if shown else str(gpu) for gpu in place.gpus)
+        show_gpus(place.gpus)
     connection.settimeout(None)
     member = Member(connection, place.name, own)
     for number in (signal.SIGINT, signal.SIGHUP):

@@ -5,6 +5,8 @@ which rollout workers write and sync before they say so. The rollout controller 
 collected and made durable together, `flush` by `flush`. A process that is killed in between loses at most groups that
 are then dispatched again. What a full disk refused stays to be written.
 
+The disk may be slow, so the controller has threads write: its event loop only adds to what the next flush writes.
+
 A power cut may take the latest transactions, never a part of one. `commit` alone waits for the disk, before anything
 that the former commit rests on is removed.
 
@@ -16,8 +18,9 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import threading
+from collections import deque
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from areal_core.disk import file_digest, refused, replacing_folder, sync_names, writing
@@ -67,21 +70,24 @@ class _Kept(NamedTuple):
     digest: str = ""
 
 
-@dataclass(slots=True)
-class _Pending:
-    """What the next flush writes."""
+class _Write(NamedTuple):
+    """A statement that the next flush executes; `finished` is the group that it makes durable."""
 
-    groups: list[tuple[object, ...]] = field(default_factory=list)
-    dropped: list[tuple[object, ...]] = field(default_factory=list)
-    failures: list[tuple[object, ...]] = field(default_factory=list)
-    finished: list[PromptGroup] = field(default_factory=list)
+    statement: str
+    values: tuple[object, ...]
+    finished: PromptGroup | None = None
 
-    def __bool__(self) -> bool:
-        return any((self.groups, self.dropped, self.failures, self.finished))
+
+_DISPATCH = "INSERT OR REPLACE INTO groups (number, data_row, epoch, state) VALUES (?, ?, ?, 'running')"
+_DROP = "UPDATE groups SET state = 'dropped', reason = ?, step = ? WHERE number = ?"
+_FAIL = "INSERT INTO failures VALUES (?, ?, ?, ?)"
+_FINISH = (
+    "UPDATE groups SET state = 'finished', segment = ?, position = ?, size = ?, digest = ?, oldest = ? WHERE number = ?"
+)
 
 
 class Ledger:
-    """State of every prompt group of a run, as one attempt at it writes it down.
+    """State of every prompt group of a run, as one attempt at it writes it down. Threads may write at the same time.
 
     Args:
         folder: of this attempt's ledger.
@@ -99,7 +105,7 @@ class Ledger:
             folder.mkdir(parents=True, exist_ok=True)
             sync_names(folder, run_dir)
         with sqlite_errors(folder):
-            self.database = sqlite3.connect(folder / DATABASE, isolation_level=None)
+            self.database = sqlite3.connect(folder / DATABASE, isolation_level=None, check_same_thread=False)
             """Others only read it: an audit of the run while it goes on."""
             # Exclusive: no second process may read along, and no file is shared in memory, which network file systems
             # cannot. Write-ahead logging keeps what a killed process had committed.
@@ -107,7 +113,8 @@ class Ledger:
             self.database.execute("PRAGMA journal_mode=WAL")
             self.database.execute("PRAGMA synchronous=NORMAL")
             self.database.executescript(SCHEMA)
-        self._pending = _Pending()
+        self._lock = threading.RLock()
+        self._pending: deque[_Write] = deque()
 
     @classmethod
     def take_over(cls, folder: Path, former: Sequence[Path], run_dir: Path) -> Ledger:
@@ -141,49 +148,42 @@ class Ledger:
 
     def dispatched(self, number: int, row: int, epoch: int) -> None:
         """A group was handed to its episodes."""
-        self._pending.groups.append((number, row, epoch))
+        self._pending.append(_Write(_DISPATCH, (number, row, epoch)))
 
     def dropped(self, number: int, reason: str, step: int) -> None:
         """A group will not be trained on, for this reason."""
-        self._pending.dropped.append((reason, step, number))
+        self._pending.append(_Write(_DROP, (reason, step, number)))
 
     def failed(self, number: int, sample: int, attempt: int, error: str) -> None:
         """An episode failed; `error` is its traceback."""
-        self._pending.failures.append((number, sample, attempt, writable(error)))
+        self._pending.append(_Write(_FAIL, (number, sample, attempt, writable(error))))
 
-    def flush(self, finished: Sequence[PromptGroup] = ()) -> list[PromptGroup]:
-        """Make everything so far durable, finished groups among it.
+    def ended(self, group: PromptGroup) -> None:
+        """All episodes of a group have ended, and its trajectories are in its segment."""
+        self._pending.append(_Write(_FINISH, (*_columns(group.record), group.oldest, group.number), group))
+
+    def flush(self) -> list[PromptGroup]:
+        """Make everything so far durable.
 
         Returns:
             The finished groups that are durable now and were not before, those of flushes that failed among them.
         """
-        pending = self._pending
-        pending.finished += finished
-        if not pending:
-            return []
-        with self._transaction() as database:
-            database.executemany(
-                "INSERT OR REPLACE INTO groups (number, data_row, epoch, state) VALUES (?, ?, ?, 'running')",
-                pending.groups,
-            )
-            database.executemany(
-                "UPDATE groups SET state = 'dropped', reason = ?, step = ? WHERE number = ?",
-                pending.dropped,
-            )
-            database.executemany(
-                "UPDATE groups SET state = 'finished', segment = ?, position = ?, size = ?, digest = ?, oldest = ? "
-                "WHERE number = ?",
-                [(*_columns(group.record), group.oldest, group.number) for group in pending.finished],
-            )
-            database.executemany("INSERT INTO failures VALUES (?, ?, ?, ?)", pending.failures)
-            if pending.failures:
-                database.execute(
-                    "UPDATE failures SET error = '' WHERE rowid > (SELECT max(rowid) FROM failures) - :kept - :new "
-                    "AND rowid <= (SELECT max(rowid) FROM failures) - :kept",
-                    {"kept": KEPT_TRACEBACKS, "new": len(pending.failures)},
-                )
-        self._pending = _Pending()
-        return pending.finished
+        with self._lock:
+            writes = list(self._pending)
+            if not writes:
+                return []
+            with self._transaction() as database:
+                for statement, values, _ in writes:
+                    database.execute(statement, values)
+                if failures := sum(write.statement == _FAIL for write in writes):
+                    database.execute(
+                        "UPDATE failures SET error = '' WHERE rowid > (SELECT max(rowid) FROM failures) - :kept - :new "
+                        "AND rowid <= (SELECT max(rowid) FROM failures) - :kept",
+                        {"kept": KEPT_TRACEBACKS, "new": failures},
+                    )
+            for _ in writes:
+                self._pending.popleft()
+        return [write.finished for write in writes if write.finished is not None]
 
     def consumed(self, numbers: Iterable[int], step: int) -> None:
         """These groups, in this order, went into the batch of `step` (0 is the first).
@@ -212,19 +212,23 @@ class Ledger:
             RunError: somebody else owns the run by now.
             DiskError: the disk refuses; all of it can be done again, also where the transaction is through.
         """
+        with writing("the ledger", self.folder):
+            self._commit(step, checkpoint, position)
+            self._remove_what_is_done(step)
+
+    def _commit(self, step: int, checkpoint: Path, position: int) -> None:
         if any(_attempt(path) > _attempt(self.folder.parent) for path in self._run_dir.glob("attempts/[0-9]*")):
             raise RunError(f"another process has taken over the run in {self._run_dir}; this process stops")
-        name = checkpoint.relative_to(self._run_dir).as_posix()
+        name, digest = checkpoint.relative_to(self._run_dir).as_posix(), checkpoint_digest(checkpoint)
         with self._transaction() as database:
             gone = [(KEPT + str(one.step),) for one in self._kept() if not (self._run_dir / one.name).is_dir()]
             database.executemany("DELETE FROM facts WHERE name = ?", gone)
             facts = {"committed_step": step, "checkpoint": name, "committed_position": position}
-            facts[f"{KEPT}{step}"] = f"{position} {name} {checkpoint_digest(checkpoint)}"
+            facts[f"{KEPT}{step}"] = f"{position} {name} {digest}"
             database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [(k, str(v)) for k, v in facts.items()])
         # The commit is on the disk itself before anything that the former one rests on is removed.
-        with sqlite_errors(self.folder):
+        with self._lock, sqlite_errors(self.folder):
             self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        self._remove_what_is_done(step)
 
     def _remove_what_is_done(self, step: int) -> None:
         """Remove segments whose groups are all committed or dropped, and what former attempts have left.
@@ -232,12 +236,14 @@ class Ledger:
         Of this attempt, files that no row names stay: their writers may be about to tell of them.
         """
         needed = "state = 'finished' OR (state = 'consumed' AND step >= ?)"
-        rows = self.database.execute(
-            f"SELECT segment, MAX({needed}) FROM groups WHERE segment IS NOT NULL GROUP BY segment",
-            (step,),
-        ).fetchall()
+        with self._lock:
+            rows = self.database.execute(
+                f"SELECT segment, MAX({needed}) FROM groups WHERE segment IS NOT NULL GROUP BY segment",
+                (step,),
+            ).fetchall()
+            unwritten = [write.finished.record for write in list(self._pending) if write.finished is not None]
         kept = {name for name, is_needed in rows if is_needed}
-        kept |= {group.record.segment for group in self._pending.finished if group.record is not None}
+        kept |= {record.segment for record in unwritten if record is not None}
         done = [(name,) for name, _ in rows if name not in kept]
         for (name,) in done:
             (self._run_dir / name).unlink(missing_ok=True)
@@ -355,28 +361,29 @@ class Ledger:
         Args:
             interrupted: groups that were dispatched and have not ended; a resume dispatches them again.
         """
-        try:
-            self.flush()
-            with self._transaction() as database:
-                database.executemany(
-                    "UPDATE groups SET reason = 'interrupted' WHERE number = ? AND state = 'running'",
-                    [(number,) for number in interrupted],
-                )
-                database.execute("INSERT OR REPLACE INTO facts VALUES ('closed', '1')")
-        except sqlite3.ProgrammingError:  # it is closed
-            return
-        finally:
-            self.database.close()
+        with self._lock:
+            try:
+                self.flush()
+                with self._transaction() as database:
+                    database.executemany(
+                        "UPDATE groups SET reason = 'interrupted' WHERE number = ? AND state = 'running'",
+                        [(number,) for number in interrupted],
+                    )
+                    database.execute("INSERT OR REPLACE INTO facts VALUES ('closed', '1')")
+            except sqlite3.ProgrammingError:  # it is closed
+                return
+            finally:
+                self.database.close()
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """`BEGIN IMMEDIATE` to `COMMIT`, or nothing."""
-        with sqlite_errors(self.folder):
+        with self._lock, sqlite_errors(self.folder):
             try:
                 self.database.execute("BEGIN IMMEDIATE")
                 yield self.database
                 self.database.execute("COMMIT")
-            except sqlite3.DatabaseError:
+            except BaseException:
                 if self.database.in_transaction:
                     self.database.execute("ROLLBACK")
                 raise

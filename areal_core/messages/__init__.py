@@ -14,8 +14,10 @@ from areal_core.messages.peer import (
     adopt,
     connect,
     connect_blocking,
+    connect_once,
     private_folder,
     serve,
+    socket_parent,
 )
 
 __all__ = [
@@ -32,7 +34,9 @@ __all__ = [
     "adopt",
     "connect",
     "connect_blocking",
+    "connect_once",
     "encode_frame",
     "private_folder",
     "serve",
+    "socket_parent",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import socket
 import tempfile
 from pathlib import Path
@@ -279,26 +280,37 @@ async def connect(address: str, timeout_s: float, name: str = "", credentials: C
         credentials: to show; by default those of this process.
 
     Raises:
-        TimeoutError: nobody serves the address in time.
+        TimeoutError: nobody serves the address in time, or the host does not answer.
+        OSError: the address cannot be reached at all.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                with contextlib.suppress(FileNotFoundError, ConnectionError):
+                    return await connect_once(address, name, credentials)
+                await asyncio.sleep(RETRY_S)
+    except TimeoutError:
+        raise TimeoutError(f"nothing listens on {address} after {timeout_s:g} s") from None
+
+
+async def connect_once(address: str, name: str = "", credentials: Credentials | None = None) -> Peer:
+    """Connect to an address that a peer serves now, and say hello; see `connect`.
+
+    There is no timeout: a host that does not answer may take minutes.
+
+    Raises:
+        OSError: nobody serves the address.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
     scheme, _, place = address.partition(":")
+    if scheme == "unix":
+        _, peer = await loop.create_unix_connection(Peer, path=place)
+    else:
+        host, _, port = place.rpartition(":")
+        _, peer = await loop.create_connection(Peer, host, int(port))
     shown = credentials or Credentials.from_environment()
-    while True:
-        try:
-            if scheme == "unix":
-                _, peer = await loop.create_unix_connection(Peer, path=place)
-            else:
-                host, _, port = place.rpartition(":")
-                _, peer = await loop.create_connection(Peer, host, int(port))
-        except (FileNotFoundError, ConnectionError):
-            if loop.time() > deadline:
-                raise TimeoutError(f"nothing listens on {address} after {timeout_s:g} s") from None
-            await asyncio.sleep(RETRY_S)
-        else:
-            peer.notify(Hello(shown.token, shown.attempt, name))
-            return peer
+    peer.notify(Hello(shown.token, shown.attempt, name))
+    return peer
 
 
 async def adopt(connection: socket.socket) -> Peer:
@@ -349,11 +361,15 @@ class LoopThread:
         return self.start(work).result()
 
 
+def socket_parent() -> Path:
+    """Where folders with sockets are made: the folder for temporary files, or /tmp where a long TMPDIR would stop a
+    run. The kernel limits a socket's path to 107 bytes."""
+    longest = os.fsencode(tempfile.gettempdir()) + b"/areal-scratch-abcdefgh/controller.sock"
+    return Path(tempfile.gettempdir() if len(longest) <= _LONGEST_SOCKET_PATH else "/tmp")
+
+
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
     """A new folder, for sockets, that only this user can enter; it goes when the block ends."""
-    # The kernel limits a socket's path to 108 bytes; a long TMPDIR must not stop a run.
-    is_short = len(tempfile.gettempdir() + "/areal-abcdefgh/socket") <= _LONGEST_SOCKET_PATH
-    where = None if is_short else "/tmp"
-    with tempfile.TemporaryDirectory(prefix="areal-", dir=where, ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="areal-", dir=socket_parent(), ignore_cleanup_errors=True) as folder:
         yield Path(folder)

@@ -59,7 +59,8 @@ def _hash(paths: Iterable[Path], base: Path) -> str:
 
 
 def compare(saved: Iterable[Provenance], now: Iterable[Provenance]) -> list[str]:
-    """What differs between the plugins of a saved run and those loaded now, one line each; nothing if they agree."""
+    """What differs between the plugins of a saved run and those loaded now, one line each; nothing if they agree. Of
+    several records of one name the last counts."""
     before, after = ({record.name: record for record in records} for records in (saved, now))
     lines = [
         f"{name}: was not part of the saved run" for name, new in after.items() if name not in before and not new.is_own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
 from areal_core.disk import PATIENCE_S, RETRY_INTERVAL_S, DiskError
@@ -20,13 +21,15 @@ _Result = TypeVar("_Result")
 class GroupBuffer:
     """Groups are handed out once the ledger has them, the resumed ones first, then by number.
 
+    A thread writes to the ledger, so that a slow disk does not block the event loop.
+
     Args:
         ledger: records what becomes of each group; memory changes only after it has.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._ended: list[PromptGroup] = []  # finished, not yet durable
+        self._durable: deque[PromptGroup] = deque()  # written by a thread, not yet in the heap
         self._ready: list[tuple[int, int, PromptGroup]] = []  # a heap
         self.refused = ""
         """What the disk says that cannot be written now; empty where it can."""
@@ -39,18 +42,27 @@ class GroupBuffer:
         """Take up groups that the ledger of an earlier process has, in the order in which they are to be consumed."""
         self._ready = [(-1, order, group) for order, group in enumerate(groups)]
 
-    def add(self, group: PromptGroup) -> None:
-        """A group is finished."""
-        self._ended.append(group)
-
-    def flush(self) -> None:
-        """Make finished groups durable, and with them everything the ledger holds back.
+    def write(self) -> None:
+        """Make everything durable that the ledger holds back. `durably` has a thread call it.
 
         Raises:
-            DiskError: nothing is lost; the next flush writes it.
+            DiskError: nothing is lost; the next call writes it.
         """
-        ended, self._ended = self._ended, []
-        for group in self._ledger.flush(ended):
+        self._durable += self._ledger.flush()
+
+    async def flush(self) -> None:
+        """Make everything durable that the ledger holds back; finished groups can be handed out then.
+
+        Raises:
+            DiskError: the disk refuses, for longer than `durably` waits.
+        """
+        await self.durably(self.write)
+        self.collect()
+
+    def collect(self) -> None:
+        """Hand out the groups that `write` has made durable."""
+        while self._durable:
+            group = self._durable.popleft()
             heapq.heappush(self._ready, (0, group.number, group))
 
     async def take(self, size: int, step: int) -> list[PromptGroup]:
@@ -77,7 +89,7 @@ class GroupBuffer:
         return stale
 
     async def durably(self, write: Callable[[], _Result]) -> _Result:
-        """Write to the ledger, again and again for a while where the disk refuses.
+        """Write to the ledger in a thread, again and again for a while where the disk refuses.
 
         Raises:
             DiskError: it still does.
@@ -85,7 +97,7 @@ class GroupBuffer:
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
         while True:
             try:
-                result = write()
+                result = await asyncio.to_thread(write)
             except DiskError as error:
                 if asyncio.get_running_loop().time() > deadline:
                     raise

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 REASONS = {int(reason) for reason in FinishReason}
 Layout = dict[tuple[str, str], tuple[np.dtype[Any], tuple[int, ...]]]
 LARGEST = float(np.finfo(np.float32).max)
+OWN_METRICS = {
+    "batch", "engine", "episodes", "evaluation", "failed", "groups", "logprob_check", "response_length", "reward",
+    "rewards", "servers", "staleness", "step", "time", "train", "version", "weight_sync",
+}  # fmt: skip
+"""Metrics of areal's own, with or without `evaluation/` before them, by what stands before their first slash."""
 
 
 class EpisodeChecks:
@@ -54,6 +59,9 @@ class EpisodeChecks:
         if taken := sorted(OWN_REWARDS & episode.rewards.keys()):
             raise ValueError(f"Episode.rewards has {', '.join(taken)}, which areal's own metrics are called: rename it")
         episode.metrics = {writable(name): _reward(f"metrics['{name}']", v) for name, v in episode.metrics.items()}
+        if taken := sorted(name for name in episode.metrics if name.split("/")[0] in OWN_METRICS):
+            hint = f"rename it, for example to my/{taken[0]}"
+            raise ValueError(f"Episode.metrics has {', '.join(taken)}, which areal's own metrics are called: {hint}")
         for place, trajectory in enumerate(episode.trajectories):
             if not isinstance(trajectory, Trajectory):
                 raise TypeError(f"Episode.trajectories[{place}] is {trajectory!r:.80}; it must be a Trajectory")

@@ -135,8 +135,8 @@ class RolloutController:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._buffer.durably(self._buffer.flush)
-        self._ledger.close([*self.open_groups])
+        await self._buffer.flush()
+        await asyncio.to_thread(self._ledger.close, [*self.open_groups])
 
     @property
     def open_groups(self) -> set[int]:
@@ -144,8 +144,9 @@ class RolloutController:
         return self._open.union(self._retried)
 
     def make_durable(self) -> None:
-        """Write everything that is known to the ledger."""
-        self._buffer.flush()
+        """Write everything that is known to the ledger, in this thread: what is known and written is the same then."""
+        self._buffer.write()
+        self._buffer.collect()
 
     # The trainer's requests.
 
@@ -161,7 +162,7 @@ class RolloutController:
         stale: list[PromptGroup] = []
         self._awaited = step
         while True:
-            await self._buffer.durably(self._buffer.flush)
+            await self._buffer.flush()
             stale += self._drop_stale(step)
             if len(self._buffer) >= size:
                 break
@@ -208,10 +209,11 @@ class RolloutController:
         position = self._positions.get(step, self._next_number)
 
         def commit() -> None:  # segments that no row names go, so what has been heard of is written before, each time
-            self._buffer.flush()
+            self._buffer.write()
             self._ledger.commit(step, folder, position)
 
         await self._buffer.durably(commit)
+        self._buffer.collect()
         self._positions = {trained: number for trained, number in self._positions.items() if trained >= step}
 
     # Groups.
@@ -278,7 +280,7 @@ class RolloutController:
             self._leave(group.number, "filtered")
         else:
             self.counts.ready += 1
-            self._buffer.add(group)
+            self._ledger.ended(group)
             self._progressed = self._now()
         if self.counts.ready >= self.section.batch_size or self._fatal:
             self._changed.set()
@@ -353,7 +355,7 @@ class RolloutController:
         while True:
             await asyncio.sleep(FLUSH_INTERVAL_S)
             try:
-                await self._buffer.durably(self._buffer.flush)
+                await self._buffer.flush()
             except RunError as error:
                 self._fail(error)
                 return

@@ -6,7 +6,7 @@ import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from areal_core.config import CONFIG_FILE
 from areal_core.disk import read_steps
@@ -25,6 +25,20 @@ class _Below:
 
     def __get__(self, folder: AttemptFolder | RunFolder, owner: object) -> Path:
         return folder.path / self._name
+
+
+class Outcome(NamedTuple):
+    """What came of an attempt.
+
+    Attributes:
+        word: done, interrupted, failed, or recovering where the same program has begun another attempt.
+        steps: that the run was to do.
+        exit_code: of the program; 0 also where it is not known.
+    """
+
+    word: str
+    steps: int = 0
+    exit_code: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +73,19 @@ class AttemptFolder:
         """The folder itself; that it exists means that the attempt has a driver."""
         return self.run / "attempts" / str(self.number)
 
+    @property
+    def outcome(self) -> Outcome | None:
+        """What came of the attempt; None where its driver has not ended in order, or is just writing this."""
+        try:
+            word, *numbers = self.released.read_text(errors="replace").split()
+        except (OSError, ValueError):
+            return None
+        steps, code, *_ = *(int(number) for number in numbers if number.isdecimal()), 0, 0
+        return Outcome(word, steps, code)
+
     def has_done(self, steps: int) -> bool:
         """Whether the driver has ended with so many steps done."""
-        return self.released.is_file() and self.released.read_text(errors="replace") == f"done {steps}"
+        return self.outcome == Outcome("done", steps)
 
 
 @dataclass(frozen=True, slots=True)

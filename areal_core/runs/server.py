@@ -19,7 +19,7 @@ from areal_core.config import load_run
 from areal_core.errors import LostError, RunError
 from areal_core.interfaces.launcher import describe_exit
 from areal_core.launchers.guard import HUB_VARIABLE, last_words
-from areal_core.launchers.machine import free_port
+from areal_core.launchers.machine import free_port, http_address
 from areal_core.launchers.member import ASKED_TO_STOP
 from areal_core.messages import Credentials
 from areal_core.proxies import bypass_proxies
@@ -55,7 +55,7 @@ def play(run: RunFolder, member: Member) -> int:
     environment = {name: value for name, value in os.environ.items() if name not in secret}
     server = start_program(command, environment)
     member.enter("loading the model")
-    address, is_healthy, deadline = f"http://{member.host}:{port}", False, time.monotonic() + limit
+    address, is_healthy, deadline = http_address(member.host, port), False, time.monotonic() + limit
     while server.poll() is None and not stopping.is_set():
         if not is_healthy and is_healthy_at(f"{address}{command.health_path}"):
             is_healthy = True

@@ -22,6 +22,7 @@ from areal_core.diagnostics import Watch
 from areal_core.errors import RunError
 from areal_core.interfaces import AdapterEngine, ComparingEngine, OptimizerSettings
 from areal_core.launchers.guard import SCRATCH_VARIABLE
+from areal_core.launchers.machine import is_loopback
 from areal_core.launchers.member import ASKED_TO_STOP, LOADING_SILENCE_S, NODES_VARIABLE, current_attempt
 from areal_core.ledger.store import Ledger
 from areal_core.messages.hub import StepMetrics
@@ -74,7 +75,7 @@ def _join_ranks(member: Member, section: TrainingSection) -> None:
     store takes keys from anybody who can reach it."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store: Any = None
-    if rank == 0 and member.host.startswith("127."):
+    if rank == 0 and is_loopback(member.host):
         member.announce("rendezvous", f"{Path(os.environ[SCRATCH_VARIABLE]) / 'rendezvous'}:")
     elif rank == 0:
         store = open_store(member.host)

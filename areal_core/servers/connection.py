@@ -103,7 +103,7 @@ class ServerConnection:
         try:
             status = await self._exchanges.ask(path, body, heard, timeout_s or self._timeout_s)
         except ServerLostError as error:
-            raise ServerLostError(f"{path} {error}") from None
+            raise type(error)(f"{path} {error}") from None
         data = b"".join(heard).strip()
         if status >= 400:
             raise self._refusal(status, path, data.decode(errors="replace"))

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from areal_core.interfaces import ServerLostError
+from areal_core.interfaces import ServerLostError, ServerUnreachableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -138,7 +138,8 @@ class Exchanges:
                 host, ssl = where.hostname or "", is_secure or None
                 _, exchange = await loop.create_connection(_Exchange, host, port, ssl=ssl)
         except (OSError, TimeoutError, ValueError) as error:
-            raise ServerLostError(f"cannot be connected to: {type(error).__name__}: {error}") from None
+            kind = ServerUnreachableError if isinstance(error, ConnectionError) else ServerLostError
+            raise kind(f"cannot be connected to: {type(error).__name__}: {error}") from None
         return exchange
 
     def close(self) -> None:

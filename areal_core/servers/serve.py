@@ -18,7 +18,7 @@ from areal_core.driver.terminal import log as _log
 from areal_core.errors import RunError, UsageError
 from areal_core.interfaces.launcher import ProcessEnd
 from areal_core.launchers.guard import SCRATCH_VARIABLE, adopt_orphans, end_descendants, last_words, make_scratch
-from areal_core.launchers.machine import free_port, visible_gpus
+from areal_core.launchers.machine import free_port, http_address, show_gpus
 from areal_core.proxies import bypass_proxies
 from areal_core.runs import RunFolder, model_reference
 from areal_core.runs.server import is_healthy_at, start_program
@@ -69,14 +69,13 @@ def serve(
         raise UsageError("the model is made when a run starts, and is not there yet", hints=[hint])
     name = name or f"added-{socket.gethostname().split('.')[0]}-{os.getpid()}"
     model, port = model_reference(resolved, run), port or free_port()
-    address = f"http://{host}:{port}"
+    address = http_address(host, port)
     joining = None if run_dir is None else Joining(run, name, address, _log)
     scratch = make_scratch()
     os.environ[SCRATCH_VARIABLE] = str(scratch)
     bypass_proxies(hosts=[host])
     if gpus is not None:
-        shown = visible_gpus()
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shown[gpu] if shown else str(gpu) for gpu in gpus)
+        show_gpus(gpus)
     adopt_orphans()
     interrupted = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from contextlib import suppress
 from importlib.util import find_spec
-from tempfile import NamedTemporaryFile
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from areal_core.config import Seconds, Secret, ServerBounds, Settings
+from areal_core.disk import write_durably
 from areal_core.errors import ConfigError
 from areal_core.plugins.catalog import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from areal_core.config import RunConfig
     from areal_core.interfaces import ModelReference, StoredModel
@@ -164,15 +164,21 @@ class ServerSettings(Settings):
         Args:
             run_dir: holds the key, for the user alone; whichever process of the run comes first makes it.
             host: where servers of the run listen; empty to use a key that is there.
+
+        Raises:
+            OSError: the run folder cannot be written.
         """
-        file = run_dir / "servers.key"
+        file = run_dir / "servers/key"
         is_open = bool(host and self.servers) and host not in LOOPBACK
         if is_open and self.api_key is None and not file.is_file():
-            with NamedTemporaryFile("w", dir=run_dir) as made, suppress(FileExistsError):  # of the user alone
-                made.write(secrets.token_urlsafe(32))
-                made.flush()
-                os.fsync(made.fileno())  # another machine may read it at once
-                os.link(made.name, file)
+            with TemporaryDirectory(prefix=".servers-", dir=run_dir) as made:  # of the user alone
+                (key := Path(made, file.name)).touch(0o600)
+                write_durably(key, secrets.token_urlsafe(32).encode())  # another machine may read it at once
+                try:
+                    Path(made).rename(file.parent)
+                except OSError:
+                    if not file.is_file():  # nobody else was quicker
+                        raise
         found = self.model_copy()
         found._made_key = file.read_text() if file.is_file() else ""
         return found

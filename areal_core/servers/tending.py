@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from areal_core.background import start_task
 from areal_core.data import SampledTokens, TokenIds
 from areal_core.errors import RunError
-from areal_core.interfaces import SamplingParameters, ServerLostError
+from areal_core.interfaces import SamplingParameters, ServerLostError, ServerUnreachableError
 from areal_core.messages.hub import Restart
 from areal_core.servers.checks import check_identity
 from areal_core.servers.errors import FAULTS, RequestRefusedError, ServerRefusedError, in_time, known_form
@@ -290,7 +290,7 @@ class Tending:
                 misses = 0
             except (ServerLostError, RequestRefusedError) as error:
                 misses += 1
-                if misses == 2 or "Connect" in str(error):
+                if misses == 2 or isinstance(error, ServerUnreachableError):
                     raise
             if member.doubted.is_set() and member.state is State.READY and not await self._look(member):
                 await asyncio.sleep(POLL_S)  # and again, behind the update

@@ -15,70 +15,81 @@ if TYPE_CHECKING:
 WAITING = 1000
 """Calls that may wait behind one that blocks."""
 BEHIND = 8
-"""Of these, so many with whole batches may wait."""
+"""Calls that may wait when one with a whole batch is added."""
 PATIENCE_S = 60.0
-"""For what waits at the end."""
+"""Time for the calls that wait at the end."""
 
 
 class Aside:
-    """Does what it is given, one thing after another, beside whoever gives it.
+    """Calls one tracker, or the hooks, in a thread beside training. The first exception switches it off.
 
     Args:
+        name: of what is called, for the log.
         log: takes a line for whoever watches the run.
     """
 
-    def __init__(self, log: Callable[[str], None]) -> None:
-        self._log = log
+    def __init__(self, name: str, log: Callable[[str], None]) -> None:
+        self._name, self._log = name, log
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[str, Callable[[], None]]] = deque()
-        self._doing, self._since = "", 0.0
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_calling, self._since = False, 0.0
         self._left_out = 0
-        self._is_closed = False
-        start_thread(self._work, "telling trackers and plugins")
+        self._is_ending = self._is_off = False
+        start_thread(self._work, f"calls of {name}")
 
-    def do(self, name: str, work: Callable[[], None]) -> None:
-        """Have something done; returns at once.
+    def do(self, work: Callable[[], None], *, is_large: bool = False) -> None:
+        """Have something done; returns immediately.
 
         Args:
-            name: who does it, for the words where it blocks.
-            work: must not raise.
+            work: does it.
+            is_large: whether it holds a whole batch, and is left out where several calls wait.
         """
         with self._changed:
-            if len(self._waiting) == WAITING:
+            if self._is_off:
+                return
+            if len(self._waiting) >= WAITING:
                 self._left_out += 1
                 if self._left_out == 1:
-                    self._log(f"{self._blocking()}; what comes meanwhile is left out")
-                return
-            self._waiting.append((name, work))
-            self._changed.notify_all()
+                    self._log(f"{self._blocking()}; new calls are left out until it returns")
+            elif not is_large or len(self._waiting) <= BEHIND:
+                self._waiting.append(work)
+                self._changed.notify_all()
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether several calls wait: what is large is better left out."""
-        return len(self._waiting) > BEHIND
-
-    def close(self) -> None:
-        """Wait until everything is done, but not for ever: what blocks is named and left."""
+    def end(self, last: Callable[[], None]) -> None:
+        """Have one more thing done, however many calls wait, and nothing after it; returns immediately."""
         with self._changed:
-            if not self._changed.wait_for(lambda: not (self._doing or self._waiting), PATIENCE_S):
-                self._log(f"{self._blocking()}; it is left, with {len(self._waiting)} calls behind it")
-            self._is_closed = True
+            if not self._is_off:
+                self._waiting.append(last)
+            self._is_ending = True
             self._changed.notify_all()
+
+    def wait(self, deadline: float) -> None:
+        """Wait until everything is done, or until this time of `time.monotonic`: what blocks then is named and left."""
+        with self._changed:
+            remaining = max(0.0, deadline - time.monotonic())
+            if not self._changed.wait_for(lambda: not (self._is_calling or self._waiting), remaining):
+                self._log(f"{self._blocking()}; it is left, with {len(self._waiting)} calls behind it")
 
     def _blocking(self) -> str:
-        return f"{self._doing or 'nobody'} has not come back for {time.monotonic() - self._since:.0f} s"
+        return f"{self._name} has not come back for {time.monotonic() - self._since:.0f} s"
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._doing = ""
+                self._is_calling = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                if self._is_closed:
+                self._changed.wait_for(lambda: self._waiting or self._is_ending)
+                if not self._waiting:
                     return
-                self._doing, work = self._waiting.popleft()
-                self._since = time.monotonic()
+                work = self._waiting.popleft()
+                self._is_calling, self._since = True, time.monotonic()
                 if self._left_out and not self._waiting:
-                    self._log(f"{self._doing} goes on; {self._left_out} calls were left out")
+                    self._log(f"{self._name} goes on; {self._left_out} calls were left out")
                     self._left_out = 0
-            work()
+            try:
+                work()
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a tracker must never end a run
+                self._log(f"{self._name} is switched off: {type(error).__name__}: {error}")
+                with self._changed:
+                    self._is_off = True
+                    self._waiting.clear()

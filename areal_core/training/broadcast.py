@@ -60,7 +60,6 @@ class Broadcast:
         self._timeout = timedelta(seconds=timeout_s)
         self._backend = "nccl" if torch.cuda.is_available() else "gloo"
         self._device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
-        self._tensors: tuple[TensorDescription, ...] = ()
         self._store: Any = None
         self._group: Any = None
         self._name = ""
@@ -71,11 +70,10 @@ class Broadcast:
         Raises:
             TransferFailedError: on every rank; some engine may have taken nothing over.
         """
-        if not self._tensors:
-            self._tensors = describe_weights(self._engine, self._dtype)
+        tensors = describe_weights(self._engine, self._dtype)
         if not agree(float(self._rollouts is not None and self._stands(self._rollouts))):
             raise TransferFailedError
-        missed = agree(self._send(version, trained))
+        missed = agree(self._send(version, trained, tensors))
         if missed < 0:
             raise TransferFailedError
         return bool(missed)
@@ -105,14 +103,14 @@ class Broadcast:
         self._name = group.name
         return True
 
-    def _send(self, version: int, trained: int) -> float:
+    def _send(self, version: int, trained: int, tensors: tuple[TensorDescription, ...]) -> float:
         """1 where some engine waits for a folder, 0 where none does, -1 where the broadcast has failed."""
         rollouts = self._rollouts
         if rollouts is None:
             for _ in self._engine.named_full_parameters():  # rank 0 must be able to gather all of it
                 continue
             return 0.0
-        number = rollouts.request(SyncWeights(version, trained, None, self._tensors))
+        number = rollouts.request(SyncWeights(version, trained, None, tensors))
         gathered = self._engine.named_full_parameters()
         is_answered = False
         # Given up outside of these blocks: while an exception lives, its frames hold the group.

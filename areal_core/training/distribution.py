@@ -42,7 +42,8 @@ def open_store(host: str, timeout: timedelta = timedelta(minutes=5)) -> TCPStore
         RunError: the address is none of this machine's.
     """
     try:
-        listener = socket.create_server((host, 0))
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, 0), family=family)
     except OSError as error:
         raise RunError(f"cannot listen on {host}, where others shall meet: {error}") from None
     port = listener.getsockname()[1]

@@ -1,6 +1,6 @@
 """What the trainer tells the outside world: metrics by step, and what it is doing right now.
 
-Trackers and hooks of plugins are told in a thread of their own: one that blocks holds up nothing but the others.
+Each tracker is called in a thread of its own, and so are the hooks of plugins: one that blocks holds up no other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from areal_core.disk import append_line, patiently, read_steps, replace_durably, writing
 from areal_core.interfaces.tracker import BatchTracker
-from areal_core.training.aside import Aside
+from areal_core.training.aside import PATIENCE_S, Aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ class MetricsLogger:
     Args:
         metrics: file of the run's metrics, a JSON line a step, in the run folder.
         step: that the run (re)starts from; metrics of later steps belong to a discarded history and are removed.
-        trackers: each is switched off after its first exception, which is told once.
+        trackers: each is switched off after its first exception, which is logged.
         hooks: of plugins.
         on_step: told of each line that is written, at once.
         phase: says what this process is doing.
@@ -68,9 +68,9 @@ class MetricsLogger:
         self._run_dir = metrics.parent
         self.log = log
         self._phase = phase
-        self._trackers = list(trackers)
-        self._hooks, self._on_step = list(hooks), on_step
-        self._aside = Aside(log)
+        self._trackers = [(tracker, Aside(f"tracker {type(tracker).__name__}", log)) for tracker in trackers]
+        self._hooks = [(each, Aside("a plugin's hook", log)) for each in hooks]
+        self._on_step = on_step
         self._seconds: dict[str, float] = {}
         self._step_began = time.monotonic()
         self._keep_until(step)
@@ -114,10 +114,11 @@ class MetricsLogger:
     def batch_logged(self, step: int, batch: PackedBatch) -> None:
         """A few groups of the batch of a step, with what the losses made of their tokens; left out where those who are
         told of it fall behind."""
-        if self._aside.is_behind:
-            return
-        self._notify_hooks(lambda hooks: hooks.batch_logged(self._run_dir, step, batch))
-        self._notify_trackers(lambda one: one.log_batch(step, batch) if isinstance(one, BatchTracker) else None)
+        self._notify_hooks(lambda hooks: hooks.batch_logged(self._run_dir, step, batch), is_large=True)
+        self._notify_trackers(
+            lambda tracker: tracker.log_batch(step, batch) if isinstance(tracker, BatchTracker) else None,
+            is_large=True,
+        )
 
     def checkpoint_saved(self, step: int, path: Path) -> None:
         """A checkpoint is committed at `path`."""
@@ -128,26 +129,22 @@ class MetricsLogger:
         self._notify_trackers(lambda tracker: tracker.start(run_dir, config))
 
     def close(self) -> None:
-        """The run is over; what is still to be told has a minute."""
-        self._notify_trackers(lambda tracker: tracker.close())
-        self._aside.close()
+        """The run is over: close each tracker behind its last call. All of them together have a minute."""
+        for tracker, aside in self._trackers:
+            aside.end(tracker.close)
+        for _, aside in self._hooks:
+            aside.end(lambda: None)
+        deadline = time.monotonic() + PATIENCE_S
+        for _, aside in (*self._trackers, *self._hooks):
+            aside.wait(deadline)
 
-    def _notify_hooks(self, log: Callable[[Hooks], None]) -> None:
-        for hooks in self._hooks:
-            self._aside.do("a plugin's hook", partial(log, hooks))
+    def _notify_hooks(self, log: Callable[[Hooks], None], *, is_large: bool = False) -> None:
+        for hooks, aside in self._hooks:
+            aside.do(partial(log, hooks), is_large=is_large)
 
-    def _notify_trackers(self, log: Callable[[Tracker], None]) -> None:
-        for tracker in list(self._trackers):
-            self._aside.do(f"tracker {type(tracker).__name__}", partial(self._notify_tracker, tracker, log))
-
-    def _notify_tracker(self, tracker: Tracker, log: Callable[[Tracker], None]) -> None:
-        if tracker not in self._trackers:
-            return
-        try:
-            log(tracker)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a tracker must never end a run
-            self._trackers.remove(tracker)
-            self.log(f"tracker {type(tracker).__name__} is switched off: {type(error).__name__}: {error}")
+    def _notify_trackers(self, log: Callable[[Tracker], None], *, is_large: bool = False) -> None:
+        for tracker, aside in self._trackers:
+            aside.do(partial(log, tracker), is_large=is_large)
 
     def _keep_until(self, step: int) -> None:
         if not self._metrics_path.is_file():

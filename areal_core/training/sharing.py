@@ -50,7 +50,6 @@ class TensorSharing:
         self._rollouts = rollouts
         self._dtype = dtype
         self._gpu = gpu
-        self._tensors: tuple[TensorDescription, ...] = ()
         self._readers: set[int] = set()
         self._fault = ""
 
@@ -62,14 +61,14 @@ class TensorSharing:
         """
         if self._fault:
             raise TransferFailedError
-        self._tensors = self._tensors or describe_weights(self._engine, self._dtype)
+        tensors = describe_weights(self._engine, self._dtype)
         gpus = {int(gpu) for gpu in gather(self._gpu)}
         self._offer(version, [])
         if self._readers - gpus:
             self._fail(f"no rank of the trainer has GPU {min(self._readers - gpus)}")
         if self._readers:
-            self._offer_all(version)
-        missed = agree(self._complete(version, trained)) if self._readers else -1.0
+            self._offer_all(version, tensors)
+        missed = agree(self._complete(version, trained, tensors)) if self._readers else -1.0
         if torch.cuda.is_available():
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # frees what the servers have let go
         if missed < 0:
@@ -81,9 +80,9 @@ class TensorSharing:
             raise TransferFailedError
         return bool(missed)
 
-    def _offer_all(self, version: int) -> None:
+    def _offer_all(self, version: int, tensors: tuple[TensorDescription, ...]) -> None:
         part: Part = []
-        for told, (_, value) in zip(self._tensors, self._engine.named_full_parameters(), strict=True):
+        for told, (_, value) in zip(tensors, self._engine.named_full_parameters(), strict=True):
             if part and sum(size_of(one) for one, _ in part) + size_of(told) > PART_BYTES:
                 self._offer(version, part)
                 part = []
@@ -130,12 +129,12 @@ class TensorSharing:
     def _fail(self, fault: str) -> None:
         self._fault, self._readers = fault, set()
 
-    def _complete(self, version: int, trained: int) -> float:
+    def _complete(self, version: int, trained: int, tensors: tuple[TensorDescription, ...]) -> float:
         """1 where some server waits for a folder, 0 where none does, -1 where none has taken the weights over."""
         if self._rollouts is None:
             return 0.0
         try:
-            request = SyncWeights(version, trained, None, self._tensors)
+            request = SyncWeights(version, trained, None, tensors)
             return float(self._rollouts.call(request).needs_folder)
         except RunError as error:
             self._fail(error.message)

@@ -63,11 +63,7 @@ def roomy_folder(folders: Sequence[Path], size: int) -> Path:
 
 
 class Folder:
-    """The `WeightTransport` that sends nothing: all goes through the folder that stands behind the others."""
-
-    def send(self, version: int, trained: int) -> bool:
-        """See `WeightTransport.send`."""
-        raise TransferFailedError
+    """Stands for a `WeightTransport` where there is none: all goes through the folder that stands behind the others."""
 
 
 class WeightSync:
@@ -79,7 +75,7 @@ class WeightSync:
         section: settings.
         engine: whose parameters.
         rollouts: the controller's end, on rank 0; None on other ranks.
-        transport: sends them.
+        transport: sends them; a `Folder` where none does.
         folders: where versions are written, one folder each: in the first one that has room.
         dtype: of the synced weights.
     """
@@ -89,7 +85,7 @@ class WeightSync:
         section: WeightSyncSection,
         engine: TrainEngine,
         rollouts: RolloutClient | None,
-        transport: WeightTransport,
+        transport: WeightTransport | Folder,
         folders: Sequence[Path],
         dtype: torch.dtype,
     ) -> None:
@@ -99,7 +95,6 @@ class WeightSync:
         self._folders = folders
         self._dtype = dtype
         self._transport = transport
-        self._tensors: tuple[TensorDescription, ...] = ()
         self._written: list[Path] = []
         self._pending: Future[Any] | None = None
         self._count = 0
@@ -126,6 +121,9 @@ class WeightSync:
         self.finish()
         self.version += 1
         self._count += 1
+        if isinstance(self._transport, Folder):
+            self._sync_folder(self.version, trained)
+            return self.version
         try:
             needs_folder = self._transport.send(self.version, trained)
         except TransferFailedError:
@@ -209,7 +207,7 @@ class WeightSync:
 
     def _write(self, version: int) -> Path:
         """Write the parameters to a folder, complete or not at all; only rank 0 writes."""
-        tensors = self._tensors = self._tensors or describe_weights(self._engine, self._dtype)
+        tensors = describe_weights(self._engine, self._dtype)
         gathered = self._engine.named_full_parameters()
         try:
             return self._write_to_disk(version, tensors, gathered) if self._rollouts is not None else Path()

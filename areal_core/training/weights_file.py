@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from areal_core.interfaces.inference import TensorDescription
+from areal_core.interfaces.training import DescribingEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,10 +21,22 @@ _NAMES: Final = {"float32": "F32", "bfloat16": "BF16"}
 _ALIGNMENT: Final = 8
 
 
+_last: tuple[TrainEngine, torch.dtype, tuple[TensorDescription, ...]] | None = None
+"""What was described last. A process syncs one engine, and a transport and the folder behind it ask at each sync."""
+
+
 def describe_weights(engine: TrainEngine, dtype: torch.dtype) -> tuple[TensorDescription, ...]:
-    """Names and whole shapes of what an engine syncs, in its order; collective, and as long as gathering it."""
-    word = str(dtype).removeprefix("torch.")
-    return tuple(TensorDescription(name, word, tuple(value.shape)) for name, value in engine.named_full_parameters())
+    """Names and whole shapes of what an engine syncs, in its order.
+
+    Collective. The first call gathers all parameters once if the engine is no `DescribingEngine`.
+    """
+    global _last  # noqa: PLW0603 - see above
+    if _last is None or _last[0] is not engine or _last[1] != dtype:
+        described = engine.named_meta_parameters() if isinstance(engine, DescribingEngine) else None
+        named = engine.named_full_parameters() if described is None else described
+        word = str(dtype).removeprefix("torch.")
+        _last = engine, dtype, tuple(TensorDescription(name, word, tuple(value.shape)) for name, value in named)
+    return _last[2]
 
 
 def size_of(description: TensorDescription) -> int:

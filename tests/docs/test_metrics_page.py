@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from areal_core.rollout.checks import OWN_METRICS
+
 ROOT = Path(__file__).parents[2]
 WORDS = yaml.safe_load((ROOT / "docs" / "reference" / "metrics.yaml").read_text(encoding="utf-8"))
 ROWS = {names: cells for group in WORDS["groups"] for names, cells in group["metrics"].items()}
@@ -136,3 +138,9 @@ def test_the_metrics_that_the_code_makes_are_explained() -> None:
     assert {"groups/stale", "time/sleep_s", "train/dual_clip_fraction", "train/loss", "servers/ready"} <= keys
     assert {"train/vetoed_fraction", "train/clip_fraction_negative"} <= keys
     assert sorted(key for key in keys if not is_explained(key)) == []
+
+
+def test_no_workflow_may_use_the_names_of_the_page_except_those_that_workflows_log() -> None:
+    parts = [name.split("/") for name in EXPLAINED]
+    assert {first for first, *_ in parts} - OWN_METRICS == {"agents"}
+    assert {second[0] for first, *second in parts if first == "evaluation"} - OWN_METRICS == set()

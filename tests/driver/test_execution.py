@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from areal_core.disk import DiskError
-from areal_core.driver import attempts, execution
+from areal_core.disk import DiskError, replace_durably
+from areal_core.driver import attempts, execution, fingerprints
 from areal_core.driver.attempts import release
+from areal_core.driver.fingerprints import check_unchanged, saved_records
 from areal_core.errors import UsageError
 from areal_core.files import KeptSources
 from areal_core.launchers.local import LocalLauncher
@@ -20,8 +24,24 @@ from areal_core.plugins import Provenance
 from areal_core.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+
+class Killed(BaseException):
+    """The program is killed here."""
+
+
+def killed_at(number: int) -> Callable[[Path, bytes], None]:
+    """`replace_durably`, killed at the file of this number, from 0."""
+    numbers = itertools.count()
+
+    def write(path: Path, data: bytes) -> None:
+        if next(numbers) == number:
+            raise Killed
+        replace_durably(path, data)
+
+    return write
 
 
 def begin(run: RunFolder, files: Sequence[Path] = (), config: str = "steps: 1\n") -> None:
@@ -29,8 +49,12 @@ def begin(run: RunFolder, files: Sequence[Path] = (), config: str = "steps: 1\n"
     model = SimpleNamespace(path=None)
     resolved: Any = SimpleNamespace(to_yaml=lambda models: config, config=SimpleNamespace(model=model, roles={}))
     driver: Any = SimpleNamespace(credentials=Credentials.create(number))
-    records = [Provenance(str(path), "", "", str(path), "") for path in files]
+    records = records_of(files)
     execution._begin(resolved, run, run.attempt(number), "tcp:127.0.0.1:9", driver, records)
+
+
+def records_of(files: Sequence[Path]) -> list[Provenance]:
+    return [Provenance(str(path), "", "", str(path), hashlib.sha256(path.read_bytes()).hexdigest()) for path in files]
 
 
 @pytest.mark.parametrize("source", ["# coding: latin-1\nNAME = 'é'\n".encode("latin-1"), b"A = 1\r\nB = 2\r\n"])
@@ -80,13 +104,57 @@ def test_a_resume_that_a_full_disk_refuses_leaves_the_run_as_it_was(small_disk: 
     begin(run)
 
 
-def resume(run: RunFolder, monkeypatch: pytest.MonkeyPatch, *, steps: int = 3, export: bool = True) -> int:
+@pytest.mark.parametrize("is_new", [True, False], ids=["a new run", "a resume"])
+def test_a_kill_between_any_two_files_leaves_a_run_that_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    """The resume changes the config and, with --allow-changes, a source."""
+    reward, writes = tmp_path / "reward.py", 0
+    for kill_at in itertools.count():
+        run = RunFolder(tmp_path / f"run-{kill_at}")
+        reward.write_text("former")
+        if not is_new:
+            begin(run, [reward])
+            reward.write_text("latter")
+
+        with monkeypatch.context() as dying:
+            write = killed_at(kill_at)
+            dying.setattr(execution, "replace_durably", write)
+            dying.setattr(fingerprints, "replace_durably", write)
+            try:
+                begin(run, [reward], "steps: 2\n")
+            except Killed:
+                writes += 1
+            else:
+                break
+        if run.config.is_file():
+            check_unchanged(run, records_of([reward]), allowed=kill_at == 0)  # which has recorded nothing yet
+        run.config.write_text("steps: 3\n")
+        with pytest.raises(UsageError, match=r"config.yaml: was written by the run|was never started"):
+            check_unchanged(run, records_of([reward]), allowed=False)
+    assert writes == 4
+    assert len(saved_records(run)) == 2, "nothing of before is left once all is written"
+
+
+def resume(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, *, steps: int = 3, export: bool = True, dry_run: bool = False
+) -> int:
     """What `execute` says of a resume, whose code is not to be imported."""
     launcher = SimpleNamespace(build=lambda: LocalLauncher(LocalSettings(fork_server=False)))
     config = SimpleNamespace(steps=steps, checkpoint=SimpleNamespace(export=export), launcher=launcher)
     resolved: Any = SimpleNamespace(config=config, provenance=list)
     monkeypatch.setattr(execution, "CodeCheck", lambda _: (_ for _ in ()).throw(ImportError("imports")))
-    return execution.execute(resolved, run_dir=None, resume=run.path, dry_run=False, allow_changes=False)
+    return execution.execute(resolved, run_dir=None, resume=run.path, dry_run=dry_run, allow_changes=False)
+
+
+def test_a_dry_run_waits_for_no_driver_that_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder(tmp_path / "run")
+    begin(run)
+    note = {"address": "tcp:127.0.0.1:9", "host": "far-away", "process": "elsewhere/pid:[1] 77 123"}
+    run.attempt(1).driver.write_text(json.dumps(note))
+    monkeypatch.setattr(attempts.time, "sleep", lambda _: pytest.fail("it waits"))
+    with pytest.raises(ImportError):  # it has come to the checks
+        resume(run, monkeypatch, dry_run=True)
 
 
 def test_a_run_that_is_done_says_so_at_once(

@@ -223,7 +223,7 @@ def test_this_machines_gpus_count_where_the_config_names_none(
 ) -> None:
     estimate = pytest.importorskip("areal_fsdp.planning.estimate", reason="the first-party plugins are not installed")
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\nprintf '40960\\n81920\\n'\n")
+    program.write_text("#!/bin/sh\nprintf '40960, 0, GPU-a1\\n81920, 1, GPU-b2\\n'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
@@ -232,6 +232,10 @@ def test_this_machines_gpus_count_where_the_config_names_none(
     assert estimate.gpu_bytes_of(config) == 40 << 30, "the smallest"
     chosen: Any = resolve(None, ["grpo"], [*common, "placement.training=[1]"]).config
     assert estimate.gpu_bytes_of(chosen) == 80 << 30
+    for shown, size in (("1", 80 << 30), ("GPU-b", 80 << 30), ("1,0,", 40 << 30), ("-1", None), ("MIG-c3", None)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+        assert estimate.gpu_bytes_of(config) == size, shown
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     program.write_text("#!/bin/sh\nexit 9\n")
     assert estimate.gpu_bytes_of(config) is None
 

@@ -16,6 +16,7 @@ from areal_core.interfaces import (
     ModelReference,
     SamplingParameters,
     ServerLostError,
+    ServerUnreachableError,
     TensorDescription,
 )
 from areal_core.messages.hub import Restart, Server, Servers, TrainersTurn
@@ -82,7 +83,7 @@ class FakeAdapter:
     async def check_health(self, connection, timeout_s):
         server = self.servers.get(connection.address)
         if server is None or not server.is_healthy:
-            raise ServerLostError("/health: ClientConnectorError")
+            raise ServerUnreachableError("/health: ClientConnectorError")
         if server.health_fault is not None:
             raise server.health_fault
 

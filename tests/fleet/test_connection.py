@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from areal_core.interfaces import ServerLostError
+from areal_core.interfaces import ServerLostError, ServerUnreachableError
 from areal_core.launchers.machine import free_port
 from areal_core.servers import exchange
 from areal_core.servers.connection import ServerConnection, raise_refusal
@@ -171,7 +171,7 @@ def test_nobody_there():
         finally:
             connection.close()
 
-    with pytest.raises(ServerLostError, match="Connect"):
+    with pytest.raises(ServerUnreachableError, match="Connect"):
         asyncio.run(call())
 
 

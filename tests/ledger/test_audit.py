@@ -25,7 +25,8 @@ def run_dir(tmp_path: Path, written: Any) -> Path:
     for number in range(4):
         ledger.dispatched(number, number, 0)
         (group,) = written(ledger.folder, [number])
-        ledger.flush([group])
+        ledger.ended(group)
+        ledger.flush()
         ledger.consumed([number], number)
         consumption_log.steps.append([(number, group.record.digest)])
         if number == 1:

@@ -43,7 +43,9 @@ def finish(ledger, numbers):
     async def write():
         return await asyncio.gather(*(writer.write(f"group {n}".encode()) for n in numbers))
     records = asyncio.run(write())
-    ledger.flush([PromptGroup(n, (n, 0), record, 0) for n, record in zip(numbers, records)])
+    for n, record in zip(numbers, records):
+        ledger.ended(PromptGroup(n, (n, 0), record, 0))
+    ledger.flush()
 
 def steps(ledger, epoch, first, last):
     for step in range(first, last):

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,10 +29,17 @@ def open_ledger(run_dir: Path, epoch: int = 1) -> Ledger:
     return Ledger(run_dir / "attempts" / f"{epoch}" / "ledger", run_dir)
 
 
+def flush(ledger: Ledger, groups: list[PromptGroup]) -> list[PromptGroup]:
+    """Finish some groups and make them durable."""
+    for group in groups:
+        ledger.ended(group)
+    return ledger.flush()
+
+
 def test_a_full_disk_is_named_and_loses_nothing(small_disk: Path, written: Any) -> None:
     ledger = open_ledger(small_disk)
     ledger.dispatched(0, 0, 0)
-    ledger.flush(written(ledger.folder, [0]))
+    flush(ledger, written(ledger.folder, [0]))
     for number in (1, 2):
         ledger.dispatched(number, number, 0)
     groups = written(ledger.folder, [1, 2])
@@ -36,13 +48,13 @@ def test_a_full_disk_is_named_and_loses_nothing(small_disk: Path, written: Any) 
     taken.write_bytes(bytes(usage.f_bavail * usage.f_frsize))
     ledger.failed(1, 0, 0, "a traceback" * 10_000)
     with pytest.raises(RunError, match="disk is full") as raised:
-        ledger.flush(groups)
+        flush(ledger, groups)
     assert "iB are free on the disk of" in str(raised.value)
     assert [group.number for group in ledger.finished()] == [0]
     ledger.dispatched(3, 3, 0)
     ledger.failed(3, 0, 0, "a text that no disk takes: \ud800")
     taken.unlink()
-    flushed = ledger.flush(written(ledger.folder, [3]))
+    flushed = flush(ledger, written(ledger.folder, [3]))
     assert [group.number for group in flushed] == [1, 2, 3], "what the disk refused stayed to be written"
     assert ledger.flush() == []
     ledger.close()
@@ -70,6 +82,63 @@ def test_a_commit_that_a_full_disk_refuses_can_be_done_again(small_disk: Path) -
     ledger.close()
 
 
+@pytest.mark.parametrize("what", ["checkpoint_digest", "_attempt"])
+def test_a_commit_that_cannot_read_the_run_folder_can_be_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A network file system that has lost a file's handle; the ledger takes everything else before and after."""
+
+    def stale(*_: Any) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    ledger = open_ledger(tmp_path)
+    checkpoint = tmp_path / "attempts/1/checkpoints/step-000001"
+    checkpoint.mkdir(parents=True)
+    with monkeypatch.context() as broken:
+        broken.setattr(f"areal_core.ledger.store.{what}", stale)
+        with pytest.raises(DiskError, match=r"the ledger cannot be written to .*: Stale file handle"):
+            ledger.commit(1, checkpoint, 10)
+    ledger.dispatched(0, 0, 0)
+    assert [group.number for group in flush(ledger, [PromptGroup(0, (0, 0))])] == [0]
+    assert ledger.committed_step == 0
+    ledger.commit(1, checkpoint, 10)
+    assert ledger.committed_step == 1
+    ledger.close()
+
+
+def test_whatever_ends_a_transaction_rolls_it_back(tmp_path: Path) -> None:
+    ledger = open_ledger(tmp_path)
+    with suppress(KeyboardInterrupt), ledger._transaction() as database:
+        database.execute("INSERT INTO facts VALUES ('half', '1')")
+        raise KeyboardInterrupt
+    ledger.dispatched(0, 0, 0)
+    ledger.flush()
+    assert ledger.facts() == {}
+    assert ledger.unfinished() == [0]
+    ledger.close()
+
+
+def test_threads_that_flush_write_every_group_once_and_in_order(tmp_path: Path) -> None:
+    ledger, durable, is_over = open_ledger(tmp_path), deque[int](), threading.Event()
+
+    def write() -> None:
+        while not is_over.is_set():
+            durable.extend(group.number for group in ledger.flush())
+
+    with ThreadPoolExecutor(3) as threads:
+        writers = [threads.submit(write) for _ in range(3)]
+        for number in range(500):
+            ledger.dispatched(number, number, 0)
+            ledger.ended(PromptGroup(number, (number, 0)))
+        is_over.set()
+    for writer in writers:
+        writer.result()
+    durable.extend(group.number for group in ledger.flush())
+    assert sorted(durable) == list(range(500))
+    assert [group.number for group in ledger.finished()] == list(range(500)), "none is running again"
+    ledger.close()
+
+
 def test_a_segment_stays_until_it_is_named(tmp_path: Path, written: Any) -> None:
     """However often the database refuses to name it, and whatever is committed meanwhile."""
     ledger = open_ledger(tmp_path)
@@ -80,7 +149,7 @@ def test_a_segment_stays_until_it_is_named(tmp_path: Path, written: Any) -> None
     ledger.failed(0, 0, 0, "more than fits" * 10_000)
     groups = written(ledger.folder, [0])
     with pytest.raises(DiskError, match="database or disk is full"):
-        ledger.flush(groups)
+        flush(ledger, groups)
     for _ in range(3):
         with pytest.raises(DiskError, match="database or disk is full"):
             ledger.flush()
@@ -96,9 +165,9 @@ def test_what_is_damaged_or_missing_is_generated_anew(tmp_path: Path, written: A
     ledger, told = open_ledger(tmp_path), []
     for number in range(4):
         ledger.dispatched(number, number, 0)
-    ledger.flush(written(ledger.folder, [0, 1]))
-    ledger.flush(written(ledger.folder, [2]))
-    ledger.flush([PromptGroup(3, (3, 0))])
+    flush(ledger, written(ledger.folder, [0, 1]))
+    flush(ledger, written(ledger.folder, [2]))
+    flush(ledger, [PromptGroup(3, (3, 0))])
     first, second = sorted(tmp_path.glob("attempts/1/segments/*"))
     first.write_bytes(first.read_bytes().replace(b"group 1", b"group 7"))
     second.unlink()
@@ -119,8 +188,8 @@ def test_segments_go_when_their_groups_are_committed(tmp_path: Path, written: An
     ledger = open_ledger(tmp_path)
     for number in range(4):
         ledger.dispatched(number, number, 0)
-    ledger.flush(written(ledger.folder, [0, 1]))
-    ledger.flush(written(ledger.folder, [2, 3]))
+    flush(ledger, written(ledger.folder, [0, 1]))
+    flush(ledger, written(ledger.folder, [2, 3]))
     ledger.consumed([0, 1], step=0)
     ledger.commit(1, tmp_path / "step-1", 4)
     assert len(list(tmp_path.glob("attempts/1/segments/*"))) == 1
@@ -140,11 +209,11 @@ def test_a_checkpoint_that_is_put_aside_leaves_the_one_before_it(tmp_path: Path,
     for number in range(6):
         ledger.dispatched(number, number, 0)
     for step, folder in enumerate(checkpoints[1:], 1):
-        ledger.flush(written(ledger.folder, [step - 1]))
+        flush(ledger, written(ledger.folder, [step - 1]))
         ledger.consumed([step - 1], step=step - 1)
         folder.mkdir(parents=True)
         ledger.commit(step, folder, step + 2)
-    ledger.flush(written(ledger.folder, [3]))
+    flush(ledger, written(ledger.folder, [3]))
     checkpoints[1].rmdir()  # as `checkpoint.keep` has it
     ledger.close()
     checkpoints[3].rename(tmp_path / "damaged-step-000003")
@@ -155,7 +224,7 @@ def test_a_checkpoint_that_is_put_aside_leaves_the_one_before_it(tmp_path: Path,
     assert again.facts()["committed_position"] == "4"
     assert again.unfinished() == [2, 4, 5], "what the step after it had consumed is generated again"
     assert [group.number for group in again.finished()] == [3]
-    again.flush(written(again.folder, [2]))
+    flush(again, written(again.folder, [2]))
     again.consumed([2], step=2)
     again.close()
     checkpoints[2].rename(tmp_path / "damaged-step-000002")
@@ -191,7 +260,7 @@ def test_a_new_epoch_takes_over_a_copy_and_touches_nothing_before_it_commits(tmp
     first = open_ledger(tmp_path)
     for number in range(3):
         first.dispatched(number, number, 0)
-    first.flush(written(first.folder, [0, 1]))
+    flush(first, written(first.folder, [0, 1]))
     first.consumed([0], step=0)
     first.commit(1, tmp_path / "attempts/1/checkpoints/step-000001", 3)
     first.consumed([1], step=1)  # and then it is killed: nothing is closed
@@ -202,7 +271,7 @@ def test_a_new_epoch_takes_over_a_copy_and_touches_nothing_before_it_commits(tmp
     assert second.checkpoint == tmp_path / "attempts/1/checkpoints/step-000001"
     assert [group.number for group in second.finished()] == [1]
     assert second.unfinished() == [2]
-    second.flush(written(second.folder, [2]))
+    flush(second, written(second.folder, [2]))
     assert {path: path.read_bytes() for path in first.folder.iterdir()} == before
     second.consumed([1, 2], step=1)
     second.commit(2, tmp_path / "attempts/2/checkpoints/step-000002", 3)
@@ -244,11 +313,11 @@ def test_a_former_owner_commits_nothing_and_deletes_nothing_of_its_successor(tmp
     """One that was stopped, and goes on after somebody else has taken the run over."""
     first = open_ledger(tmp_path)
     first.dispatched(0, 0, 0)
-    first.flush(written(first.folder, [0]))
+    flush(first, written(first.folder, [0]))
     first.consumed([0], step=0)
     second = Ledger.take_over(tmp_path / "attempts/2/ledger", [first.folder], tmp_path)
     second.dispatched(1, 1, 0)
-    second.flush(written(second.folder, [1]))
+    flush(second, written(second.folder, [1]))
     before = {path: path.read_bytes() for path in second.folder.iterdir()}
     with pytest.raises(RunError, match="another process has taken over the run"):
         first.commit(1, tmp_path / "attempts/1/checkpoints/step-000001", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -154,6 +155,19 @@ def test_nobody_listening_is_a_timeout(tmp_path):
         asyncio.run(connect(f"unix:{tmp_path / 'socket'}", 0.1))
     with pytest.raises(FileNotFoundError):
         connect_blocking(f"unix:{tmp_path / 'socket'}", 0.1)
+
+
+def test_a_host_that_does_not_answer_is_a_timeout() -> None:
+    """The kernel drops connections that come while the queue of a socket is full."""
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        address = f"tcp:127.0.0.1:{full.getsockname()[1]}"
+        with pytest.raises(TimeoutError, match="nothing listens"):
+            asyncio.run(asyncio.wait_for(connect(address, 0.1, credentials=Credentials("right", 3)), HANG_S))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import itertools
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 from areal_core.disk import DiskError
@@ -54,6 +55,31 @@ def test_what_a_full_disk_refused_for_a_moment_is_written_and_trained_on_once(
     assert next(writes) > 4
     assert len(consumed) == len(set(consumed))
     assert audited(tmp_path) == []
+
+
+def test_a_slow_commit_does_not_block_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Build
+) -> None:
+    is_released = threading.Event()
+
+    def slow_digest(_: Path) -> str:
+        return "released" if is_released.wait(5) else "unreleased"
+
+    monkeypatch.setattr("areal_core.ledger.store.checkpoint_digest", slow_digest)
+
+    async def run() -> None:
+        controller, ledger = build(tmp_path)
+        checkpoint = tmp_path / "attempts/1/checkpoints/step-000000"
+        checkpoint.mkdir(parents=True)
+        controller.start()
+        commit = asyncio.ensure_future(controller.commit(0, checkpoint))
+        await controller.next_batch(0)
+        is_released.set()
+        await commit
+        assert ledger.checkpoint_digest == "released"
+        await controller.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_a_write_that_the_disk_refuses_once_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,16 @@ from areal_core.config.sections import TrainingSection
 from areal_core.launchers.guard import SCRATCH_VARIABLE
 from areal_core.runs.trainer import _join_ranks
 from areal_core.training import distribution
+from tests.needs_ipv6 import NEEDS_IPV6
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 @pytest.mark.usefixtures("no_ranks")
-@pytest.mark.parametrize(("host", "opens_a_port"), [("127.0.0.1", False), ("0.0.0.0", True)])
+@pytest.mark.parametrize(
+    ("host", "opens_a_port"), [("127.0.0.1", False), pytest.param("::1", False, marks=NEEDS_IPV6), ("0.0.0.0", True)]
+)
 def test_ranks_of_one_machine_open_no_port_to_meet(
     host: str, opens_a_port: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,7 +95,7 @@ def test_servers_that_others_can_reach_ask_for_a_key_of_the_runs_own(sglang_prog
     )
     try:
         wait_for(lambda: len(read_lines(run_dir / "metrics.jsonl")) >= 2, run, "two steps")
-        key, file = (run_dir / "servers.key").read_text(), run_dir / "servers.key"
+        key, file = (run_dir / "servers/key").read_text(), run_dir / "servers/key"
         assert file.stat().st_mode & 0o777 == 0o600
         log = (run_dir / "logs" / "server-0.log").read_text(errors="replace")
         port = re.search(r"running on http://\S+?:(\d+)", log, re.IGNORECASE)
@@ -109,7 +109,7 @@ def test_servers_that_others_can_reach_ask_for_a_key_of_the_runs_own(sglang_prog
             run.kill()
             run.wait()
     files = [path for path in run_dir.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
-    assert {path.name for path in files} <= {"servers.key", "server-0.log"}, "SGLang writes its settings into its log"
+    assert {path.name for path in files} <= {"key", "server-0.log"}, "SGLang writes its settings into its log"
     assert all(path.stat().st_mode & 0o077 == 0 for path in files)
     assert areal("audit", run_dir).returncode == 0
 

@@ -316,6 +316,11 @@ class TiedParametersTwice(FSDPEngine):
         yield "lm_head.weight", self._ready().head.weight.detach()
 
 
+class DescribesWithoutTheHead(FSDPEngine):
+    def named_meta_parameters(self):
+        return ((name, value) for name, value in super().named_meta_parameters() if "head" not in name)
+
+
 class ParametersOfTheStart(OneWork):
     """`forward` uses a copy of the model that is refreshed too late."""
 
@@ -432,6 +437,7 @@ MUTANTS = [
     (NonFiniteGradientApplied, "test_a_gradient_that_is_not_finite_changes_nothing", "was not skipped"),
     (KeysOfOtherSequences, "test_the_loss_sees_every_token_once", "is of other sequences"),
     (TiedParametersTwice, "test_parameters_are_named_as_in_the_files", "names differ"),
+    (DescribesWithoutTheHead, "test_parameters_are_named_as_in_the_files", "where named_full_parameters has"),
     (ParametersOfTheStart, "test_training_makes_likely_what_the_loss_asks_for", "forward does not know the updates"),
     (BatchChangedInPlace, "test_the_batch_stays_as_it_was", "changed the batch"),
 ]

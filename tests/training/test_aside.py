@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from areal_core.training import aside
@@ -13,55 +14,74 @@ if TYPE_CHECKING:
 
 
 class Slow:
-    """A tracker that has begun and does not come back until it is let go."""
+    """A call that has begun and does not return until it is released."""
 
     def __init__(self) -> None:
-        self.let_go, self._begun = threading.Event(), threading.Event()
+        self.release, self._begun = threading.Event(), threading.Event()
 
-    def hold_up(self, work: Aside) -> None:
+    def block(self, work: Aside) -> None:
         """Have it called, and wait until it is."""
-        work.do("tracker Slow", self._call)
+        work.do(self._call)
         self._begun.wait()
 
     def _call(self) -> None:
         self._begun.set()
-        self.let_go.wait()
+        self.release.wait()
 
 
-def test_everything_is_done_in_order_before_it_closes() -> None:
+def soon() -> float:
+    return time.monotonic() + 60
+
+
+def test_everything_is_done_in_order_before_it_ends() -> None:
     done: list[int] = []
-    work = Aside(lambda _: None)
+    work = Aside("somebody", lambda _: None)
     for number in range(100):
-        work.do("somebody", lambda number=number: done.append(number))
-    work.close()
-    assert done == list(range(100))
+        work.do(lambda number=number: done.append(number))
+    work.end(lambda: done.append(100))
+    work.wait(soon())
+    assert done == list(range(101))
 
 
 def test_what_blocks_is_named_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aside, "WAITING", 3)
-    monkeypatch.setattr(aside, "PATIENCE_S", 0.2)
     told: list[str] = []
     slow = Slow()
-    work, done = Aside(told.append), []
-    slow.hold_up(work)
+    work, done = Aside("tracker Slow", told.append), []
+    slow.block(work)
     for number in range(5):
-        work.do("tracker Quick", lambda number=number: done.append(number))
-    work.close()
+        work.do(lambda number=number: done.append(number))
+    work.wait(time.monotonic())
     assert done == []
     assert [line.partition(" for ")[0] for line in told] == ["tracker Slow has not come back"] * 2
-    assert told[0].endswith("what comes meanwhile is left out")
+    assert told[0].endswith("new calls are left out until it returns")
     assert told[1].endswith("it is left, with 3 calls behind it")
-    slow.let_go.set()
+    slow.release.set()
 
 
-def test_what_was_left_out_is_counted_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_call_is_made_however_many_were_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aside, "WAITING", 1)
     told: list[str] = []
-    slow = Slow()
-    work = Aside(told.append)
-    slow.hold_up(work)
-    for _ in range(3):
-        work.do("tracker Slow", lambda: None)
-    slow.let_go.set()
-    work.close()
+    slow, done = Slow(), []
+    work = Aside("tracker Slow", told.append)
+    slow.block(work)
+    for number in range(3):
+        work.do(lambda number=number: done.append(number))
+    work.end(lambda: done.append(100))
+    slow.release.set()
+    work.wait(soon())
+    assert done == [0, 100]
     assert told[-1] == "tracker Slow goes on; 2 calls were left out"
+
+
+def test_a_batch_is_left_out_where_calls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "BEHIND", 1)
+    slow, done = Slow(), []
+    work = Aside("tracker Slow", lambda _: None)
+    slow.block(work)
+    for number in range(4):
+        work.do(lambda number=number: done.append(number), is_large=number > 1)
+    slow.release.set()
+    work.end(lambda: None)
+    work.wait(soon())
+    assert done == [0, 1]

@@ -16,6 +16,7 @@ from areal_core.messages.rollouts import Evaluated, SkipSync
 from areal_core.training.distribution import open_store
 from areal_core.training.rollouts import RolloutClient
 from areal_core.training.source import Interrupted
+from tests.needs_ipv6 import NEEDS_IPV6
 
 HANG = timedelta(seconds=60)
 
@@ -28,12 +29,15 @@ def listening() -> set[str]:
     return {line[1].rpartition(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own}
 
 
-def test_the_store_listens_on_one_address_alone():
+@pytest.mark.parametrize(
+    ("host", "digits"), [("127.0.0.1", "0100007F"), pytest.param("::1", f"{0:024}01000000", marks=NEEDS_IPV6)]
+)
+def test_the_store_listens_on_one_address_alone(host, digits):
     before = listening()
-    store = open_store("127.0.0.1", HANG)
+    store = open_store(host, HANG)
     store.set("key", "value")
-    assert TCPStore("127.0.0.1", store.port, is_master=False, timeout=HANG).get("key") == b"value"
-    assert listening() - before <= {"0100007F"}, "0100007F is 127.0.0.1"
+    assert TCPStore(host, store.port, is_master=False, timeout=HANG).get("key") == b"value"
+    assert listening() - before <= {digits}
 
 
 def test_an_address_of_another_machine_is_said_to_be_none_of_this_one():

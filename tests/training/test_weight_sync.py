@@ -190,6 +190,24 @@ def test_a_file_is_written_tensor_by_tensor(tmp_path):
     assert sum(map(size_of, descriptions)) == 2 * (15 + 8 + 1)
 
 
+def test_parameters_are_gathered_once_to_be_described_or_not_at_all():
+    gathered = []
+
+    class Engine:
+        def named_full_parameters(self):
+            gathered.append(type(self).__name__)
+            yield "matrix", torch.zeros(5, 3)
+
+    class Describing(Engine):
+        def named_meta_parameters(self):
+            yield "matrix", torch.zeros(5, 3, device="meta")
+
+    for engine in (Engine(), Describing()):
+        for dtype in (torch.float32, torch.float32):
+            assert describe_weights(engine, dtype) == (TensorDescription("matrix", "float32", (5, 3)),)
+    assert gathered == ["Engine"]
+
+
 def test_an_engine_that_gives_other_tensors_is_told_by_name(tmp_path):
     described = [TensorDescription("a", "float32", (2,)), TensorDescription("b", "float32", (2,))]
     for given, word in (([("a", torch.ones(3))], "gave a"), ([("a", torch.ones(2))], "gave no b")):

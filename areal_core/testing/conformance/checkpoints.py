@@ -16,6 +16,7 @@ from areal_core.testing.conformance.training_session import (
     OUTPUTS,
     REWARD_MODEL,
     TrainingSession,
+    check_description,
     likelihood_loss,
     make_training_batch,
     parameters_of,
@@ -44,6 +45,7 @@ class CheckpointsAndRoles(TrainingSession):
                 same_tensors(
                     parameters_of(engine), load_file(model / "model.safetensors"), f"{architecture}: parameters"
                 )
+                check_description(engine)
 
     def test_a_checkpoint_continues_bit_for_bit(self, tmp_path: Path) -> None:
         """Parameters, optimizer and random state: another engine that loads it goes on exactly as this one."""

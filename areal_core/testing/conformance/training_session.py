@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from areal_core.interfaces import (
     ACTOR,
     CRITIC,
     REFERENCE,
+    DescribingEngine,
     LossResult,
     LossSpec,
     ModelReference,
@@ -134,6 +136,15 @@ def parameters_of(engine: TrainEngine) -> dict[str, torch.Tensor]:
         assert name not in found, f"parameter {name} is given twice"
         found[name] = tensor.detach().to("cpu", copy=True)
     return found
+
+
+def check_description(engine: TrainEngine) -> None:
+    """What a `DescribingEngine` says of its parameters is what it gives."""
+    if isinstance(engine, DescribingEngine):
+        described = [(name, *tensor.shape) for name, tensor in engine.named_meta_parameters()]
+        given = [(name, *tensor.shape) for name, tensor in engine.named_full_parameters()]
+        odd = [pair for pair in zip_longest(described, given) if pair[0] != pair[1]]
+        assert odd == [], f"named_meta_parameters has {odd[0][0]} where named_full_parameters has {odd[0][1]}"
 
 
 def same_tensors(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], message: str) -> None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from areal_core.data import Metric, PackedBatch, Ragged, shift_to_predictions
 from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, LossResult, LossSpec, ModelReference, OptimizerSettings
 from areal_core.testing.conformance import numbers_of
+from areal_core.testing.conformance.training_session import check_description
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_fsdp.models import compiling
@@ -134,6 +135,7 @@ def with_choices(engine, batch, missing=()):
 
 
 def parameters_of(engine):
+    check_description(engine)
     return {name: tensor.to("cpu", copy=True) for name, tensor in engine.named_full_parameters()}
 
 

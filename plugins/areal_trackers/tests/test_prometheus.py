@@ -4,6 +4,7 @@ import math
 import socket
 import urllib.error
 import urllib.request
+from contextlib import suppress
 
 import pytest
 
@@ -86,4 +87,21 @@ def test_a_port_that_is_taken_is_said_with_what_would_do(run_dir):
         tracker = PrometheusTracker(PrometheusSettings(port=port))
         with pytest.raises(RunError, match=f"cannot be served at 127.0.0.1:{port}: .* choose another port, or port: 0"):
             tracker.start(run_dir, {})
+        tracker.close()
+
+
+def has_ipv6():
+    with suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no address ::1")
+def test_metrics_are_served_at_an_address_of_ipv6(run_dir):
+    tracker = PrometheusTracker(PrometheusSettings(host="::1", port=0))
+    tracker.start(run_dir, {})
+    tracker.log(3, {})
+    try:
+        assert scrape(run_dir)[0]["areal_step"] == 3
+    finally:
         tracker.close()

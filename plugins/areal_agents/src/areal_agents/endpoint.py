@@ -20,6 +20,7 @@ from areal_core.chat.messages import ROLES, read_json
 from areal_core.errors import RunError
 from areal_core.interfaces import RowError
 from areal_core.interfaces.agent import Endpoint
+from areal_core.launchers.machine import http_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -106,8 +107,7 @@ class AgentEndpoint:
     def open(self, session: Session) -> Endpoint:
         """Serve a session from now on, and return where."""
         self._sessions[session.key] = session
-        host = f"[{self._host}]" if ":" in self._host else self._host  # an address of IPv6
-        return Endpoint(f"http://{host}:{self._port}/v1", session.key)
+        return Endpoint(f"{http_address(self._host, self._port)}/v1", session.key)
 
     def end(self, session: Session) -> None:
         """Its key is worth nothing any more; see `Session.close`."""

@@ -158,6 +158,13 @@ class DeepSpeedEngine(RoleEngine):
         """Name and whole tensor of each parameter, as in the files, in the dtype that the model was asked for."""
         return named_as_in_files(self._ready().model, self._gathered())
 
+    def named_meta_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See `DescribingEngine`: a parameter that stage 3 divides is empty, and knows its whole shape."""
+        named = self._ready().model.named_parameters()
+        shapes = ((name, getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in named)
+        empty = ((name, torch.empty(shape, dtype=self._dtype, device="meta")) for name, shape in shapes)
+        return named_as_in_files(self._ready().model, empty)
+
     def _gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._ready().model.named_parameters():
             # One at a time, of which stage 2's are whole; a layer's are put together behind the gathering.

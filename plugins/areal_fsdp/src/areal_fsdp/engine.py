@@ -26,7 +26,7 @@ from areal_fsdp.parallel.mesh import place_ranks
 from areal_fsdp.parallel.ranks import join_group_of_one, rank_and_ranks
 from areal_fsdp.profiling import meter_of, profiled
 from areal_fsdp.role_engine import RoleEngine, means
-from areal_fsdp.sharding import choose_attention, full_parameters, shard, synced_parameters, whole_of
+from areal_fsdp.sharding import choose_attention, full_parameters, shape_of, shard, synced_parameters, whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -231,7 +231,14 @@ class FSDPEngine(RoleEngine):
 
     def named_full_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and whole tensor of each parameter, or of an adapter that is synced alone, in the model's dtype."""
-        return synced_parameters(self._ready().model, self._adapter, self._device, self._dtype)
+        return synced_parameters(self._ready().model, self._adapter, self._whole)
+
+    def named_meta_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See `DescribingEngine`: the shape of a sharded parameter is that of the whole one."""
+        return synced_parameters(self._ready().model, self._adapter, partial(shape_of, dtype=self._dtype))
+
+    def _whole(self, parameter: torch.Tensor) -> torch.Tensor:
+        return whole_of(parameter, self._device, self._dtype)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; collective."""
@@ -260,7 +267,7 @@ class FSDPEngine(RoleEngine):
 
     def export(self, folder: Path) -> None:
         """Write a Hugging Face folder; collective."""
-        every = full_parameters(self._ready().model, self._adapter, self._device, self._dtype)
+        every = full_parameters(self._ready().model, self._adapter, self._whole)
         write_model(folder, self._ready().model, self._reference, every)
         if self._adapter is not None:
             own = partial(whole_of, device=self._device, dtype=torch.float32)

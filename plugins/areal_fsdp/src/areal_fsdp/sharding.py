@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +24,7 @@ from areal_fsdp.parallel.tensor import decoder_layers, divide_layers, divide_voc
 from areal_fsdp.planning.decoder import experts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from transformers import PreTrainedModel
 
@@ -95,23 +94,34 @@ def whole_of(parameter: torch.Tensor, device: torch.device, dtype: torch.dtype) 
     return tensor.to(dtype)
 
 
+def shape_of(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What `whole_of` gives, on the device `meta`: no rank takes part."""
+    return torch.empty(parameter.shape, dtype=dtype, device="meta")
+
+
 def full_parameters(
-    model: PreTrainedModel, adapter: Adapter | None, device: torch.device, dtype: torch.dtype
+    model: PreTrainedModel, adapter: Adapter | None, whole: Callable[[torch.Tensor], torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """All parameters, merged with the adapter; of masters these are what they were rounded to; collective."""
-    whole = partial(whole_of, device=device, dtype=dtype)
+    """All parameters, merged with the adapter; of masters these are what they were rounded to.
+
+    Args:
+        model: sharded.
+        adapter: beside it.
+        whole: makes a parameter of all ranks one tensor: `whole_of` or `shape_of`; may be collective.
+    """
     if adapter is not None:
         return named_as_in_files(model, adapter.merged(whole))
     return named_as_in_files(model, ((name, whole(parameter)) for name, parameter in model.named_parameters()))
 
 
 def synced_parameters(
-    model: PreTrainedModel, adapter: Adapter | None, device: torch.device, dtype: torch.dtype
+    model: PreTrainedModel, adapter: Adapter | None, whole: Callable[[torch.Tensor], torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """See `TrainEngine.named_full_parameters`: all, or an adapter that is synced alone."""
+    """See `TrainEngine.named_full_parameters`: all, or an adapter that is synced alone; `whole` as `full_parameters`
+    takes it."""
     if adapter is not None and adapter.is_synced_alone and adapter.is_on:
-        return adapter.alone(partial(whole_of, device=device, dtype=dtype))
-    return full_parameters(model, adapter, device, dtype)
+        return adapter.alone(whole)
+    return full_parameters(model, adapter, whole)
 
 
 def choose_attention(text: Any, config: FSDPConfig, device: torch.device, *, has_kernels: bool) -> str:

@@ -13,8 +13,8 @@ import numpy as np
 from areal_core.background import start_task
 from areal_core.data import Generation, SampledTokens
 from areal_core.data.trajectory import FinishReason
-from areal_core.interfaces import ServerLostError
-from areal_core.messages import Credentials, Peer, PeerClosed, connect
+from areal_core.interfaces import ServerLostError, ServerUnreachableError
+from areal_core.messages import Credentials, Peer, PeerClosed, connect_once
 from areal_core.servers.errors import RequestRefusedError
 from areal_core.servers.experts import ROUTED_EXPERTS
 from areal_hf.messages import Aborted, Cancel, Finished, Generate, Loaded, Refused
@@ -110,9 +110,10 @@ class _Line:
             ServerLostError: the server is gone, or lets nobody in who comes with this key.
         """
         try:
-            peer = await connect(address, 0.0, "fleet", credentials)
+            peer = await connect_once(address, "fleet", credentials)
         except (OSError, ValueError, PeerClosed) as error:
-            raise ServerLostError(f"cannot be connected to: {type(error).__name__}: {error}") from None
+            kind = ServerUnreachableError if isinstance(error, ConnectionError) else ServerLostError
+            raise kind(f"cannot be connected to: {type(error).__name__}: {error}") from None
         try:
             loaded = await peer.receive()
             if isinstance(loaded, Loaded):

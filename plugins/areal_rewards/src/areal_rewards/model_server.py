@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal_core.launchers.machine import http_address
 from areal_rewards.libraries import load_library
 from areal_rewards.reward_models import ScoringModel
 
@@ -102,7 +103,7 @@ async def _serve(server: ModelServer, host: str, port: int) -> None:
     await runner.setup()
     site = web.TCPSite(runner, host, port)
     await site.start()
-    address = f"http://{host}:{site._server.sockets[0].getsockname()[1]}"
+    address = http_address(host, runner.addresses[0][1])
     sys.stdout.write(f"ready: {address}\n")
     sys.stdout.flush()
     try:

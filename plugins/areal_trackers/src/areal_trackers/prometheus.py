@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from areal_core.errors import RunError
+from areal_core.launchers.machine import http_address
 from areal_trackers.libraries import load_library
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class PrometheusTracker:
             cure = f"no address of this machine is called '{host}': set host" if is_host else "choose another port"
             also = "" if is_host else ", or port: 0 for a free one"
             raise RunError(f"metrics cannot be served at {host}:{port}: {error.strerror}; {cure}{also}") from error
-        address = f"http://{host}:{self._server.server_port}/metrics"
+        address = f"{http_address(host, self._server.server_port)}/metrics"
         (run_dir / ADDRESS_FILE).write_text(f"{address}\n")
         sys.stderr.write(f"metrics for Prometheus: {address}\n")
         epochs = sum(path.name.isdigit() for path in (run_dir / "attempts").glob("*"))

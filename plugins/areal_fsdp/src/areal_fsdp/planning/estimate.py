@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from areal_core.config import Settings, roles_of
 from areal_core.interfaces import Estimate
+from areal_core.launchers.machine import visible_gpus
 from areal_fsdp.planning.memory import RankLoad
 from areal_fsdp.planning.meter import GIB
 
@@ -80,15 +81,18 @@ def gpu_bytes_of(config: RunConfig) -> int | None:
     placement = config.placement
     if placement.gpu_memory_gib is not None:
         return round(placement.gpu_memory_gib * GIB)
-    asked = shutil.which("nvidia-smi") if os.environ.get("CUDA_VISIBLE_DEVICES") != "" else None
-    if asked is None:
+    shown, program = visible_gpus(), shutil.which("nvidia-smi")
+    if shown == [] or program is None:
         return None
-    command = [asked, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    command = [program, "--query-gpu=memory.total,index,uuid", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=QUESTION_S, check=True).stdout
-        sizes = [int(line) << 20 for line in answer.split()]  # in MiB
+        lines = [line.split(", ") for line in answer.splitlines()]
+        gpus = [(int(size) << 20, index, uuid) for size, index, uuid in lines]  # sizes are in MiB
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
+    seen = [index for _, index, _ in gpus] if shown is None else shown
+    sizes = [size for name in seen for size, index, uuid in gpus if name == index or uuid.startswith(name)]
     chosen = [sizes[gpu] for gpu in placement.training or range(len(sizes)) if gpu < len(sizes)]
     return min(chosen, default=None)
 
