@@ -61,15 +61,17 @@ class SAPOLossSettings(ClippingSettings):
 
 
 class GSPOLossSettings(ClippingSettings):
-    """Settings of `sequence_losses.gspo`."""
+    """Settings of `sequence_losses.gspo`. Averaged by `core/sequence_mean`, as the algorithm `gspo` does."""
 
+    is_of_sequences = True
     clip_low: float = Field(3e-4, ge=0, le=1, description="sequence ratios below 1 - clip_low gain nothing more")
     clip_high: float = Field(4e-4, ge=0, description="sequence ratios above 1 + clip_high gain nothing more")
 
 
 class GMPOLossSettings(ClippingSettings):
-    """Settings of `sequence_losses.gmpo`."""
+    """Settings of `sequence_losses.gmpo`. Averaged by `core/sequence_mean`, as the algorithm `gmpo` does."""
 
+    is_of_sequences = True
     clip_low: float = Field(0.4, ge=0, description="log-ratios below -clip_low gain nothing more")
     clip_high: float = Field(0.4, ge=0, description="log-ratios above clip_high gain nothing more")
 
@@ -155,6 +157,11 @@ class M2POTransformSettings(BatchTransformSettings):
     belongs_in = "minibatch_transforms"
 
     threshold: float = Field(0.04, gt=0, description="the mean squared log-ratio that the tokens of an update may have")
+    among: Literal["trust_region", "all"] = Field(
+        "trust_region",
+        description="the tokens that are averaged and left out: trust_region takes those that the update would take "
+        "further from the policy that sampled, as in the paper; all takes every token, as in AReaL",
+    )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """What the policy says just before each update; the transform asks for it itself."""

@@ -1,7 +1,8 @@
 """Terms that are added to the loss of a token: pure functions of `PolicyTerms`, flat [T] in and out.
 
 What counts in a loss is the gradient. For tokens that the policy itself has sampled the expected gradient of each
-estimator is said with it; corrections for stale samples multiply these terms as they multiply the loss.
+estimator is said with it. The importance weights of corrections multiply these terms as they multiply the policy loss;
+their masks leave these terms alone.
 """
 
 from __future__ import annotations
