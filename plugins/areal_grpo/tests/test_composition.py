@@ -40,7 +40,9 @@ def padded(batch, flat):
     return torch.nn.utils.rnn.pad_sequence(list(flat.split(batch.lengths.tolist())), batch_first=True)
 
 
-def trl_loss(batch, passes, loss_type, *, beta=0.0, cap=2.0, low=0.2, high=0.2, delta=None, level="token"):
+def trl_loss(
+    batch, passes, loss_type, *, beta=0.0, corrected=False, cap=2.0, low=0.2, high=0.2, delta=None, level="token"
+):
     """What TRL's GRPOTrainer minimizes, on padded [B, L] tensors, with its truncated correction for vLLM."""
     logprobs = padded(batch, passes["actor"])
     old, sampled, reference = (
@@ -70,7 +72,8 @@ def trl_loss(batch, passes, loss_type, *, beta=0.0, cap=2.0, low=0.2, high=0.2, 
     if cap is not None:
         each = each * torch.clamp(torch.exp(old - sampled), max=cap)
     if beta:
-        each = each + beta * (torch.exp(reference - logprobs) - (reference - logprobs) - 1)
+        divergence = torch.exp(reference - logprobs) - (reference - logprobs) - 1
+        each = each + beta * (divergence * torch.exp(logprobs - old) if corrected else divergence)
     if loss_type in {"grpo", "sapo"} or level == "sequence":
         return ((each * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
     if loss_type == "dr_grpo":
@@ -106,6 +109,11 @@ CASES = {
     "penalty towards a reference": (
         GRPOSettings,
         {"regularizers": ["grpo/reference_kl"], "corrections": []},
+        {"beta": 0.04, "cap": None, "corrected": True},
+    ),
+    "penalty towards a reference, before TRL 1.16": (
+        GRPOSettings,
+        {"regularizers": [{"type": "grpo/reference_kl", "estimator": "k3"}], "corrections": []},
         {"beta": 0.04, "cap": None},
     ),
 }

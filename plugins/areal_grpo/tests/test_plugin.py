@@ -144,7 +144,7 @@ def test_clip_settings_that_clip_nothing_are_told(read):
         (
             [
                 "algorithm=dppo",
-                "algorithm.regularizers=[{type: reference_kl, estimator: unbiased}]",
+                "algorithm.regularizers=[reference_kl]",
                 "training.num_minibatches=4",
             ],
             "'grpo/dppo' knows none; choose k2",
@@ -194,6 +194,13 @@ def test_a_loss_of_sequences_that_is_averaged_over_tokens_is_noted(loss, read):
         assert note.startswith(f"algorithm: 'grpo/{loss}' is the loss of a whole sequence")
     assert list(read(f"algorithm={loss}").cross_notes()) == []
     assert list(read(f"algorithm={loss}", "algorithm.loss_aggregation=episode_mean").cross_notes()) == []
+
+
+def test_a_filter_of_the_sum_beside_an_advantage_of_each_reward_is_noted(read):
+    filtered = ("algorithm=grpo", "algorithm.group_filters=[zero_variance]")
+    (note,) = read(*filtered, "algorithm.advantage=gdpo").cross_notes()
+    assert note.startswith("algorithm.group_filters.0: zero_variance compares the sum of the rewards, and gdpo each")
+    assert list(read(*filtered).cross_notes()) == []
 
 
 def test_two_corrections_that_weigh_are_noted(read):

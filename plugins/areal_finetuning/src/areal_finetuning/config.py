@@ -120,7 +120,8 @@ class DPOSettings(RowsSettings):
     )
     length_normalized: bool = Field(
         False,
-        description="divide each sequence's log-ratio by its tokens in the loss; neither paper does, TRL's IPO does",
+        description="divide each sequence's log-ratio by its tokens in the loss; neither paper's formula does, and "
+        "IPO's experiments and TRL's IPO do",
     )
     reference_free: bool = Field(False, description="take a uniform reference, so that no second model is needed")
 
@@ -141,7 +142,8 @@ class IPOSettings(DPOSettings):
     """Identity preference optimization (arXiv 2310.12036, equation 17): L = 1/U Σ (h - 1 / (2τ))², with β for τ.
 
     DPO drives h without end where labels never contradict each other; here h has an end, 1 / (2β). In the paper h is a
-    sum over the tokens of each answer, as in DPO; TRL takes the mean instead: `length_normalized: true`.
+    sum over the tokens of each answer, as in DPO. The authors' experiments took the mean over its tokens, as they have
+    confirmed to TRL, which takes the mean too: `length_normalized: true` is for their results and values of β.
     """
 
     loss: Literal["sigmoid", "ipo"] = Field("ipo", description=str(DPOSettings.model_fields["loss"].description))

@@ -27,8 +27,8 @@ class GRPOSettings(PolicyGradientSettings):
 
     Three defaults are not the paper's, and each is a setting: tokens count the same (the paper's mean over each
     sequence is `loss_aggregation: core/sequence_mean`), there is no penalty towards a reference model (the paper's is
-    `regularizers: [reference_kl]`, of coefficient 0.04), and w_t corrects for asynchronous sampling, which the paper
-    does not have.
+    `regularizers: [{type: reference_kl, coefficient: 0.04, estimator: k3}]`), and w_t corrects for asynchronous
+    sampling, which the paper does not have.
     """
 
     advantage: Selection = component("advantages", default="grpo/group_normalized", description=_ADVANTAGE)

@@ -116,10 +116,10 @@ class ReferenceKLSettings(Settings):
 
     coefficient: float = Field(0.04, gt=0, description="β; 0.04 is GRPO's")
     estimator: Literal["k2", "k3", "unbiased"] = Field(
-        "k3",
+        "unbiased",
         description="with d = log policy - log reference: k2 is d²/2, its gradient that of KL(policy ‖ reference); "
-        "k3 is exp(-d) - 1 + d, its gradient that of KL(reference ‖ policy); unbiased is k3 times the ratio to the "
-        "proximal policy, its gradient that of KL(policy ‖ reference)",
+        "k3 is exp(-d) - 1 + d, its gradient that of KL(reference ‖ policy) (GRPO's paper, verl); unbiased is k3 times "
+        "the ratio to the proximal policy, its gradient that of KL(policy ‖ reference) (DeepSeek-V3.2, TRL since 1.16)",
     )
 
     @field_validator("estimator", mode="before")

@@ -54,7 +54,8 @@ def entropy_target(
     """The coefficient c of an entropy bonus, led by the entropy H just before each update (Skywork-OR1, 2505.22312).
 
     c begins at 0; where H is below `target` it grows by `step`, where it is above it shrinks by as much, between 0 and
-    `maximum`. An update has the bonus only where H is at most `target`. It is for the regularizer `adaptive_entropy`.
+    `maximum`. An update has the bonus only where H is at most `target`, and uses c after its own change: Skywork-OR1
+    and TRL use c before the change, so they are one update behind. It is for the regularizer `adaptive_entropy`.
 
     Args:
         minibatch: with `loss_mask` [T].
