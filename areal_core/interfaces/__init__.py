@@ -81,7 +81,15 @@ from areal_core.interfaces.training import (
     TrainEngine,
 )
 from areal_core.interfaces.transport import TransferFailedError, WeightTransport
-from areal_core.interfaces.workflow import Environment, Reward, RewardScore, RolloutWorkflow, RowError, WorkflowContext
+from areal_core.interfaces.workflow import (
+    Environment,
+    Reward,
+    RewardScore,
+    RolloutWorkflow,
+    RowError,
+    SkippedRowError,
+    WorkflowContext,
+)
 
 __all__ = [
     "ACTOR",
@@ -144,6 +152,7 @@ __all__ = [
     "ServerLostError",
     "SharedMemory",
     "SharedTensor",
+    "SkippedRowError",
     "Slot",
     "SlotHolder",
     "Slots",

@@ -66,7 +66,7 @@ def main(folder: Path) -> None:
         problems += try_algorithm(config, notes)
         asked = {f"rewards.{number}": asked_of_rows(chosen) for number, chosen in enumerate(config.rewards)}
     if not problems and looks_at_rows(resolved):
-        problems = list(row_problems(resolved, RunFolder(folder)))
+        problems = list(row_problems(resolved, RunFolder(folder), notes))
     elif not problems and not notes:
         paths = {path for module in list(sys.modules.values()) if (path := getattr(module, "__file__", None))}
         files = {path: Path(path).stat().st_mtime_ns for path in paths if Path(path).is_file()}
