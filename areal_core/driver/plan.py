@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from areal_core.disk import is_folder, read_shapes
 from areal_core.driver.describing import spans
 from areal_core.driver.fingerprints import data_record
 from areal_core.driver.groups import process_groups
+from areal_core.driver.room import room_of
 from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces.dataset import name_row, notes_of
 from areal_core.interfaces.model import StoredModel
@@ -71,6 +72,7 @@ def make_plan(
     trains: bool = True,
     loads_model: bool = True,
     downloads: bool = True,
+    run_dir: Path | None = None,
 ) -> Plan:
     """Check model, data, arithmetic and memory, and describe the run.
 
@@ -82,6 +84,7 @@ def make_plan(
         loads_model: whether anything of the run loads the model; else nobody looks for it.
         downloads: models that the config names on the hub, to look at them as at any other; else only whether they are
             there.
+        run_dir: the run's folder, whose disk must have room for a checkpoint and the exported model; None: not checked.
 
     Raises:
         ConfigError: the model or the data set cannot be read, the data set is empty, tokens exceed the context, or a
@@ -91,7 +94,7 @@ def make_plan(
     problems: list[str] = []
     figures: dict[str, Any] = {}
     stored = _stored_models(resolved, problems, MODEL_FILES if downloads else ["config.json"]) if loads_model else {}
-    model = _model_rows(config, stored, problems, figures, trains=trains) if loads_model else []
+    model = _model_rows(config, stored, problems, figures, trains=trains, run_dir=run_dir) if loads_model else []
     data: list[Provenance] = []
     data_notes: list[str] = []
     rows, keys = _dataset_rows(resolved, problems, data if trains else None, data_notes)
@@ -172,7 +175,13 @@ def _stored_models(resolved: Resolved, problems: list[str], files: Sequence[str]
 
 
 def _model_rows(
-    config: RunConfig, stored: _Models, problems: list[str], figures: dict[str, Any], *, trains: bool
+    config: RunConfig,
+    stored: _Models,
+    problems: list[str],
+    figures: dict[str, Any],
+    *,
+    trains: bool,
+    run_dir: Path | None = None,
 ) -> list[tuple[str, str]]:
     shared = stored.get("model.path")
     if shared is None:
@@ -191,6 +200,7 @@ def _model_rows(
     models = {name: found for name in roles if (found := stored.get(f"roles.{name}.path", shared)) is not None}
     rows = [("model", f"{shared.folder}: {shared.description.get('model_type')}, {count / 1e6:,.1f} M parameters")]
     rows += [(key, ON_HUB) for key, found in stored.items() if found is None]
+    checkpoint_bytes = 0
     if isinstance(config.train_engine.settings, Settings):
         try:
             estimate = config.train_engine.settings.estimate(config, models)
@@ -200,6 +210,12 @@ def _model_rows(
         problems += (f"train_engine: {told}" for told in estimate.misfits if trains)
         figures.update(estimate.figures)
         rows += estimate.rows
+        checkpoint_bytes = estimate.checkpoint_bytes
+    if trains and run_dir is not None:
+        room = room_of(config, run_dir, checkpoint_bytes, ELEMENT_BYTES[config.model.dtype] * count)
+        figures["disk"] = asdict(room)
+        problems += filter(None, [room.problem])
+        rows += [("disk", room.row), *(("note", note) for note in filter(None, [room.note]))]
     return [*rows, *_weight_sync_rows(config, shared, figures)]
 
 
