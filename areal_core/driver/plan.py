@@ -115,18 +115,20 @@ def make_plan(
     return Plan([*told, *(("note", note) for note in notes)], figures, data, stored, data_notes)
 
 
-def check_model(resolved: Resolved, made: Path | None = None) -> None:
+def check_model(resolved: Resolved, made: Path | None = None, run_dir: Path | None = None) -> None:
     """Look at the model's folder, where it is there, and load nothing.
 
     Args:
         resolved: the config.
         made: where the config's source has made the model.
+        run_dir: as in `make_plan`.
 
     Raises:
         ConfigError: something is wrong with the model, or the config cannot work with it.
     """
     problems: list[str] = []
-    _model_rows(resolved.config, _stored_models(resolved, problems, (), made), problems, {}, trains=False)
+    stored = _stored_models(resolved, problems, (), made)
+    _model_rows(resolved.config, stored, problems, {}, trains=False, run_dir=run_dir)
     if problems:
         raise ConfigError("the run cannot start", problems=problems, hints=problems)
 
@@ -211,7 +213,7 @@ def _model_rows(
         figures.update(estimate.figures)
         rows += estimate.rows
         checkpoint_bytes = estimate.checkpoint_bytes
-    if trains and run_dir is not None:
+    if run_dir is not None:
         room = room_of(config, run_dir, checkpoint_bytes, ELEMENT_BYTES[config.model.dtype] * count)
         figures["disk"] = asdict(room)
         problems += filter(None, [room.problem])

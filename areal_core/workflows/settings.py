@@ -33,7 +33,8 @@ class SingleTurnSettings(PromptSettings):
     overlong: Literal["refuse", "skip"] = Field(
         "refuse",
         description="What happens to a prompt that fills the model's context. `refuse` ends the run before it starts, "
-        "or fails the prompt's group if the checks have not seen the row. `skip` leaves the row out and counts it.",
+        "or fails the prompt's group if the checks have not seen the row. `skip` leaves the row out and counts it; "
+        "in an evaluation, as failed.",
     )
 
     def check_row(self, row: dict[str, Any]) -> str:

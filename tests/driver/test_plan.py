@@ -11,7 +11,7 @@ import pytest
 
 from areal_core.config import resolve
 from areal_core.disk import read_shapes
-from areal_core.driver.plan import Plan, make_plan
+from areal_core.driver.plan import Plan, check_model, make_plan
 from areal_core.errors import ConfigError
 from tests.driver.header_only import write_weights
 
@@ -81,6 +81,9 @@ def test_a_disk_without_room_for_checkpoints_is_refused_and_one_that_may_become_
     (told,) = refusal.value.problems
     assert told.startswith("run_dir: the run writes ")
     assert "free: a checkpoint takes " in told
+    endless = resolve(None, ["grpo"], [*words, f"checkpoint.keep={many}", "checkpoint.every=1", f"steps={many}"])
+    with pytest.raises(ConfigError, match="the run cannot start"):  # as of a model that was made by the run
+        check_model(endless, model, tmp_path / "run")
 
 
 def test_a_resumed_run_replaces_what_it_has_written(model: Path, tmp_path: Path) -> None:
