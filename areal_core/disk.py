@@ -63,10 +63,11 @@ def _reason(error: Exception, path: Path) -> str:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return "the disk is full" if is_full else str(error.strerror or error)
     # PyTorch and safetensors say it in words of their own ("iostream error", "unexpected pos 704").
-    return "the disk is full" if _free(path) < FULL_BYTES else ""
+    return "the disk is full" if free_bytes(path) < FULL_BYTES else ""
 
 
-def _free(path: Path) -> int:
+def free_bytes(path: Path) -> int:
+    """Return the bytes that are free on the disk of a folder, which need not exist yet."""
     return shutil.disk_usage(_nearest(path)).free
 
 
@@ -75,7 +76,8 @@ def _nearest(path: Path) -> Path:
     return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
-def _told(size: int) -> str:
+def in_mebibytes(size: int) -> str:
+    """Return a number of bytes for people."""
     return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size / 2**10:,.1f} KiB"
 
 
@@ -85,7 +87,7 @@ def refused(what: str, path: Path, reason: str) -> DiskError:
     return DiskError(
         f"{what} cannot be written to {path}: {reason}",
         hints=[
-            f"{_told(usage.free)} of {_told(usage.total)} are free on the disk of {place}",
+            f"{in_mebibytes(usage.free)} of {in_mebibytes(usage.total)} are free on the disk of {place}",
             "nothing committed is lost: make room, then continue with --resume",
         ],
     )
@@ -93,8 +95,8 @@ def refused(what: str, path: Path, reason: str) -> DiskError:
 
 def require_room(what: str, folder: Path, size: int) -> None:
     """Raise `DiskError` where fewer than `size` bytes are free."""
-    if _free(folder) < max(size, FULL_BYTES):
-        raise refused(what, folder, f"it takes {_told(size)}, and the disk is full")
+    if free_bytes(folder) < max(size, FULL_BYTES):
+        raise refused(what, folder, f"it takes {in_mebibytes(size)}, and the disk is full")
 
 
 def wait_for_room(what: str, folder: Path, size: int, log: Callable[[str], None]) -> None:

@@ -24,6 +24,7 @@ COMPOSITIONS: dict[str, dict[str, Any]] = {
     "dr_grpo": {"loss_aggregation": {"length": POSITIONS}},
     "dapo": {},
     "gspo": {},
+    "gmpo": {},
     "cispo": {},
     "sapo": {},
     "rloo": {},

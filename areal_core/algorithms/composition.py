@@ -102,28 +102,30 @@ class PolicyGradient:
             yield works
 
     def loss(self, batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
-        """Σ w_t c_t (L_t + R_t): w from the loss aggregation, c the product of the corrections, R the regularizers."""
+        """Σ w_t c_t (m_t L_t + R_t): w from the loss aggregation, m and c the masks and weights of the corrections, R
+        the regularizers."""
         terms = self._terms(batch, outputs)
         losses, logged = self._policy_loss(terms)
-        correction_weights = torch.ones_like(losses)
+        kept = terms.mask if (trusted := batch.get("trusted")) is None else terms.mask & trusted
+        weights = torch.ones_like(losses)
+        for correction in self._corrections:
+            given, also = correction(terms)
+            kept, logged = kept & given.bool(), logged | also
+            weights = weights * torch.where(given.bool(), given, 1.0)
+        # Where a mask is off a value may be anything, infinite included: select, do not multiply.
+        losses = torch.where(kept, losses, 0.0)
         for regularizer in self._regularizers:
             added, also = regularizer(terms)
             losses, logged = losses + added, logged | also
-        for correction in self._corrections:
-            weights, also = correction(terms)
-            correction_weights, logged = correction_weights * weights, logged | also
-        losses = losses * correction_weights
+        losses = torch.where(terms.mask, losses * weights, 0.0)
         if terms.logprobs.requires_grad and not losses.requires_grad:
             raise RunError("nothing in the loss depends on the model, so nothing is learned", hints=["a detach()?"])
-        # Where the mask is off a value may be anything, infinite included: select, do not multiply.
-        counts = terms.mask if (trusted := batch.get("trusted")) is None else terms.mask & trusted
-        losses = torch.where(counts, losses, 0.0)
         tokens = dict(
             logged,
             proximal_logprobs=terms.proximal_logprobs,
             loss=losses,
             loss_weights=batch["loss_weights"],
-            correction_weights=correction_weights,
+            correction_weights=torch.where(kept, weights, 0.0),
         )
         if "proximal_share" in batch:  # how far a policy is that was made from the sampling one says nothing
             terms = replace(terms, proximal_logprobs=terms.logprobs.detach())

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def token_mean(minibatch: PackedBatch) -> torch.Tensor:
     """Every token counts the same: 1 / N for N tokens in the loss (DAPO, arXiv 2503.14476, equation 8).
 
-    An episode counts by its tokens, whatever number of trajectories it has.
+    An episode counts by its tokens, whatever number of trajectories it has. Tokens that a correction masks stay in N,
+    as in AReaL and slime; verl's rejection removes them.
 
     Args:
         minibatch: all sequences of an update, with `loss_mask` [T] bool.
@@ -31,8 +32,8 @@ def token_mean(minibatch: PackedBatch) -> torch.Tensor:
 def sequence_mean(minibatch: PackedBatch) -> torch.Tensor:
     """Every sequence counts the same: 1 / (B T_i) in a sequence of T_i tokens (GRPO, arXiv 2402.03300, equation 3).
 
-    Sequences without a token in the loss count in B, as a loss of 0; an episode of several trajectories counts several
-    times. Arguments and result as in `token_mean`.
+    Sequences without a token in the loss count in B, as a loss of 0, as in TRL; verl and OpenRLHF leave them out. An
+    episode of several trajectories counts several times. Arguments and result as in `token_mean`.
     """
     return _shares(minibatch, minibatch.tokens.row_index, len(minibatch))
 
@@ -48,6 +49,8 @@ def episode_mean(minibatch: PackedBatch) -> torch.Tensor:
 
 def constant_length(minibatch: PackedBatch, *, length: int) -> torch.Tensor:
     """Every token counts 1 / (B L) with a constant L (Dr. GRPO, arXiv 2503.20783).
+
+    Sequences without a token in the loss count in B, as in `sequence_mean`.
 
     Args:
         minibatch: as in `token_mean`.

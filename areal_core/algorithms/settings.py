@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from areal_core.config import RunConfig
 
 
+TOKEN_AGGREGATIONS: Final = ("core/token_mean", "core/constant_length")
+"""Loss aggregations in which a sequence counts by its tokens."""
+
+
 class PolicyLossSettings(Settings):
     """The base of a policy loss's settings.
 
@@ -23,16 +27,18 @@ class PolicyLossSettings(Settings):
         anchor: the policy in the denominator of the loss's ratio. A loss that is anchored at the behavior policy has
             the whole importance weight in it already: corrections may mask its tokens, and not weigh them again. One
             without a ratio is right for the first update on a batch alone.
+        is_of_sequences: whether every token carries the loss of its whole sequence, which is averaged over sequences.
     """
 
     anchor: ClassVar[Literal["proximal", "behavior", "none"]] = "proximal"
+    is_of_sequences: ClassVar[bool] = False
 
 
 class CorrectionSettings(Settings):
     """The base of a correction's settings.
 
     Attributes:
-        only_masks: whether its weights are 0 and 1.
+        only_masks: whether it returns a mask, and no importance weights: see `areal_core.interfaces.Correction`.
     """
 
     only_masks: ClassVar[bool] = False
@@ -104,6 +110,10 @@ class PolicyGradientSettings(Settings):
         return self.warmup_steps if role == ACTOR.name else 0
 
     @property
+    def _is_of_sequences(self) -> bool:
+        return getattr(self.policy_loss.settings, "is_of_sequences", False)
+
+    @property
     def _anchor(self) -> str:
         return getattr(self.policy_loss.settings, "anchor", "proximal")
 
@@ -133,6 +143,19 @@ class PolicyGradientSettings(Settings):
 
     def notes(self, config: RunConfig) -> Iterable[str]:
         """What works and is biased."""
+        settings = [(c.target, c.settings) for c in self.corrections]
+        weighing = [name for name, one in settings if isinstance(one, CorrectionSettings) and not one.only_masks]
+        if len(weighing) > 1:
+            yield (
+                f"{' and '.join(weighing)} weigh by the ratio of the two policies each, and their weights multiply: "
+                "keep one of them"
+            )
+        if self._is_of_sequences and self.loss_aggregation.target in TOKEN_AGGREGATIONS:
+            yield (
+                f"'{self.policy_loss.target}' is the loss of a whole sequence, and '{self.loss_aggregation.target}' "
+                "counts it once for each token, so long answers count more than in its paper: set loss_aggregation: "
+                "core/sequence_mean"
+            )
         if self._anchor == "none" and config.training.updates > 1:
             yield (
                 f"'{self.policy_loss.target}' has no importance ratio, and of {config.training.updates} updates on a "

@@ -106,7 +106,7 @@ def learned_turns(
     """
     unknown = getattr(tokenizer, "unk_token_id", None)
     if end_token is not None and tokenizer.convert_tokens_to_ids(end_token) in (None, unknown):
-        raise RowError(f"example_tokenizer.end_token: {end_token!r} is no token of this model")
+        raise RowError(f"algorithm.example_tokenizer.end_token: {end_token!r} is no token of this model")
     sequences: list[list[tuple[str, bool]]] = []
     written = ""
     mark = end_mark(tokenizer, conversation)
@@ -119,7 +119,7 @@ def learned_turns(
         if not ends_with_a_token(tokenizer, turn) and end_token is None:
             raise RowError(
                 "the chat template writes no end token after an answer, so the model would not learn to stop: write "
-                "one there in the template, or set example_tokenizer.end_token to the token that ends an answer"
+                "one there in the template, or set algorithm.example_tokenizer.end_token to the token that ends answers"
             )
         if sequences and before.startswith(written):
             sequences[-1].append((before[len(written) :], False))

@@ -29,7 +29,7 @@ from areal_core.errors import ArealError, ConfigError
 from areal_core.files import KeptSources
 from areal_core.interfaces.dataset import name_row
 from areal_core.interfaces.launcher import describe_exit
-from areal_core.interfaces.workflow import REWARD_ARGUMENTS
+from areal_core.interfaces.workflow import REWARD_ARGUMENTS, SkippedRowError
 from areal_core.plugins.catalog import Catalog
 from areal_core.runs.folder import RunFolder, cache_folder
 
@@ -212,8 +212,9 @@ def looks_at_rows(resolved: Resolved) -> bool:
     return path is not None and is_folder(resolved.base_dir / path)  # else the model is yet to be made
 
 
-def row_problems(resolved: Resolved, folder: RunFolder) -> Iterator[str]:
-    """Yield why rows of the training and the held-out data cannot be used, the first of each.
+def row_problems(resolved: Resolved, folder: RunFolder, notes: list[str]) -> Iterator[str]:
+    """Yield why rows of the training and the held-out data cannot be used, the first of each; how many rows are left
+    out as too long is added to `notes`.
 
     Checked are rows spread over all data, as many as `ROWS_S` allows: with the algorithm's example tokenizer, or with
     the workflow's `check_row` and its settings' `check_prompt`. Data that cannot be read is the plan's problem.
@@ -233,15 +234,26 @@ def row_problems(resolved: Resolved, folder: RunFolder) -> Iterator[str]:
     for key, selection in chosen:
         try:
             dataset = selection.build()
-            deadline = time.monotonic() + ROWS_S
-            for number, index in enumerate(spread(len(dataset))):
-                if number >= FIRST_ROWS and time.monotonic() > deadline:
+            deadline, checked, skipped = time.monotonic() + ROWS_S, 0, 0
+            for index in spread(len(dataset)):
+                if checked >= FIRST_ROWS and time.monotonic() > deadline:
                     break
-                for check in checks:
-                    if told := check(dataset[index]):
-                        raise ConfigError(f"{name_row(dataset, index)} {told}")
-                if encode is not None:
-                    encode_row(dataset, index, partial(encode, tokenizer=tokenizer))
+                checked += 1
+                try:
+                    for check in checks:
+                        if told := check(dataset[index]):
+                            raise ConfigError(f"{name_row(dataset, index)} {told}")
+                    if encode is not None and not encode_row(dataset, index, partial(encode, tokenizer=tokenizer)):
+                        skipped += 1
+                except SkippedRowError:
+                    skipped += 1
+            if skipped:
+                notes.append(
+                    f"{key}: {skipped:,} of the {checked:,} rows that were checked are left out as too long "
+                    f"(overlong: skip); it has {len(dataset):,}\n"
+                )
+            if checked and skipped == checked:
+                raise ConfigError(f"all {checked:,} rows that were checked are too long: see overlong")
         except Exception as error:  # noqa: BLE001 - a data set is anybody's code
             told = str(getattr(error, "message", error))
             yield told if key == "dataset" else f"{key}: {told}"

@@ -92,7 +92,7 @@ def execute(
     launcher: Launcher | None = None if dry_run else resolved.config.launcher.build()
     try:
         with closing(CodeCheck(resolved)) as check:
-            plan = make_plan(resolved, check, downloads=resume is not None or not dry_run)
+            plan = make_plan(resolved, check, downloads=resume is not None or not dry_run, run_dir=run.path)
             records = [*resolved.provenance(), *plan.data, *module_records(check.modules)]
     except BaseException:
         if launcher is not None:

@@ -42,7 +42,7 @@ def play(run: RunFolder, member: Member) -> int:
         raise RunError(f"the cache {cache} cannot be made: {error.strerror}", hints=["set AREAL_CACHE"]) from None
     with member.phase("preparing the model", silence_s=0.0):
         folder = prepare_model(chosen, cache, log)
-        check_model(resolved, folder)
+        check_model(resolved, folder, run.path)
         run.model_note.write_text(str(folder))
     return 0
 

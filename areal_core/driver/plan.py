@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +16,7 @@ from areal_core.disk import is_folder, read_shapes
 from areal_core.driver.describing import spans
 from areal_core.driver.fingerprints import data_record
 from areal_core.driver.groups import process_groups
+from areal_core.driver.room import room_of
 from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces.dataset import name_row, notes_of
 from areal_core.interfaces.model import StoredModel
@@ -84,6 +85,7 @@ def make_plan(
     trains: bool = True,
     loads_model: bool = True,
     downloads: bool = True,
+    run_dir: Path | None = None,
 ) -> Plan:
     """Check model, data, arithmetic and memory, and describe the run.
 
@@ -94,6 +96,7 @@ def make_plan(
         loads_model: whether anything of the run loads the model; else nobody looks for it.
         downloads: models that the config names on the hub, to look at them as at any other; else only whether they are
             there.
+        run_dir: the run's folder, whose disk must have room for a checkpoint and the exported model; None: not checked.
 
     Raises:
         ConfigError: the model or the data set cannot be read, the data set is empty, tokens exceed the context, or a
@@ -103,7 +106,7 @@ def make_plan(
     problems: list[str] = []
     figures: dict[str, Any] = {}
     stored = _stored_models(resolved, problems, MODEL_FILES if downloads else ["config.json"]) if loads_model else {}
-    model = _model_rows(config, stored, problems, figures, trains=trains) if loads_model else []
+    model = _model_rows(config, stored, problems, figures, trains=trains, run_dir=run_dir) if loads_model else []
     data: list[Provenance] = []
     notes = list(config.cross_notes())
     rows, keys = _dataset_rows(resolved, problems, data if trains else None, notes)
@@ -126,18 +129,20 @@ def make_plan(
     return Plan(plan_rows, figures, data, stored)
 
 
-def check_model(resolved: Resolved, made: Path | None = None) -> None:
+def check_model(resolved: Resolved, made: Path | None = None, run_dir: Path | None = None) -> None:
     """Look at the model's folder, where it is there, and load nothing.
 
     Args:
         resolved: the config.
         made: where the config's source has made the model.
+        run_dir: as in `make_plan`.
 
     Raises:
         ConfigError: something is wrong with the model, or the config cannot work with it.
     """
     problems: list[str] = []
-    _model_rows(resolved.config, _stored_models(resolved, problems, (), made), problems, {}, trains=False)
+    stored = _stored_models(resolved, problems, (), made)
+    _model_rows(resolved.config, stored, problems, {}, trains=False, run_dir=run_dir)
     if problems:
         raise ConfigError("the run cannot start", problems=problems, hints=problems)
 
@@ -186,7 +191,13 @@ def _stored_models(resolved: Resolved, problems: list[str], files: Sequence[str]
 
 
 def _model_rows(
-    config: RunConfig, stored: _Models, problems: list[str], figures: dict[str, Any], *, trains: bool
+    config: RunConfig,
+    stored: _Models,
+    problems: list[str],
+    figures: dict[str, Any],
+    *,
+    trains: bool,
+    run_dir: Path | None = None,
 ) -> list[tuple[str, str]]:
     shared = stored.get("model.path")
     if shared is None:
@@ -205,6 +216,7 @@ def _model_rows(
     models = {name: found for name in roles if (found := stored.get(f"roles.{name}.path", shared)) is not None}
     rows = [("model", f"{shared.folder}: {shared.description.get('model_type')}, {count / 1e6:,.1f} M parameters")]
     rows += [(key, ON_HUB) for key, found in stored.items() if found is None]
+    checkpoint_bytes = 0
     if isinstance(config.train_engine.settings, Settings):
         try:
             estimate = config.train_engine.settings.estimate(config, models)
@@ -214,6 +226,12 @@ def _model_rows(
         problems += (f"train_engine: {told}" for told in estimate.misfits if trains)
         figures.update(estimate.figures)
         rows += estimate.rows
+        checkpoint_bytes = estimate.checkpoint_bytes
+    if run_dir is not None:
+        room = room_of(config, run_dir, checkpoint_bytes, ELEMENT_BYTES[config.model.dtype] * count)
+        figures["disk"] = asdict(room)
+        problems += filter(None, [room.problem])
+        rows += [("disk", room.row), *(("note", note) for note in filter(None, [room.note]))]
     return [*rows, *_weight_sync_rows(config, shared, figures)]
 
 

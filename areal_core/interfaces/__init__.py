@@ -83,7 +83,15 @@ from areal_core.interfaces.training import (
     TrainEngine,
 )
 from areal_core.interfaces.transport import TransferFailedError, WeightTransport
-from areal_core.interfaces.workflow import Environment, Reward, RewardScore, RolloutWorkflow, RowError, WorkflowContext
+from areal_core.interfaces.workflow import (
+    Environment,
+    Reward,
+    RewardScore,
+    RolloutWorkflow,
+    RowError,
+    SkippedRowError,
+    WorkflowContext,
+)
 
 __all__ = [
     "ACTOR",
@@ -148,6 +156,7 @@ __all__ = [
     "ServerUnreachableError",
     "SharedMemory",
     "SharedTensor",
+    "SkippedRowError",
     "Slot",
     "SlotHolder",
     "Slots",

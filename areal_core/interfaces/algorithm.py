@@ -87,11 +87,17 @@ class Advantage(Protocol):
 
 
 class Correction(Protocol):
-    """Corrects for the distance between the policy that sampled and the one that learns. A function."""
+    """Corrects for the distance between the policy that sampled and the one that learns. A function
+    `(terms, **settings)`.
+
+    A mask removes a token's policy loss and leaves its regularizers, so that a penalty still holds the policy where it
+    has moved furthest. An importance weight multiplies both, because both are means over tokens that another policy
+    has sampled. Denominators stay as they are.
+    """
 
     def __call__(self, terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Returns: weights [T] float32 without gradients, 0 where a token is masked out (denominators stay as they
-        are), and named flat [T] tensors whose masked mean is logged."""
+        """Returns: a mask [T] bool, False for tokens to leave out, or importance weights [T] float32 without gradients
+        (a weight of 0 masks, as False does); and named flat [T] tensors whose masked mean is logged."""
 
 
 class PolicyLoss(Protocol):

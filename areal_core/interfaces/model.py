@@ -111,8 +111,10 @@ class Estimate:
         rows: label and text each, for the plan that `--dry-run` shows.
         misfits: why it cannot fit where it shall run, one line each.
         figures: numbers for programs, by name.
+        checkpoint_bytes: size of a checkpoint of all roles; 0 if it is not known.
     """
 
     rows: Sequence[tuple[str, str]] = ()
     misfits: Sequence[str] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
+    checkpoint_bytes: int = 0

@@ -81,6 +81,10 @@ class RowError(ValueError):
     """Raised by a workflow: this row of the data cannot be played, however often it is tried; says what to mend."""
 
 
+class SkippedRowError(RowError):
+    """Raised by a workflow: a setting leaves this row out. Another row takes its place, and it counts as filtered."""
+
+
 class RolloutWorkflow(Protocol):
     """Runs one episode. One object serves all episodes at once, so it holds no state of an episode."""
 

@@ -13,7 +13,7 @@ from areal_core.data.sampler import sample_seed
 from areal_core.data.tokens import TokenIds
 from areal_core.errors import RunError, traceback_of, writable
 from areal_core.interfaces.inference import GenerationRequest
-from areal_core.interfaces.workflow import RewardScore, RowError, WorkflowContext
+from areal_core.interfaces.workflow import RewardScore, RowError, SkippedRowError, WorkflowContext
 from areal_core.rewards.scoring import RewardError
 from areal_core.rollout.checks import EpisodeChecks
 from areal_core.rollout.clocks import EpisodeClock, was_cancelled
@@ -132,7 +132,8 @@ class EpisodeRunner:
             words = str(error) if isinstance(error, (RewardError, RowError)) else traceback_of(error)
             words = writable(words)
             named = f"data row {number} (counted from 0), sample {place[1]}: {words}"
-            self.on_failure(*place, named if isinstance(error, RowError) else words)
+            if not isinstance(error, SkippedRowError):
+                self.on_failure(*place, named if isinstance(error, RowError) else words)
             raise EpisodeError(named) from error
 
     def _context(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from areal_core.data.packing import column_layout, pack_group, sampled_versions, to_bytes
 from areal_core.errors import writable
 from areal_core.interfaces.dataset import name_row
+from areal_core.interfaces.workflow import SkippedRowError
 from areal_core.messages.workflows import EpisodeShown, GroupEnded, GroupFacts
 from areal_core.rollout.episodes import EpisodeError
 from areal_core.rollout.shaping import shape
@@ -75,15 +76,20 @@ class GroupRunner:
             self.runner.on_failure(task.number, 0, 0, failure)
             return GroupEnded(GroupFacts((), {}, (), len(task.samples), failure, is_kept=True))
         failures: list[str] = []
+        is_skipped = False
 
         async def run_episode(sample: int) -> Episode | None:
+            nonlocal is_skipped
             try:
                 return await self.runner.run(row, task, sample)
             except EpisodeError as error:
+                is_skipped |= isinstance(error.__cause__, SkippedRowError) and not task.is_evaluation
                 failures.append(str(error))
                 return None
 
         ended = await _gather([run_episode(sample) for sample in task.samples])
+        if is_skipped:
+            return GroupEnded(GroupFacts((), {}, (), 0, "", is_kept=False))
         episodes = {s: episode for s, episode in zip(task.samples, ended, strict=True) if episode is not None}
         rewards = tuple(episode.reward for episode in episodes.values())
         names = {name for episode in episodes.values() for name in episode.metrics}

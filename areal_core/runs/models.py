@@ -64,7 +64,7 @@ def model_path(resolved: Resolved, path: str, key: str = "model.path", files: Se
 
 
 def load_tokenizer(model: ModelReference) -> Any:
-    """The model's tokenizer.
+    """Return the model's tokenizer; its `model_max_length` is the model's context, which tokenizer files often lack.
 
     Raises:
         RunError: transformers is missing, or the folder holds no tokenizer.
@@ -83,7 +83,21 @@ def load_tokenizer(model: ModelReference) -> Any:
     # Of some models transformers makes one out of nothing, which turns every prompt into no token at all.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise RunError(f"the model '{model.path}' has no tokenizer files", hints=hints)
+    if (context := _context_of(model)) is not None:
+        tokenizer.model_max_length = context
     return tokenizer
+
+
+def _context_of(model: ModelReference) -> int | None:
+    """Return the number of positions that the model has; None if its config does not say."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError):  # a folder with a tokenizer alone
+        return None
+    context: int | None = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return context
 
 
 def check_same_tokens(model: ModelReference, role: str, other: ModelReference) -> None:

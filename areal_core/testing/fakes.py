@@ -131,6 +131,7 @@ class FakeTokenizer:
     """One token for each character, its code point; 0 ends a text."""
 
     eos_token_id = 0
+    model_max_length = 1 << 30
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Code points."""

@@ -67,7 +67,7 @@ def main(folder: Path) -> None:
         problems += try_algorithm(config, notes)
         asked = {f"rewards.{number}": asked_of_rows(chosen) for number, chosen in enumerate(config.rewards)}
     if not problems and looks_at_rows(resolved):
-        problems = list(row_problems(resolved, RunFolder(folder)))
+        problems = list(row_problems(resolved, RunFolder(folder), notes))
     elif not problems and not notes:
         paths = {path for module in list(sys.modules.values()) if (path := getattr(module, "__file__", None))}
         files = {path: Path(path).stat().st_mtime_ns for path in paths if Path(path).is_file()}
@@ -76,12 +76,14 @@ def main(folder: Path) -> None:
     os._exit(0)  # threads and exit handlers of what was imported are nobody's concern
 
 
-def _first_rows(config: RunConfig) -> list[Any]:
-    """None of a data set that cannot be read: of that the plan tells."""
-    with suppress(Exception):
-        dataset = config.dataset.build()
-        return [dataset[index] for index in range(min(len(dataset), FIRST_ROWS))]
-    return []
+def _first_rows(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    """Yield the first rows of the training and the held-out data, each with its name in words; the plan reports a data
+    set that cannot be read."""
+    held_out = config.evaluation and config.evaluation.dataset
+    for name, selection in (("the data set", config.dataset), ("evaluation.dataset", held_out)):
+        with suppress(Exception):
+            dataset = selection.build() if selection else ()
+            yield from [(f"row {index} of {name}", dataset[index]) for index in range(min(len(dataset), FIRST_ROWS))]
 
 
 def asked_of_rows(chosen: Selection) -> dict[str, bool]:
@@ -99,8 +101,8 @@ def try_rewards(config: RunConfig) -> Iterator[str]:
     What a library raises is not told: the judge that it asks may not be there yet.
     """
     own = [(number, chosen) for number, chosen in enumerate(config.rewards) if chosen.record is None]
-    rows: Sequence[Mapping[str, Any]] = _first_rows(config) if own else ()
-    keys = {key for row in rows for key in row}
+    rows: Sequence[tuple[str, Mapping[str, Any]]] = [*_first_rows(config)] if own else ()
+    keys = {key for _, row in rows for key in row}
     for number, chosen in own:
         if any(is_required and name not in keys for name, is_required in asked_of_rows(chosen).items()):
             continue  # of that the check tells
@@ -109,8 +111,8 @@ def try_rewards(config: RunConfig) -> Iterator[str]:
         signal.alarm(limit_s)
         term = RewardTerm(reward_name(chosen), chosen.build())
         judged, abstained = 0, 0
-        for index, row in enumerate(rows if term.max_concurrency == 1 else ()):
-            sys.stderr.write(f"calling rewards.{number}: {chosen.target} on row {index}\n")
+        for place, row in rows if term.max_concurrency == 1 else ():
+            sys.stderr.write(f"calling rewards.{number}: {chosen.target} on {place}\n")
             signal.alarm(limit_s)
             values = str(row.get("prompt", "")), ANSWER, [1, 2], [1, 2, 3], "stop", row
             try:
@@ -120,7 +122,7 @@ def try_rewards(config: RunConfig) -> Iterator[str]:
             except RewardError as error:
                 cause = error.__cause__
                 if cause is None or (type(cause).__module__ == "builtins" and not isinstance(cause, OSError)):
-                    yield f"rewards.{number}: {error}; tried on row {index} of the data set and the answer '{ANSWER}'"
+                    yield f"rewards.{number}: {error}; tried on {place} and the answer '{ANSWER}'"
                     break
         if abstained and not judged and (len(config.rewards) == 1 or returns_nothing(term.function)):
             is_forgotten = returns_nothing(term.function)

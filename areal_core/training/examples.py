@@ -63,7 +63,8 @@ class ExampleSource:
         examples = {number: example for number, example in encoded.items() if example}
         if not examples:
             raise RunError(
-                f"all {len(numbers)} rows of a batch were skipped as too long: raise example_tokenizer.max_tokens"
+                f"all {len(numbers)} rows of a batch were skipped as too long: raise "
+                "algorithm.example_tokenizer.max_tokens"
             )
         batch = PackedBatch.from_trajectories([trajectory for example in examples.values() for trajectory in example])
         sizes = torch.tensor([len(example) for example in examples.values()])

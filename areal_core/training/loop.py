@@ -166,6 +166,18 @@ class Trainer:
         except RunError as error:
             self._failure = error
 
+    @contextmanager
+    def _keeping_parameters(self) -> Iterator[None]:
+        """A model that cannot be exported ends the run on all ranks, and costs nothing that was trained: a checkpoint
+        is committed first, as of an interruption."""
+        try:
+            yield
+        except DiskError:
+            raise
+        except RunError as error:
+            self._failure = error
+            raise Interrupted from error
+
     def _learn(self, batch: PackedBatch | None, groups: list[tuple[int, str]]) -> dict[str, float]:
         self._consumption_log.steps.append(groups)
         if batch is None:
@@ -227,7 +239,8 @@ class Trainer:
         if self._metrics_logger is not None and self._consumption_log.unevaluated is not None:
             self._consumption_log.unevaluated = self._metrics_logger.end_step(self._consumption_log.unevaluated)
         if evaluation.keep_best and self._step:
-            self._exports.keep_candidate(self._step)
+            with self._keeping_parameters():
+                self._exports.keep_candidate(self._step)
 
     def _end_evaluation(self) -> bool:
         """Wait for the evaluation that is under way, if one is, and write its step's metrics; whether it was made.
@@ -258,9 +271,10 @@ class Trainer:
             raise Interrupted
         evaluation = self._config.evaluation
         if is_made and evaluation is not None and evaluation.keep_best and score > self._consumption_log.best:
-            self._consumption_log.best = score
             if step:
-                self._exports.write_best(step, score)
+                with self._keeping_parameters():
+                    self._exports.write_best(step, score)
+            self._consumption_log.best = score
         self._exports.drop_candidate()
         metrics, self._consumption_log.unevaluated = self._consumption_log.unevaluated or {}, None
         if self._metrics_logger is not None:

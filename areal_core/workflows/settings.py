@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from mimetypes import guess_type
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from areal_core.chat.answers import unshown, unshown_problem
 from areal_core.chat.examples import undecided_text
-from areal_core.chat.rows import prompt_of
+from areal_core.chat.rows import prompt_of, read_prompt
 from areal_core.chat.settings import PromptSettings
 from areal_core.chat.template import Conversation
 from areal_core.config import Selection, component
-from areal_core.interfaces.workflow import RowError
+from areal_core.interfaces.workflow import RowError, SkippedRowError
+
+if TYPE_CHECKING:
+    from areal_core.chat.rows import Prompt
 
 IMAGE_KEYS = ("image", "images")
 """Keys of a row that hold its images."""
@@ -27,6 +30,13 @@ class SingleTurnSettings(PromptSettings):
 
     scores_answers: ClassVar[bool] = True
 
+    overlong: Literal["refuse", "skip"] = Field(
+        "refuse",
+        description="What happens to a prompt that fills the model's context. `refuse` ends the run before it starts, "
+        "or fails the prompt's group if the checks have not seen the row. `skip` leaves the row out and counts it; "
+        "in an evaluation, as failed.",
+    )
+
     def check_row(self, row: dict[str, Any]) -> str:
         """Return why a row cannot be asked; empty if it can. Called before a run, without the model."""
         if key := next((key for key, value in row.items() if _has_image(value, is_named=key in IMAGE_KEYS)), ""):
@@ -38,12 +48,20 @@ class SingleTurnSettings(PromptSettings):
         return ""
 
     def check_prompt(self, row: dict[str, Any], tokenizer: Any) -> str:
-        """Return why this model cannot be asked a row; empty if it can. Called before a run, with its tokenizer."""
+        """Return why this model cannot be asked a row; empty if it can. Called before a run, with its tokenizer.
+
+        Raises:
+            SkippedRowError: the row is left out.
+        """
         if problem := self.check_row(row):
             return problem
         try:
             asked = prompt_of(row, self)
             missing = unshown(tokenizer, asked) if isinstance(asked, Conversation) else []
+            if not missing:
+                self.check_length(read_prompt(tokenizer, row, self), tokenizer)
+        except SkippedRowError:
+            raise
         except RowError as error:
             return str(error)
         if missing:
@@ -51,6 +69,16 @@ class SingleTurnSettings(PromptSettings):
         if self.text_has_special_tokens is None:
             return undecided_text(tokenizer, row, [self.prompt_key], "workflow.text_has_special_tokens")
         return ""
+
+    def check_length(self, prompt: Prompt, tokenizer: Any) -> None:
+        """Raise `RowError` if a prompt leaves no room for an answer, and `SkippedRowError` if such rows are skipped."""
+        tokens, context = len(prompt.input_ids), tokenizer.model_max_length
+        if tokens < context:
+            return
+        problem = f"the prompt has {tokens:,} tokens, and the model's context has {context:,}: no answer has room"
+        if self.overlong == "skip":
+            raise SkippedRowError(problem)
+        raise RowError(f"{problem}. Shorten it, leave out the row, or set workflow.overlong: skip")
 
 
 class MultiTurnSettings(PromptSettings):

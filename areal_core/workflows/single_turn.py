@@ -24,6 +24,7 @@ class SingleTurn:
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
         """See `RolloutWorkflow.run_episode`."""
         prompt = read_prompt(context.tokenizer, row, self._settings)
+        self._settings.check_length(prompt, context.tokenizer)
         generation = await context.generate(prompt.input_ids)
         completion = answer_text(context.tokenizer, generation.output_ids, context.end_ids, prompt.opened)
         score = await context.score(

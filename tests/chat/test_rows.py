@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from areal_core.chat.rows import read_prompt
-from areal_core.interfaces import RowError
+from areal_core.interfaces import RowError, SkippedRowError
 from areal_core.workflows.settings import SingleTurnSettings
 from areal_finetuning.example_tokenizers import conversations, preferences
 from tests.chat.conftest import PLAIN
@@ -93,6 +93,17 @@ def test_checks_before_a_run_see_the_template(make_tokenizer):
     assert told.startswith("'prompt' spells '<|im_start|>', a special token of this model: set workflow.text_has")
     for choice in (True, False):
         assert SingleTurnSettings(text_has_special_tokens=choice).check_prompt(finished, make_tokenizer()) == ""
+
+
+def test_a_prompt_that_fills_the_context_is_refused_or_skipped(make_tokenizer):
+    tokenizer, row = make_tokenizer(), {"prompt": HI}
+    tokenizer.model_max_length = len(read_prompt(tokenizer, row, SingleTurnSettings()).input_ids) + 1
+    assert SingleTurnSettings().check_prompt(row, tokenizer) == ""
+    tokenizer.model_max_length -= 1
+    told = SingleTurnSettings().check_prompt(row, tokenizer)
+    assert told.endswith("no answer has room. Shorten it, leave out the row, or set workflow.overlong: skip")
+    with pytest.raises(SkippedRowError, match="no answer has room"):
+        SingleTurnSettings(overlong="skip").check_prompt(row, tokenizer)
 
 
 CALL = {"id": "call00001", "type": "function", "function": {"name": "weather", "arguments": '{"town": "Bern"}'}}

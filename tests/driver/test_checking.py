@@ -146,6 +146,7 @@ def found(tmp_path, monkeypatch):
             problems = check.problems(rows)
             return list(check.plan_rows(rows)) if in_plan else problems
 
+    find.folder = tmp_path
     return find
 
 
@@ -181,6 +182,16 @@ def test_rewards_and_algorithm_of_ones_own_are_tried(found):
     reward, loss = found(text)
     assert "raised ValueError: invalid literal for int() with base 10: 'The answer is 42.' (parts.py:" in reward
     assert loss.startswith("on a made-up batch: the loss of actor is nan; look at algorithm.advantage (")
+
+
+def test_rewards_are_tried_on_held_out_rows_too(found):
+    """Else the first evaluation would end the run."""
+    rows = "class HeldOut(Rows):\n    def __getitem__(self, index): return {'prompt': 'a', 'answer': 'x'}\n"
+    code = f"{rows}def reward(row): return float(row.get('answer', 1))"
+    held_out = "evaluation={dataset: 'PARTS:HeldOut'}".replace("PARTS", str(found.folder / "parts.py"))
+    (told,) = found(code, held_out)
+    assert "raised ValueError: could not convert string to float: 'x'" in told
+    assert "tried on row 0 of evaluation.dataset" in told
 
 
 def test_a_reward_that_hangs_is_named(found):

@@ -11,7 +11,7 @@ import pytest
 
 from areal_core.config import resolve
 from areal_core.disk import read_shapes
-from areal_core.driver.plan import Plan, make_plan
+from areal_core.driver.plan import Plan, check_model, make_plan
 from areal_core.errors import ConfigError
 from tests.driver.header_only import write_weights
 
@@ -54,6 +54,47 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def plan(model: Path, *words: str) -> Plan:
     common = ["model.source=null", f"model.path={model}", "model.dtype=bfloat16"]
     return make_plan(resolve(None, ["grpo"], [*common, "weight_sync.transport=broadcast", *words]))
+
+
+def test_a_disk_without_room_for_checkpoints_is_refused_and_one_that_may_become_full_is_noted(
+    model: Path, tmp_path: Path
+) -> None:
+    """AdamW's two moments and the masters are float32; the model is exported in bfloat16."""
+    words = ["model.source=null", f"model.path={model}", "model.dtype=bfloat16", "evaluation=null"]
+
+    def make(*more: str) -> Plan:
+        return make_plan(resolve(None, ["grpo"], [*words, *more]), run_dir=tmp_path / "run" / "deep")
+
+    checkpoint, exported, many = 12 * COUNT, 2 * COUNT, 10**9
+    disk = make("checkpoint.keep=3").figures["disk"]
+    assert (disk["checkpoint"], disk["model"]) == (checkpoint, exported)
+    assert (disk["least"], disk["most"]) == (checkpoint + exported, 4 * checkpoint + exported)
+    disk = make("steps=5", "checkpoint.every=2", "checkpoint.keep=3", "checkpoint.export=false").figures["disk"]
+    assert (disk["least"], disk["most"]) == (3 * checkpoint, 4 * checkpoint)
+    held_out = "evaluation={dataset: {type: grpo/additions, split: held_out}}"
+    disk = make("checkpoint.keep=3", held_out).figures["disk"]
+    assert (disk["least"], disk["most"]) == (checkpoint + 2 * exported, 4 * checkpoint + 3 * exported)
+    assert "the disk may become full" not in str(make())
+    assert "the disk may become full: a checkpoint takes" in str(make(f"checkpoint.keep={many}"))
+    with pytest.raises(ConfigError) as refusal:
+        make(f"checkpoint.keep={many}", "checkpoint.every=1", f"steps={many}")
+    (told,) = refusal.value.problems
+    assert told.startswith("run_dir: the run writes ")
+    assert "free: a checkpoint takes " in told
+    endless = resolve(None, ["grpo"], [*words, f"checkpoint.keep={many}", "checkpoint.every=1", f"steps={many}"])
+    with pytest.raises(ConfigError, match="the run cannot start"):  # as of a model that was made by the run
+        check_model(endless, model, tmp_path / "run")
+
+
+def test_a_resumed_run_replaces_what_it_has_written(model: Path, tmp_path: Path) -> None:
+    words = ["model.source=null", f"model.path={model}", "evaluation=null"]
+    before = make_plan(resolve(None, ["grpo"], words), run_dir=tmp_path / "run").figures["disk"]["free"]
+    kept = tmp_path / "run/attempts/1/checkpoints/step-000002"
+    kept.mkdir(parents=True)
+    with (kept / "part").open("wb") as file:
+        file.truncate(1 << 40)  # takes no room, and counts
+    after = make_plan(resolve(None, ["grpo"], words), run_dir=tmp_path / "run").figures["disk"]["free"]
+    assert after - before > 1 << 39
 
 
 class Noted:

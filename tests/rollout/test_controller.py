@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_core.errors import RunError
-from areal_core.interfaces import WeightUpdate
+from areal_core.interfaces import SkippedRowError, WeightUpdate
 from areal_core.ledger.audit import audit
 from areal_core.testing.fakes import FakeEngine, FakeWorkflow
 from areal_core.training.batches import token_staleness
@@ -174,6 +174,29 @@ def test_failures_are_retried_then_loud(tmp_path: Path, build: Build) -> None:
             await controller.next_batch(0)
         await controller.close()
         assert Broken.attempts >= 3 * 2 * 3
+        ledger.close()
+
+    run_virtually(run())
+
+
+def test_a_row_that_a_setting_skips_is_replaced_and_does_not_count_as_failed(tmp_path: Path, build: Build) -> None:
+    class Skips(FakeWorkflow):
+        skipped = 0
+
+        async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+            if Skips.skipped < 4:
+                Skips.skipped += 1
+                raise SkippedRowError("too long")
+            return await super().run_episode(row, context)
+
+    async def run() -> None:
+        controller, ledger = build(tmp_path, Skips(), retries=2, max_consecutive_failures=1)
+        controller.start()
+        _, metrics = await controller.next_batch(0)
+        assert metrics["groups/filtered"] == 2
+        assert metrics.get("groups/failed", 0) == 0
+        assert Skips.skipped == 4, "a group has two episodes, and none is tried again"
+        await controller.close()
         ledger.close()
 
     run_virtually(run())

@@ -1,3 +1,4 @@
+import json
 import re
 from types import SimpleNamespace
 
@@ -36,6 +37,16 @@ def test_a_tokenizer_made_out_of_nothing_is_refused(tmp_path):
     """Qwen's comes without an error where its files are missing, and every prompt would be no token at all."""
     with pytest.raises(RunError, match="has no tokenizer files"):
         load_tokenizer(ModelReference(str(make_model(tmp_path))))
+
+
+def test_a_tokenizer_knows_the_context_of_its_model(tmp_path):
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(WORDS)), eos_token="<end of text>").save_pretrained(
+        tmp_path
+    )
+    assert load_tokenizer(ModelReference(str(tmp_path))).model_max_length > 1 << 40, "a tokenizer alone"
+    make_model(tmp_path)
+    context = json.loads((tmp_path / "config.json").read_text())["max_position_embeddings"]
+    assert load_tokenizer(ModelReference(str(tmp_path))).model_max_length == context
 
 
 def test_a_role_with_other_tokens_is_refused(tmp_path):

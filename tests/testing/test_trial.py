@@ -166,7 +166,7 @@ def test_parts_of_plugins_are_not_tried_and_a_large_batch_costs_little(config):
     ],
 )
 def test_a_reward_of_ones_own_is_tried(config, code, told, monkeypatch):
-    rows = [{"prompt": "1", "answer": 1}, {"prompt": "2", "answer": 2}]
+    rows = [("row 0", {"prompt": "1", "answer": 1}), ("row 1", {"prompt": "2", "answer": 2})]
     monkeypatch.setattr(trial, "_first_rows", lambda _: rows)
     found = [*try_rewards(config(code))]
     assert bool(found) == bool(told), found
@@ -174,7 +174,7 @@ def test_a_reward_of_ones_own_is_tried(config, code, told, monkeypatch):
 
 
 def test_a_reward_that_hangs_is_named(config, monkeypatch):
-    monkeypatch.setattr(trial, "_first_rows", lambda _: [{"prompt": "1"}])
+    monkeypatch.setattr(trial, "_first_rows", lambda _: [("row 0", {"prompt": "1"})])
     code = "import time\ndef reward(completion): time.sleep(900)"
     (told,) = try_rewards(config(code, "rollout.reward_timeout_s=1"))
     assert "reward 'reward' raised RuntimeError: it took longer than rollout.reward_timeout_s" in told

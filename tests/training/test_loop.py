@@ -206,6 +206,24 @@ def test_what_ends_an_evaluation_leaves_a_checkpoint(tmp_path: Path, error: Exce
     assert metrics(tmp_path)[1]["train/tokens"] == 32, "what it had measured before was kept"
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_best_model_that_cannot_be_exported_costs_nothing_that_was_trained(tmp_path: Path, beside: bool) -> None:
+    class Refuses(Parts):
+        def export(self, folder: Path) -> None:
+            raise RunError("exporting the model failed: the tokenizer cannot be saved")
+
+    section = EvaluationSection.model_construct(every=2, at_start=False, keep_best=True)
+    settings = config(5, evaluation=section, evaluates_beside_training=beside)
+    parts = Refuses(score=0.5)
+    with pytest.raises(RunError, match="the tokenizer cannot be saved"):
+        train(tmp_path, parts, settings)
+    assert parts.committed == [(2, "step-000002")]
+    again: Any = Parts(score=0.5)
+    consumption_log = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000002", {"actor": again})
+    assert train(tmp_path, again, settings, 2, consumption_log)
+    assert json.loads((tmp_path / "best/evaluation.json").read_text())["step"] == 2, "the resume writes it"
+
+
 def test_checkpoints_come_by_time_too_and_take_a_bounded_share_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,12 +131,16 @@ class CorrectionSuite(_TermsSuite):
     tolerance = 1e-5
 
     def test_one_weight_for_each_token(self) -> None:
-        """[T] float32, finite, not negative, without gradients, at any distance between the policies."""
+        """[T] bool where the settings declare a mask, else float32 without gradients, finite and not negative, at any
+        distance between the policies."""
         for distance in (0.0, 0.3, 8.0):
             terms = self.terms(distance=distance)
             weights, logged = self.make()(terms)
             assert weights.shape == terms.logprobs.shape, f"shape {tuple(weights.shape)}"
-            assert weights.dtype == torch.float32, f"dtype {weights.dtype}"
+            assert weights.dtype in (torch.bool, torch.float32), f"dtype {weights.dtype}"
+            declared = getattr(self.select().settings, "only_masks", None) if self.component else None
+            is_mask = weights.dtype == torch.bool
+            assert declared in (None, is_mask), f"only_masks is {declared}, and it returns {weights.dtype}"
             assert not weights.requires_grad, "a correction's weights carry gradients"
             inside = weights[terms.mask]
             assert bool((inside.isfinite() & (inside >= 0)).all()), f"weights such as {inside.min()}, {inside.max()}"

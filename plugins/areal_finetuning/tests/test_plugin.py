@@ -80,7 +80,6 @@ def test_defaults_are_those_of_the_papers(read):
         (("algorithm=ipo", "algorithm.label_smoothing=0.1"), "label_smoothing is of loss: sigmoid, and loss is ipo"),
         (("algorithm=dpo", "algorithm.loss=hinge"), r"algorithm\.loss"),
         (("algorithm=reward_model", "algorithm.centering=-1"), r"algorithm\.centering"),
-        (("algorithm=sft", "algorithm.example_tokenizer.overlong=truncate"), "overlong: truncate needs max_tokens"),
         (("algorithm=sft", "algorithm.example_tokenizer.max_tokens=1"), r"algorithm\.example_tokenizer\.max_tokens"),
         (("algorithm=distill", *GENERATES), "roles.teacher.path: is required"),
         (("algorithm=distill", *GENERATES, "roles.teacher={}"), "roles.teacher.path: is required"),

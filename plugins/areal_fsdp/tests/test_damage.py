@@ -60,6 +60,16 @@ def test_a_tensor_of_another_shape_is_named_with_both(make_engine, model_folder,
     assert (int(found[2]) + 1, found[3]) == (int(found[4]), found[5])
 
 
+def test_an_export_that_would_fail_at_the_end_fails_before_anything_is_trained(make_engine, model_folder, tmp_path):
+    """Nothing else of the engine reads the tokenizer, or knows whether the generation config can be written."""
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder(), folder)
+    (folder / "tokenizer.json").write_text("{")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(RunError, match=r"the export of '.*model', which was tried before the run, failed"):
+        make_engine(folder)
+
+
 def test_a_damaged_checkpoint_is_refused_in_a_line(make_engine, tmp_path):
     engine = make_engine()
     for name in (".metadata", "__0_0.distcp"):

@@ -157,9 +157,10 @@ def opsm(tokens, threshold):
 
 
 def kpop(tokens, threshold):
-    """Both directions of the Bernoulli divergence are within the bound."""
+    """The ratio, where both directions of the Bernoulli divergence are within the bound."""
     found = []
-    for token in tokens:
+    for token, ratio in zip(tokens, _ratios(tokens), strict=True):
         first, second = math.exp(token.proximal), math.exp(token.behavior)
-        found.append(float(max(bernoulli_kl(first, second), bernoulli_kl(second, first)) <= threshold))
+        inside = max(bernoulli_kl(first, second), bernoulli_kl(second, first)) <= threshold
+        found.append(ratio if inside else 0.0)
     return found

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import functools
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from areal_core.algorithms.composition import _checking
 from areal_core.config.sections import TrainingSection
-from areal_core.data import combine
+from areal_core.data import PackedBatch, Ragged, combine
 from areal_core.errors import RunError
 from areal_core.interfaces import PolicyTerms
 from areal_core.testing.conformance import numbers_of
@@ -23,6 +24,7 @@ from areal_grpo.config import (
     DAPOSettings,
     DPPOSettings,
     DrGRPOSettings,
+    GMPOSettings,
     GRPOSettings,
     GSPOSettings,
     LitePPOSettings,
@@ -38,7 +40,9 @@ def padded(batch, flat):
     return torch.nn.utils.rnn.pad_sequence(list(flat.split(batch.lengths.tolist())), batch_first=True)
 
 
-def trl_loss(batch, passes, loss_type, *, beta=0.0, cap=2.0, low=0.2, high=0.2, delta=None, level="token"):
+def trl_loss(
+    batch, passes, loss_type, *, beta=0.0, corrected=False, cap=2.0, low=0.2, high=0.2, delta=None, level="token"
+):
     """What TRL's GRPOTrainer minimizes, on padded [B, L] tensors, with its truncated correction for vLLM."""
     logprobs = padded(batch, passes["actor"])
     old, sampled, reference = (
@@ -68,7 +72,8 @@ def trl_loss(batch, passes, loss_type, *, beta=0.0, cap=2.0, low=0.2, high=0.2, 
     if cap is not None:
         each = each * torch.clamp(torch.exp(old - sampled), max=cap)
     if beta:
-        each = each + beta * (torch.exp(reference - logprobs) - (reference - logprobs) - 1)
+        divergence = torch.exp(reference - logprobs) - (reference - logprobs) - 1
+        each = each + beta * (divergence * torch.exp(logprobs - old) if corrected else divergence)
     if loss_type in {"grpo", "sapo"} or level == "sequence":
         return ((each * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
     if loss_type == "dr_grpo":
@@ -104,6 +109,11 @@ CASES = {
     "penalty towards a reference": (
         GRPOSettings,
         {"regularizers": ["grpo/reference_kl"], "corrections": []},
+        {"beta": 0.04, "cap": None, "corrected": True},
+    ),
+    "penalty towards a reference, before TRL 1.16": (
+        GRPOSettings,
+        {"regularizers": [{"type": "grpo/reference_kl", "estimator": "k3"}], "corrections": []},
         {"beta": 0.04, "cap": None},
     ),
 }
@@ -159,7 +169,7 @@ ALGORITHMS = {
     "dppo": lambda: build(DPPOSettings),
     "ppo": lambda: build(PPOSettings),
     "lite_ppo": lambda: build(LitePPOSettings),
-    "gmpo": lambda: build(GRPOSettings, policy_loss="grpo/gmpo", loss_aggregation="core/sequence_mean"),
+    "gmpo": lambda: build(GMPOSettings),
     "bypass": lambda: build(GRPOSettings, proximal="behavior"),
     "interpolated": lambda: build(GRPOSettings, proximal="interpolated"),
     "every mask": lambda: build(
@@ -227,6 +237,89 @@ def test_denominators_do_not_shrink_when_a_correction_masks(rollouts):
     ratio = (passes["proximal"] - batch["logprobs"]).exp()[batch["loss_mask"]]
     assert 0 < share < 1
     assert share == pytest.approx(((ratio < 0.9) | (ratio > 1.1)).float().mean().item())
+
+
+def test_gmpo_is_the_mean_over_sequences_of_geometric_means():
+    """By hand: three tokens with A = 1, of which the last is clipped at 0.4, and one token with A = -2."""
+    columns = {
+        "input_ids": [0, 0, 0, 0, 0, 0],
+        "loss_mask": [True, True, True, False, True, False],
+        "logprobs": [-1.0, -1.0, -1.0, 0.0, -1.0, 0.0],
+        "proximal_logprobs": [-1.0, -1.0, -1.0, 0.0, -1.0, 0.0],
+        "advantages": [1.0, 1.0, 1.0, 0.0, -2.0, 0.0],
+    }
+    tokens = Ragged(torch.tensor([4, 2]), {key: torch.tensor(value) for key, value in columns.items()})
+    batch = PackedBatch(tokens, {"group_id": torch.tensor([0, 0])})
+    algorithm = build(GMPOSettings)
+    ((work,),) = algorithm.updates(batch, BatchContext(TrainingSection(), {}))
+    policy = torch.tensor([-0.9, -1.2, 0.0, 0.0, -1.3, 0.0], requires_grad=True)
+    result = algorithm.loss(work.batch, {"logprobs": policy})
+    result.loss.backward()
+    long, short = math.exp((0.1 - 0.2 + 0.4) / 3), math.exp(-0.3)
+    assert result.loss.item() == pytest.approx((-long + 2 * short) / 2)
+    expected = [-long / 6, -long / 6, 0.0, 0.0, short, 0.0]
+    assert policy.grad.tolist() == pytest.approx(expected)
+
+
+def keeps_the_first_and_the_last(terms):
+    """A mask of a third party."""
+    return torch.tensor([False, True, False, False, True, False]), {}
+
+
+def the_same_in_numbers(terms):
+    return keeps_the_first_and_the_last(terms)[0].float(), {}
+
+
+def weights_and_a_mask(terms):
+    return torch.tensor([7.0, 0.5, 0.0, torch.nan, 2.0, torch.inf]), {}
+
+
+@pytest.mark.parametrize(
+    ("correction", "loss", "gradient"),
+    [
+        # (policy + 0.6 KL - 0.03 H) / 3 of each token: (2, 0.1159, 1), (2, 0.1841, 2) and (-1, 0, 3) over 3.
+        (None, 3.12 / 3, [2.3, 1.4, -1.0]),
+        ("keeps_the_first_and_the_last", 1.12 / 3, [2.3, -0.6, -1.0]),
+        ("the_same_in_numbers", 1.12 / 3, [2.3, -0.6, -1.0]),
+        ("weights_and_a_mask", (0.5 * 2.0858883 + 0.1241117 - 2 * 1.09) / 3, [1.15, -0.6, -2.0]),
+        ({"type": "grpo/opsm", "threshold": 0.5}, -0.88 / 3, [0.3, -0.6, -1.0]),
+        ({"type": "grpo/geometric_mask"}, 0.12 / 3, [0.3, -0.6, 0.0]),
+        ("trusted", 1.12 / 3, [2.3, -0.6, -1.0]),
+    ],
+)
+def test_a_mask_removes_the_policy_loss_and_an_importance_weight_weighs_the_regularizers_too(
+    correction, loss, gradient
+):
+    """By hand, on sequences of two tokens and of one; the KL is k3 at log-ratios ln 2, -ln 2 and 0."""
+    log2, off = math.log(2), -9.0  # of positions that are not in the loss
+    columns = {
+        "loss_mask": [False, True, True, False, True, False],
+        "logprobs": [off, 0.0, -1.0, off, -4.0, off],
+        "advantages": [5.0, -2.0, -2.0, 5.0, 1.0, 5.0],
+        "loss_weights": [0.0, 1 / 3, 1 / 3, 0.0, 1 / 3, 0.0],
+        "reference_logprobs": [off, -1 - log2, -2 + log2, off, -3.0, off],
+    }
+    if correction == "trusted":
+        columns["trusted"] = [True, True, False, True, True, True]
+    batch = PackedBatch(Ragged(torch.tensor([4, 2]), {key: torch.tensor(value) for key, value in columns.items()}), {})
+    own = correction in ("keeps_the_first_and_the_last", "the_same_in_numbers", "weights_and_a_mask")
+    algorithm = build(
+        GRPOSettings,
+        corrections=[] if correction in (None, "trusted") else [f"{__file__}:{correction}" if own else correction],
+        regularizers=[
+            {"type": "grpo/reference_kl", "coefficient": 0.6, "estimator": "k3"},
+            {"type": "grpo/entropy_bonus", "coefficient": 0.03},
+        ],
+    )
+    policy = torch.tensor([off, -1.0, -2.0, off, -3.0, off], requires_grad=True)
+    entropy = torch.tensor([off, 1.0, 2.0, off, 3.0, off], requires_grad=True)
+    result = algorithm.loss(batch, {"logprobs": policy, "entropy": entropy})
+    result.loss.backward()
+    assert result.loss.item() == pytest.approx(loss, abs=1e-6)
+    assert policy.grad[[1, 2, 4]].tolist() == pytest.approx([value / 3 for value in gradient], abs=1e-6)
+    weights = (0.5, 1.0, 2.0) if correction == "weights_and_a_mask" else (1.0, 1.0, 1.0)
+    assert entropy.grad[[1, 2, 4]].tolist() == pytest.approx([-0.01 * weight for weight in weights])
+    assert not policy.grad[[0, 3, 5]].any()
 
 
 def test_dppo_is_a_masked_importance_ratio(rollouts):

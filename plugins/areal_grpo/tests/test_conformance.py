@@ -112,6 +112,21 @@ class TestOPSM(CorrectionSuite):
     settings = {"threshold": 0.1}  # noqa: RUF012
 
 
+class WeightsOfAMask(TestOPSM):
+    """Broken: its settings declare a mask, and it returns numbers."""
+
+    __test__ = False
+
+    def make(self):
+        mask = super().make()
+        return lambda terms: (mask(terms)[0].float(), {})
+
+
+def test_a_mask_that_returns_weights_is_caught():
+    with pytest.raises(AssertionError, match=r"only_masks is True, and it returns torch\.float32"):
+        WeightsOfAMask().test_one_weight_for_each_token()
+
+
 class TestKPop(CorrectionSuite):
     component = "grpo/kpop"
 

@@ -39,7 +39,7 @@ LOGGED = {
     "veto": "vetoed_fraction",
     "opsm": "opsm_masked_fraction",
 }
-MASKS = ("kpop", "geometric_mask", "product_mask", "veto", "opsm")
+MASKS = ("geometric_mask", "product_mask", "veto", "opsm")
 LOGPROBS = st.floats(-3, -0.01)
 TOKEN = st.tuples(st.booleans(), LOGPROBS, LOGPROBS, LOGPROBS, st.floats(-2, 2))
 SEQUENCES = st.lists(st.lists(TOKEN, min_size=1, max_size=6), min_size=1, max_size=4)
@@ -53,14 +53,14 @@ def test_the_loop_of_the_paper(name, sequences, make_sequences, loops):
     component, settings, _ = CASES[name]
     terms = make_sequences(sequences)
     found, logged = component(terms, **settings)
-    assert found.dtype == torch.float64
+    assert found.dtype == (torch.bool if name in MASKS else torch.float64)
     assert not found.requires_grad
     expected = []
     for sequence in sequences:
         tokens = [loops.Token(*token[1:]) for token in sequence if token[0]]
         expected += getattr(loops, name)(tokens, **settings) if tokens else []
     wanted = torch.tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(found[terms.mask], wanted, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found[terms.mask].double(), wanted, rtol=1e-10, atol=1e-10)
     share = logged[LOGGED[name]][terms.mask]
     assert torch.equal(share, ((wanted == 0) if "truncate" not in name else (wanted == settings["cap"])).float())
 
@@ -101,6 +101,15 @@ def test_certain_tokens_are_on_policy(name, make_terms):
 @each_correction
 def test_masks_say_so_in_their_settings(name):
     assert CASES[name][2].only_masks == (name in MASKS)
+
+
+@pytest.mark.parametrize(("threshold", "weight"), [(0.15, 2.0), (0.14, 0.0)])
+def test_kpop_weighs_what_it_keeps(threshold, weight, make_terms):
+    """Of the probabilities 1/2 and 1/4 the ratio is 2, and the divergences are 0.1438 and 0.1308."""
+    terms = make_terms([-5.0], [math.log(1 / 2)], [math.log(1 / 4)], [1.0])
+    found, logged = corrections.kpop(terms, threshold=threshold)
+    assert found.item() == pytest.approx(weight)
+    assert logged["kpop_masked_fraction"].item() == (weight == 0)
 
 
 def test_opsm_has_no_default():

@@ -124,7 +124,7 @@ def test_the_components_give_them(manager, make_sequences):
             terms = make_sequences(sequences)
             found, _ = component(terms, **case["settings"])
             wanted = {key: [value for value in case[key] if value is not None] for key in case if key != "settings"}
-            given = {"weights" if kind == "corrections" else "loss": found.detach()[terms.mask]}
+            given = {"weights" if kind == "corrections" else "loss": found.detach()[terms.mask].double()}
             if kind == "policy_losses":
                 found[terms.mask].sum().backward()
                 given["gradient"] = terms.logprobs.grad[terms.mask]

@@ -22,7 +22,7 @@ def test_an_algorithm_is_chosen_by_its_name_alone(algorithm, read):
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["grpo", "rloo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "lite_ppo", "m2po", "dppo"]
+    "algorithm", ["grpo", "rloo", "dr_grpo", "dapo", "gspo", "gmpo", "cispo", "sapo", "lite_ppo", "m2po", "dppo"]
 )
 def test_a_group_of_one_is_refused(algorithm, read):
     with pytest.raises(ConfigError) as caught:
@@ -73,9 +73,10 @@ def test_settings_out_of_range_are_refused(override, message, read):
 
 @pytest.mark.parametrize("algorithm", ["dppo", "m2po"])
 def test_a_loss_with_the_whole_ratio_in_it_may_be_masked_and_not_weighed_again(algorithm, read):
-    with pytest.raises(ConfigError, match="grpo/token_truncate would weigh by it twice"):
-        read(f"algorithm={algorithm}", "algorithm.corrections=[token_truncate]")
-    assert read(f"algorithm={algorithm}", "algorithm.corrections=[geometric_mask, veto, kpop]")
+    for weighing in ("token_truncate", "kpop"):
+        with pytest.raises(ConfigError, match=f"grpo/{weighing} would weigh by it twice"):
+            read(f"algorithm={algorithm}", f"algorithm.corrections=[{weighing}]")
+    assert read(f"algorithm={algorithm}", "algorithm.corrections=[geometric_mask, veto]")
 
 
 @pytest.mark.parametrize("algorithm", ["dppo", "m2po"])
@@ -143,7 +144,7 @@ def test_clip_settings_that_clip_nothing_are_told(read):
         (
             [
                 "algorithm=dppo",
-                "algorithm.regularizers=[{type: reference_kl, estimator: unbiased}]",
+                "algorithm.regularizers=[reference_kl]",
                 "training.num_minibatches=4",
             ],
             "'grpo/dppo' knows none; choose k2",
@@ -183,6 +184,29 @@ def test_a_loss_without_a_ratio_is_for_one_update(read):
     )
     assert list(read("algorithm=rloo").cross_notes()) == []
     assert ForwardPass(ACTOR, "logprobs", "proximal_logprobs") in needs_of(read(*several).algorithm, 4)
+
+
+@pytest.mark.parametrize("loss", ["gspo", "gmpo"])
+def test_a_loss_of_sequences_that_is_averaged_over_tokens_is_noted(loss, read):
+    constant = "algorithm.loss_aggregation={type: core/constant_length, length: 8}"
+    for words in ([f"algorithm.policy_loss={loss}"], [f"algorithm={loss}", constant]):
+        (note,) = read(*words).cross_notes()
+        assert note.startswith(f"algorithm: 'grpo/{loss}' is the loss of a whole sequence")
+    assert list(read(f"algorithm={loss}").cross_notes()) == []
+    assert list(read(f"algorithm={loss}", "algorithm.loss_aggregation=episode_mean").cross_notes()) == []
+
+
+def test_a_filter_of_the_sum_beside_an_advantage_of_each_reward_is_noted(read):
+    filtered = ("algorithm=grpo", "algorithm.group_filters=[zero_variance]")
+    (note,) = read(*filtered, "algorithm.advantage=gdpo").cross_notes()
+    assert note.startswith("algorithm.group_filters.0: zero_variance compares the sum of the rewards, and gdpo each")
+    assert list(read(*filtered).cross_notes()) == []
+
+
+def test_two_corrections_that_weigh_are_noted(read):
+    (note,) = read("algorithm.corrections=[token_truncate, geometric_mask, kpop]").cross_notes()
+    assert note.startswith("algorithm: grpo/token_truncate and grpo/kpop weigh by the ratio of the two policies each")
+    assert list(read("algorithm.corrections=[token_truncate, geometric_mask]").cross_notes()) == []
 
 
 def test_what_is_stale_cannot_be_deterministic(read):

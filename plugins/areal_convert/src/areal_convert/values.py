@@ -47,6 +47,11 @@ def mask(value: float, key: str, source: Source) -> dict[str, float]:
     return {"low": 0.0, "high": float(value)}
 
 
+def second_moment(value: float, key: str, source: Source) -> dict[str, Any]:
+    """The threshold of a mean over all tokens, as AReaL takes it."""
+    return {"threshold": float(value), "among": "all"}
+
+
 def modules(value: list[str], key: str, source: Source) -> str | list[str]:
     """One word for all."""
     return value if value not in ([], ["all-linear"]) else "all-linear"

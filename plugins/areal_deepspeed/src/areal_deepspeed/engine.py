@@ -20,7 +20,7 @@ from areal_fsdp.checkpoint import checkpoint_state
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.masters import Masters
 from areal_fsdp.models.compiling import prepare_layers
-from areal_fsdp.models.export import write_model
+from areal_fsdp.models.export import rehearse_export, write_model
 from areal_fsdp.models.model import RoleModule, decoder_of, load_model
 from areal_fsdp.models.probe import check_module
 from areal_fsdp.models.wide import compared_roles
@@ -81,6 +81,8 @@ class DeepSpeedEngine(RoleEngine):
             self._average = Masters(module.model, learning, self._dtype, self._device, is_compiled=False)
         module.eval()
         self._module = module
+        if role.trains:
+            rehearse_export(module.model, model)
 
     def _load(self, model: ModelReference, role: Role, temperature: float, *, is_divided: bool) -> RoleModule:
         """The model, compared with transformers where it is before ZeRO has it: on the CPU if it is to be divided."""

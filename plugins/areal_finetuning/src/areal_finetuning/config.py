@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
+    from areal_core.interfaces import StoredModel
 
 REWARD_MODEL = Role("reward", head="scalar", trains=True)
 """Says of a whole sequence how good it is, at its last token."""
@@ -42,18 +43,18 @@ class EncodingSettings(TemplateSettings):
         None, description="Token that follows each learned answer if the chat template writes no end, such as '</s>'."
     )
 
-    @model_validator(mode="after")
-    def _has_a_length(self) -> EncodingSettings:
-        if self.overlong != "refuse" and self.max_tokens is None:
-            raise ValueError(f"overlong: {self.overlong} needs max_tokens")
-        return self
+    def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
+        """A sequence cannot be longer than the model's context."""
+        context = model.description.get("text_config", model.description).get("max_position_embeddings")
+        if self.max_tokens is not None and isinstance(context, int) and self.max_tokens > context:
+            yield f"max_tokens is {self.max_tokens}, and the model's context has {context} tokens"
 
     def check_prompt(self, row: dict[str, Any], tokenizer: Any) -> str:
         """Return why a row's text must be explained before a run; empty if it need not be."""
         if self.text_has_special_tokens is not None:
             return ""
         keys = ("prompt", "completion", "chosen", "rejected")
-        return undecided_text(tokenizer, row, keys, "example_tokenizer.text_has_special_tokens")
+        return undecided_text(tokenizer, row, keys, "algorithm.example_tokenizer.text_has_special_tokens")
 
 
 class RowsSettings(Settings):
@@ -120,7 +121,8 @@ class DPOSettings(RowsSettings):
     )
     length_normalized: bool = Field(
         False,
-        description="divide each sequence's log-ratio by its tokens in the loss; neither paper does, TRL's IPO does",
+        description="divide each sequence's log-ratio by its tokens in the loss; neither paper's formula does, and "
+        "IPO's experiments and TRL's IPO do",
     )
     reference_free: bool = Field(False, description="take a uniform reference, so that no second model is needed")
 
@@ -141,7 +143,8 @@ class IPOSettings(DPOSettings):
     """Identity preference optimization (arXiv 2310.12036, equation 17): L = 1/U Σ (h - 1 / (2τ))², with β for τ.
 
     DPO drives h without end where labels never contradict each other; here h has an end, 1 / (2β). In the paper h is a
-    sum over the tokens of each answer, as in DPO; TRL takes the mean instead: `length_normalized: true`.
+    sum over the tokens of each answer, as in DPO. The authors' experiments took the mean over its tokens, as they have
+    confirmed to TRL, which takes the mean too: `length_normalized: true` is for their results and values of β.
     """
 
     loss: Literal["sigmoid", "ipo"] = Field("ipo", description=str(DPOSettings.model_fields["loss"].description))
@@ -250,4 +253,4 @@ class GKDSettings(Settings):
         if self.example_tokenizer is not None:
             yield from _with_a_workflow(config)
         elif config.workflow is None:
-            yield "nothing generates: set workflow and inference_engine, or example_tokenizer: conversations"
+            yield "nothing generates: set workflow and inference_engine, or algorithm.example_tokenizer: conversations"

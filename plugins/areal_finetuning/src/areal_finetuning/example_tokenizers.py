@@ -68,7 +68,8 @@ def conversations(
         raise RowError(
             f"fine-tuning needs rows with 'messages', or with 'prompt' and 'completion'; this one has {', '.join(row)}"
         )
-    return [found for pieces in sequences if (found := trajectory(pieces, max_tokens, overlong)) is not None]
+    limit = tokenizer.model_max_length if max_tokens is None else max_tokens
+    return [found for pieces in sequences if (found := trajectory(pieces, limit, overlong)) is not None]
 
 
 def preferences(
@@ -104,6 +105,7 @@ def preferences(
     if not math.isfinite(margin):
         raise RowError(f"'margin' is {row['margin']!r}; it must be a number, or left out")
     encoding = _Encoding(row, tokenizer, chat_template_kwargs or {}, text_has_special_tokens, end_token)
+    limit = tokenizer.model_max_length if max_tokens is None else max_tokens
     found: list[Trajectory] = []
     for name, sequences in zip(("chosen", "rejected"), _sides(row, encoding), strict=True):
         if len(sequences) != 1:
@@ -112,13 +114,13 @@ def preferences(
                 "cannot be one sequence: keep the last turn in 'chosen' and 'rejected', and the others in 'prompt'"
             )
         try:
-            side = trajectory(sequences[0], max_tokens, overlong)
+            side = trajectory(sequences[0], limit, overlong)
         except RowError as error:
             raise RowError(f"'{name}': {error}") from error
         if side is None:
             return []
         if found and side.sequence["finish_reason"] == FinishReason.LENGTH and _is_same(side, found[0]):
-            raise RowError(f"'chosen' and 'rejected' are equal within the {max_tokens} tokens that they were cut to")
+            raise RowError(f"'chosen' and 'rejected' are equal within the {limit} tokens that they were cut to")
         side.sequence |= {"is_chosen": np.array(name == "chosen"), "margin": np.array(margin, np.float32)}
         found.append(side)
     return found
@@ -218,8 +220,8 @@ def trajectory(pieces: Pieces, max_tokens: int | None, overlong: str) -> Traject
         return None
     if is_cut and overlong == "refuse":
         raise RowError(
-            f"it has {len(ids)} tokens, and max_tokens is {max_tokens}: raise it, leave out the row, or set "
-            "example_tokenizer.overlong to truncate or skip"
+            f"it has {len(ids)} tokens, and {max_tokens} are allowed by algorithm.example_tokenizer.max_tokens or the "
+            "model's context: leave out the row, or set algorithm.example_tokenizer.overlong to truncate or skip"
         )
     ids, mask = ids[:max_tokens], mask[:max_tokens]
     if not bool(mask[1:].any()):  # nothing predicts the first token

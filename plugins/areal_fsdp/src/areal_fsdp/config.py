@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from areal_core.config import LocalPath, Settings
+from areal_core.config import LocalPath, Settings, roles_of
 from areal_core.errors import RunError
 from areal_fsdp.lora.settings import LoraSettings  # noqa: TC001 - pydantic reads annotations
 from areal_fsdp.models.schedule import LearningSettings
 from areal_fsdp.parallel.settings import ParallelSettings
+from areal_fsdp.planning.decoder import Decoder
 from areal_fsdp.planning.estimate import estimate
 from areal_fsdp.planning.memory import MemoryChoices, memory_of, remedies
 from areal_fsdp.planning.meter import GIB
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
     from areal_core.config import RunConfig
     from areal_core.interfaces import Estimate, Role, StoredModel
-    from areal_fsdp.planning.decoder import Decoder
     from areal_fsdp.planning.memory import Memory, RankLoad
 
 
@@ -192,7 +193,21 @@ class FSDPConfig(LearningSettings):
     def estimate(self, config: RunConfig, models: Mapping[str, StoredModel]) -> Estimate:
         """What each rank holds, of all roles with this engine."""
         chosen = {name: config.roles.get(name, config.train_engine).settings for name in models}
-        return estimate(config, models, {name: one for name, one in chosen.items() if isinstance(one, FSDPConfig)})
+        own = {name: one for name, one in chosen.items() if isinstance(one, FSDPConfig)}
+        roles = roles_of(config.algorithm, config.training.updates)
+        sizes = [one.checkpoint_bytes(roles[name], models[name]) for name, one in own.items()]
+        return replace(estimate(config, models, own), checkpoint_bytes=sum(sizes))
+
+    def checkpoint_bytes(self, role: Role, model: StoredModel) -> int:
+        """Return the size of a role's part of a checkpoint: parameters, or an adapter, and moments of the optimizer."""
+        if not role.changes:
+            return 0
+        adapter = self.adapter_of(role)
+        decoder = Decoder.of(model.description, model.shapes, scalar=role.head == "scalar")
+        whole = decoder.parameters if decoder is not None else sum(map(math.prod, model.shapes.values()))
+        count = whole if adapter is None else adapter.parameters(model.shapes)
+        moments = 0 if not role.trains else 2 * (2 if self.optimizer_state_dtype == "bfloat16" else 4)
+        return count * (4 + moments)  # what changes is kept in float32
 
     def memory(self, load: RankLoad) -> Memory | None:
         """What a rank of a role holds; None for a model whose layers are not known."""

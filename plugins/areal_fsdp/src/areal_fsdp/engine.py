@@ -17,7 +17,7 @@ from areal_fsdp import checkpoint
 from areal_fsdp.loaded import learning, load_role
 from areal_fsdp.masters import Masters
 from areal_fsdp.models.compiling import prepare_layers, should_compile
-from areal_fsdp.models.export import write_model
+from areal_fsdp.models.export import rehearse_export, write_model
 from areal_fsdp.models.probe import check_module, outputs_before_division
 from areal_fsdp.models.wide import compared_roles, is_wide
 from areal_fsdp.optimizer import make_optimizer, step
@@ -92,6 +92,7 @@ class FSDPEngine(RoleEngine):
         check_module(module, self._device, self._dtype, wanted)
         self._reshard()
         if role.trains:
+            rehearse_export(module.model, model, self._adapter and self._adapter.config)
             self._optimizer = make_optimizer(self._parameters.values(), self._config, is_compiled=is_compiled)
 
     def compare_with(self, engines: Mapping[str, TrainEngine]) -> None:

@@ -27,8 +27,8 @@ class GRPOSettings(PolicyGradientSettings):
 
     Three defaults are not the paper's, and each is a setting: tokens count the same (the paper's mean over each
     sequence is `loss_aggregation: core/sequence_mean`), there is no penalty towards a reference model (the paper's is
-    `regularizers: [reference_kl]`, of coefficient 0.04), and w_t corrects for asynchronous sampling, which the paper
-    does not have.
+    `regularizers: [{type: reference_kl, coefficient: 0.04, estimator: k3}]`), and w_t corrects for asynchronous
+    sampling, which the paper does not have.
     """
 
     advantage: Selection = component("advantages", default="grpo/group_normalized", description=_ADVANTAGE)
@@ -81,6 +81,20 @@ class GSPOSettings(GRPOSettings):
     """
 
     policy_loss: Selection = component("policy_losses", default="grpo/gspo", description=_POLICY_LOSS)
+    loss_aggregation: Selection = component("loss_aggregations", default="core/sequence_mean", description=_AGGREGATION)
+
+
+class GMPOSettings(GRPOSettings):
+    """Geometric-mean policy optimization (arXiv 2507.20673).
+
+    A_i as in GRPO; L = -1/B Σ_i A_i (Π_t r̃_t)^(1/T_i), with log r̃_t = min(log r_t, 0.4) where A_i > 0, else
+    max(log r_t, -0.4). Each token of the sequence is weighed by w_t.
+
+    A single token that has moved far changes a geometric mean little, so the bounds are wider than GRPO's. With one
+    update a batch nothing is clipped.
+    """
+
+    policy_loss: Selection = component("policy_losses", default="grpo/gmpo", description=_POLICY_LOSS)
     loss_aggregation: Selection = component("loss_aggregations", default="core/sequence_mean", description=_AGGREGATION)
 
 
@@ -146,8 +160,9 @@ class LitePPOSettings(GRPOSettings):
 class M2POSettings(GRPOSettings):
     """Second-moment trust policy optimization ("Prosperity before collapse", arXiv 2510.01161).
 
-    A_i as in GRPO; L = -1/N Σ_{i,t} m_t (π / μ) A_i, not clipped. m_t is 0 for the tokens with the largest
-    (log π - log μ)² of an update, as many as bring the mean of the others to 0.04 at most.
+    A_i as in GRPO; L = -1/N Σ_{i,t} m_t (π / μ) A_i, not clipped. Of the tokens of an update with A_i > 0 and π > μ, or
+    A_i < 0 and π < μ, m_t is 0 for those with the largest (log π - log μ)², as many as bring the mean of the others to
+    0.04 at most.
 
     It is made for data that is many versions old. Before each update one pass over its sequences decides; no proximal
     policy is computed, and no further correction may weigh the tokens.

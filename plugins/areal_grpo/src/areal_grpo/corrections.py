@@ -1,8 +1,9 @@
 """Corrections for tokens that π_prox has not sampled: older weights have, or an engine that rounds otherwise.
 
-Each returns weights [T] float32 without gradients, computed from ρ_t = π_prox(y_t) / μ(y_t), where μ is the policy that
-sampled token t, as the inference engine reported it. Denominators stay as they are when a token is masked.
-`sequence_corrections` has those that treat a whole sequence as one.
+Each returns importance weights w [T] float32 without gradients, or a mask [T] bool, computed from
+ρ_t = π_prox(y_t) / μ(y_t), where μ is the policy that sampled token t, as the inference engine reported it. A masked
+token has no policy loss, and keeps its regularizers and its place in denominators. The corrections of
+`sequence_corrections` treat a whole sequence as one.
 """
 
 from __future__ import annotations
@@ -41,18 +42,21 @@ def token_mask(terms: PolicyTerms, *, low: float, high: float) -> tuple[torch.Te
 
 
 def kpop(terms: PolicyTerms, *, threshold: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """w_t = 0 where max(KL_B(π_prox ‖ μ), KL_B(μ ‖ π_prox)) > threshold, else 1 (KPop, as AReaL has it).
+    """w_t = ρ_t where max(KL_B(π_prox ‖ μ), KL_B(μ ‖ π_prox)) <= threshold, else 0 (KPop).
 
     KL_B is the divergence of Bernoulli distributions: of the policies that are asked only whether they write the
-    sampled token. It is a mask alone: w has no factor ρ.
+    sampled token. Kept tokens are weighed by ρ_t without a cap, as in AReaL (`binary_kl` with the action `mask`) and in
+    prime-rl, so it takes the place of `token_truncate`. The threshold of
+    AReaL's example is 2.0; KPop's own is 0.1.
 
     Returns:
-        The weights, and `kpop_masked_fraction`.
+        The weights, and `behavior_weight` (the weights) and `kpop_masked_fraction` (tokens over the threshold).
     """
     proximal, behavior, mask = terms.proximal_logprobs, terms.behavior_logprobs, terms.mask
     distance = torch.maximum(bernoulli_kl(proximal, behavior, mask), bernoulli_kl(behavior, proximal, mask))
     over = distance > threshold
-    return (~over).to(distance.dtype), {"kpop_masked_fraction": over.float()}
+    weights = torch.where(over, 0.0, _behavior_ratio(terms))
+    return weights, {"behavior_weight": weights, "kpop_masked_fraction": over.float()}
 
 
 def _behavior_ratio(terms: PolicyTerms) -> torch.Tensor:

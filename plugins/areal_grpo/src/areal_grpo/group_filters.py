@@ -21,7 +21,9 @@ CUT = (FinishReason.LENGTH, FinishReason.ABORT)
 def zero_variance(episodes: Sequence[Episode]) -> Sequence[Episode] | None:
     """Drops a group whose rewards are all equal: all advantages would be 0 (dynamic sampling, arXiv 2503.14476).
 
-    Rewards of tokens count with them. Where the policy plays several parts, those of each are compared.
+    Rewards of tokens count with them. Where the policy plays several parts, those of each are compared. What is
+    compared is the sum of the rewards: a group whose named rewards differ and cancel out is dropped, although
+    `gdpo`, which normalizes each of them, would learn from it.
     """
     first: dict[str, float] = {}
     pairs = [(t.agent_id, e.reward + t.reward + _token_rewards(t)) for e in episodes for t in e.trajectories]

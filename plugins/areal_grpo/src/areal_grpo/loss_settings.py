@@ -61,15 +61,17 @@ class SAPOLossSettings(ClippingSettings):
 
 
 class GSPOLossSettings(ClippingSettings):
-    """Settings of `sequence_losses.gspo`."""
+    """Settings of `sequence_losses.gspo`. Averaged by `core/sequence_mean`, as the algorithm `gspo` does."""
 
+    is_of_sequences = True
     clip_low: float = Field(3e-4, ge=0, le=1, description="sequence ratios below 1 - clip_low gain nothing more")
     clip_high: float = Field(4e-4, ge=0, description="sequence ratios above 1 + clip_high gain nothing more")
 
 
 class GMPOLossSettings(ClippingSettings):
-    """Settings of `sequence_losses.gmpo`."""
+    """Settings of `sequence_losses.gmpo`. Averaged by `core/sequence_mean`, as the algorithm `gmpo` does."""
 
+    is_of_sequences = True
     clip_low: float = Field(0.4, ge=0, description="log-ratios below -clip_low gain nothing more")
     clip_high: float = Field(0.4, ge=0, description="log-ratios above clip_high gain nothing more")
 
@@ -114,10 +116,10 @@ class ReferenceKLSettings(Settings):
 
     coefficient: float = Field(0.04, gt=0, description="β; 0.04 is GRPO's")
     estimator: Literal["k2", "k3", "unbiased"] = Field(
-        "k3",
+        "unbiased",
         description="with d = log policy - log reference: k2 is d²/2, its gradient that of KL(policy ‖ reference); "
-        "k3 is exp(-d) - 1 + d, its gradient that of KL(reference ‖ policy); unbiased is k3 times the ratio to the "
-        "proximal policy, its gradient that of KL(policy ‖ reference)",
+        "k3 is exp(-d) - 1 + d, its gradient that of KL(reference ‖ policy) (GRPO's paper, verl); unbiased is k3 times "
+        "the ratio to the proximal policy, its gradient that of KL(policy ‖ reference) (DeepSeek-V3.2, TRL since 1.16)",
     )
 
     @field_validator("estimator", mode="before")
@@ -155,6 +157,11 @@ class M2POTransformSettings(BatchTransformSettings):
     belongs_in = "minibatch_transforms"
 
     threshold: float = Field(0.04, gt=0, description="the mean squared log-ratio that the tokens of an update may have")
+    among: Literal["trust_region", "all"] = Field(
+        "trust_region",
+        description="the tokens that are averaged and left out: trust_region takes those that the update would take "
+        "further from the policy that sampled, as in the paper; all takes every token, as in AReaL",
+    )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """What the policy says just before each update; the transform asks for it itself."""

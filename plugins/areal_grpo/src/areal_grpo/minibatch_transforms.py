@@ -14,31 +14,36 @@ if TYPE_CHECKING:
     from areal_core.interfaces import Context
 
 
-def m2po(minibatch: PackedBatch, context: Context, *, threshold: float) -> dict[str, torch.Tensor]:
-    """Which tokens an update learns from: the largest (log π - log μ)² are left out until the mean of the others is at
-    most `threshold` (M2PO, arXiv 2510.01161).
+def m2po(minibatch: PackedBatch, context: Context, *, threshold: float, among: str) -> dict[str, torch.Tensor]:
+    """Leave out of an update the tokens with the largest (log π - log μ)², until the mean of the others is at most
+    `threshold` (M2PO, arXiv 2510.01161, Algorithm 1).
 
-    π is the policy just before the update, μ the one that sampled. The mean is over all tokens of the update, and one
-    pass over them is needed for it. Tokens with equal ratios stay or go together, so that their order does not matter;
-    where even the smallest is over the threshold, none is learned from. Denominators stay as they are.
+    π is the policy just before the update, μ the one that sampled. Only tokens that the update would take further away
+    are averaged and left out: those with A > 0 and π > μ, or A < 0 and π < μ, which a trust region would bound. With
+    `among: all` all tokens of the update are, as in AReaL; that also leaves out tokens which the update would bring
+    back. One pass over the update's tokens is needed. Tokens with equal ratios stay or go together, so that their order
+    does not matter; where even the smallest is over the threshold, all are left out. Denominators stay as they are.
 
     Args:
-        minibatch: with `logprobs` [T] of the policy that sampled, and `loss_mask` [T].
+        minibatch: with `logprobs` [T] of the policy that sampled, `advantages` [T] and `loss_mask` [T].
         context: its `forward` is asked for the policy's log-probabilities.
         threshold: in squared nats.
+        among: `trust_region` or `all`.
 
     Returns:
         `trusted`: [T] bool, False outside `loss_mask`.
     """
     mask = minibatch["loss_mask"]
     current = context.forward("actor", minibatch, ["logprobs"])["logprobs"]
-    moment = log_ratio(current, minibatch["logprobs"], mask).square()
-    ascending = moment[mask].double().sort().values
+    difference = log_ratio(current, minibatch["logprobs"], mask)
+    moment = difference.square()
+    candidates = mask & (difference * minibatch["advantages"] > 0) if among == "trust_region" else mask
+    ascending = moment[candidates].double().sort().values
     means = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1)
     kept = int((means <= threshold).sum())
     bound = float(ascending[kept]) if kept < len(ascending) else torch.inf
-    trusted = mask & (moment.double() < bound)
-    context.log("second_moment", Metric.mean(moment, mask))
+    trusted = mask & ~(candidates & (moment.double() >= bound))
+    context.log("second_moment", Metric.mean(moment, candidates))
     context.log("distrusted_fraction", Metric.mean((~trusted).float(), mask))
     return {"trusted": trusted}
 
@@ -49,7 +54,8 @@ def entropy_target(
     """The coefficient c of an entropy bonus, led by the entropy H just before each update (Skywork-OR1, 2505.22312).
 
     c begins at 0; where H is below `target` it grows by `step`, where it is above it shrinks by as much, between 0 and
-    `maximum`. An update has the bonus only where H is at most `target`. It is for the regularizer `adaptive_entropy`.
+    `maximum`. An update has the bonus only where H is at most `target`, and uses c after its own change: Skywork-OR1
+    and TRL use c before the change, so they are one update behind. It is for the regularizer `adaptive_entropy`.
 
     Args:
         minibatch: with `loss_mask` [T].

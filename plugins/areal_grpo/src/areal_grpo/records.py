@@ -23,6 +23,7 @@ ALGORITHMS = [
     _algorithm("dr_grpo", "GRPO without its two biases: no standard deviation, a constant length", "DrGRPOSettings"),
     _algorithm("dapo", "GRPO with a wider upper bound, and no group that teaches nothing", "DAPOSettings"),
     _algorithm("gspo", "GRPO with one ratio for a whole sequence", "GSPOSettings"),
+    _algorithm("gmpo", "GRPO with the geometric mean of a sequence's ratios, each clipped", "GMPOSettings"),
     _algorithm("cispo", "GRPO in which the ratio is a bounded weight, and every token has a gradient", "CISPOSettings"),
     _algorithm("sapo", "GRPO with a soft gate in place of clipping", "SAPOSettings"),
     _algorithm("rloo", "REINFORCE with the other answers' mean reward as the baseline", "RLOOSettings"),
@@ -34,7 +35,7 @@ ALGORITHMS = [
     _algorithm("lite_ppo", "the group's mean, the batch's standard deviation, ratios clipped", "LitePPOSettings"),
     _algorithm(
         "m2po",
-        "importance sampling far off policy: an update leaves out the tokens that have moved most",
+        "importance sampling far off policy: an update leaves out the tokens that have moved most and would move on",
         "M2POSettings",
     ),
     _algorithm(
@@ -129,7 +130,7 @@ CORRECTIONS = [
     ),
     _part(
         "kpop",
-        "no token whose divergence between the two policies is over a bound",
+        "each token's importance weight, and no token whose divergence between the two policies is over a bound",
         "corrections",
         "correction_settings:KPopSettings",
     ),
@@ -138,7 +139,7 @@ CORRECTIONS = [
 MINIBATCH_TRANSFORMS = [
     _part(
         "m2po",
-        "leaves out of an update the tokens that have moved most, up to a second moment (M2PO)",
+        "leaves out of an update the tokens that have moved most and would move on, up to a second moment (M2PO)",
         "minibatch_transforms",
         "loss_settings:M2POTransformSettings",
     ),

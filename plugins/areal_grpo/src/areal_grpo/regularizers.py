@@ -1,7 +1,8 @@
 """Terms that are added to the loss of a token: pure functions of `PolicyTerms`, flat [T] in and out.
 
 What counts in a loss is the gradient. For tokens that the policy itself has sampled the expected gradient of each
-estimator is said with it; corrections for stale samples multiply these terms as they multiply the loss.
+estimator is said with it. The importance weights of corrections multiply these terms as they multiply the policy loss;
+their masks leave these terms alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def reference_kl(
     - unbiased = r k3 with r = π / π_prox (DeepSeek-V3.2, arXiv 2512.02556): the ratio makes value and gradient those of
       KL(π ‖ reference) also when π has left the policy that sampled.
 
-    As values all three estimate KL(π ‖ reference); d is cut at ±20 in exponentials.
+    As values all three estimate KL(π ‖ reference); d is cut at ±20 in exponentials. `unbiased` is the default because
+    only its value and its gradient are both those of this divergence: the gradient of k3 is that of another one, and
+    the value of k2 is biased.
     """
     difference = torch.where(terms.mask, terms.logprobs - terms.columns["reference_logprobs"], 0.0)
     if estimator == "k2":

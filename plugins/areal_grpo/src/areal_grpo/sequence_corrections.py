@@ -1,4 +1,4 @@
-"""Corrections that treat a sequence as one: all of its tokens get the same weight, as in `corrections`.
+"""Corrections that treat a sequence as one: its tokens share one weight, or are kept or dropped together.
 
 A sequence is a trajectory: its tokens in the loss, whatever number of turns they belong to.
 """
@@ -32,12 +32,12 @@ def sequence_truncate(terms: PolicyTerms, *, cap: float) -> tuple[torch.Tensor, 
 
 
 def geometric_mask(terms: PolicyTerms, *, low: float, high: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """w = 1 where low <= (Π_t ρ_t)^(1/T) <= high, else 0: the geometric mean of a sequence's T ratios.
+    """Keep the sequences with low <= (Π_t ρ_t)^(1/T) <= high: the geometric mean of a sequence's T ratios.
 
     Unlike `product_mask` it measures the distance of one token, so that long sequences are not dropped for being long.
 
     Returns:
-        The weights, and `geometric_masked_fraction` (tokens of dropped sequences).
+        The mask, and `geometric_masked_fraction` (tokens of dropped sequences).
     """
     mean = terms.row_mean(_log_ratio(terms))
     outside = (mean < math.log(low)) | (mean > math.log(high))
@@ -45,10 +45,10 @@ def geometric_mask(terms: PolicyTerms, *, low: float, high: float) -> tuple[torc
 
 
 def product_mask(terms: PolicyTerms, *, low: float, high: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """w = 1 where low <= Π_t ρ_t <= high, else 0.
+    """Keep the sequences with low <= Π_t ρ_t <= high.
 
     Returns:
-        The weights, and `product_masked_fraction` (tokens of dropped sequences).
+        The mask, and `product_masked_fraction` (tokens of dropped sequences).
     """
     total = terms.row_sum(_log_ratio(terms))
     outside = (total < math.log(low)) | (total > math.log(high))
@@ -56,29 +56,30 @@ def product_mask(terms: PolicyTerms, *, low: float, high: float) -> tuple[torch.
 
 
 def veto(terms: PolicyTerms, *, low: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """w = 0 for a sequence of which any ρ_t is below `low`, else 1: one token that π_prox would never write.
+    """Drop a sequence of which any ρ_t is below `low`: one token that π_prox would never write.
 
     Returns:
-        The weights, and `vetoed_fraction` (tokens of dropped sequences).
+        The mask, and `vetoed_fraction` (tokens of dropped sequences).
     """
     impossible = _log_ratio(terms) < math.log(low)
     return _dropped(terms, terms.row_sum(impossible.float()) > 0, "vetoed_fraction")
 
 
 def opsm(terms: PolicyTerms, *, threshold: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """w = 0 where A < 0 and mean_t(log μ - log π) > threshold, else 1: off-policy sequence masking.
+    """Drop tokens with A < 0 in sequences with mean_t(log μ - log π) > threshold: off-policy sequence masking.
 
     (DeepSeek-V3.2, arXiv 2512.02556.) The mean over a sequence's tokens is from the policy that sampled,
     as its engine reported it, to the *current* policy π, as in the paper: it sees stale weights, the engine's rounding
     and the updates on this batch together. Programs that compare with π_prox instead measure a part of it, and use
-    thresholds that are smaller by orders of magnitude.
+    thresholds that are smaller by orders of magnitude. As in TRL and slime, and as DeepSeek's objective has it, a
+    penalty such as `reference_kl` stays on dropped tokens.
 
     Returns:
-        The weights, and `opsm_masked_fraction`.
+        The mask, and `opsm_masked_fraction`.
     """
     distance = terms.row_mean(log_ratio(terms.behavior_logprobs, terms.logprobs.detach(), terms.mask))
     over = (distance > threshold)[terms.row_index] & (terms.advantages < 0)
-    return (~over).to(distance.dtype), {"opsm_masked_fraction": over.float()}
+    return ~over, {"opsm_masked_fraction": over.float()}
 
 
 def _log_ratio(terms: PolicyTerms) -> torch.Tensor:
@@ -86,6 +87,6 @@ def _log_ratio(terms: PolicyTerms) -> torch.Tensor:
 
 
 def _dropped(terms: PolicyTerms, rows: torch.Tensor, name: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Weights that drop these sequences, `rows` [rows] bool."""
+    """The mask that drops these sequences, `rows` [rows] bool."""
     dropped = rows[terms.row_index]
-    return (~dropped).to(terms.proximal_logprobs.dtype), {name: dropped.float()}
+    return ~dropped, {name: dropped.float()}

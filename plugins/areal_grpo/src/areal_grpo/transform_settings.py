@@ -28,6 +28,14 @@ class ZeroVarianceSettings(Settings):
                 "group; set rollout.group_size to 2 or more, or leave it out"
             )
 
+    def notes(self, config: RunConfig) -> Iterable[str]:
+        """An advantage that compares each reward learns from groups that this filter drops."""
+        if getattr(getattr(config.algorithm.settings, "advantage", None), "target", None) == "grpo/gdpo":
+            yield (
+                "zero_variance compares the sum of the rewards, and gdpo each of them: groups whose rewards differ and "
+                "cancel out are dropped"
+            )
+
 
 class OverlongPenaltySettings(Settings):
     """Settings of `reward_shaping.overlong_penalty`."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,23 +53,55 @@ def write_model(
     failure: Exception | None = None
     if rank == 0:
         try:
-            own = generation_config_file(reference)
-            if (
-                own is not None
-            ):  # saving validates it, and files exist that fail, such as with a temperature and no sampling
+            # Saving validates the generation config, and files exist that fail, such as with a temperature and no
+            # sampling: `_write_description` copies the model's own.
+            if generation_config_file(reference) is not None:
                 model.generation_config = GenerationConfig()
             # names are the files' already
             model.save_pretrained(folder, state_dict=weights, save_original_format=False)
-            if own is not None:
-                shutil.copyfile(own, folder / GENERATION_CONFIG_NAME)
-            model.config.dtype = reference.dtype  # the weights', while the model in memory may be in float32
-            model.config.save_pretrained(folder)
-            _copy_tokenizer(reference, folder)
-            if sees_images(model.config):
-                _processors.from_pretrained(reference.path).save_pretrained(folder)
+            _write_description(folder, model, reference)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait in the next line
             failure = error
     fail_together(failure, f"exporting the model to '{folder}'")
+
+
+def rehearse_export(model: PreTrainedModel, reference: ModelReference, adapter: Any = None) -> None:
+    """Write everything but the weights into a folder that is removed again, so that what would fail at the end of a run
+    fails before it starts; collective.
+
+    Args:
+        model: that will be exported.
+        reference: where it came from.
+        adapter: the config of an adapter that is exported beside it.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    failure: Exception | None = None
+    if rank_and_ranks()[0] == 0:
+        try:
+            with tempfile.TemporaryDirectory(prefix="areal-export-") as folder:
+                _write_description(Path(folder), model, reference)
+                if adapter is not None:
+                    adapter.save_pretrained(folder)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait in the next line
+            failure = error
+    fail_together(failure, f"the export of '{reference.path}', which was tried before the run,")
+
+
+def _write_description(folder: Path, model: PreTrainedModel, reference: ModelReference) -> None:
+    """Write all files of a model's folder but its weights."""
+    own = generation_config_file(reference)
+    if own is not None:
+        shutil.copyfile(own, folder / GENERATION_CONFIG_NAME)
+    elif model.can_generate() and model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    config = deepcopy(model.config)
+    config.dtype = reference.dtype  # the weights', while the model in memory may be in float32
+    config.save_pretrained(folder)
+    _copy_tokenizer(reference, folder)
+    if sees_images(config):
+        _processors.from_pretrained(reference.path).save_pretrained(folder)
 
 
 def generation_config_file(reference: ModelReference) -> str | None:

@@ -26,7 +26,12 @@ class LearningSettings(Settings):
     betas: tuple[Share, Share] = Field((0.9, 0.999), description="AdamW's decay of the first and second moment")
     epsilon: float = Field(1e-8, gt=0, description="AdamW's term in the denominator")
     weight_decay: float = Field(0.0, ge=0, description="decoupled; matrices only, never biases and norms")
-    warmup_steps: int = Field(0, ge=0, description="updates over which it rises from 1 / warmup_steps of learning_rate")
+    warmup_steps: int = Field(
+        0,
+        ge=0,
+        description="updates over which it rises from 1 / warmup_steps of learning_rate. Hugging Face's schedules "
+        "begin at 0, one update behind",
+    )
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")
     minimum_learning_rate_ratio: float = Field(
         0.0, ge=0, le=1, description="where linear and cosine end, as a share of learning_rate"

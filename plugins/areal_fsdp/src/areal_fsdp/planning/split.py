@@ -56,7 +56,7 @@ class Split:
         if longest is not None and max(lengths) > longest:
             raise RunError(
                 f"a sequence of {max(lengths)} tokens is beyond the model's max_position_embeddings of {longest}",
-                hints=["lower sampling.max_new_tokens, shorten the prompts, or choose a model with a longer context"],
+                hints=["shorten prompts or answers (sampling.max_new_tokens), or take a model with a longer context"],
             )
         sizes = [sum(lengths[row] for row in unit) for unit in units]
         rounds = -(-len(split_into_microbatches(sizes, max_tokens)) // ranks)

@@ -1,0 +1,81 @@
+"""Room on the disk for what a run keeps: a checkpoint or an export that finds none would cost what was trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from areal_core.disk import free_bytes, in_mebibytes, tree_size
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from areal_core.config import RunConfig
+
+KEPT = ("attempts/*/checkpoints", "best", "model")
+"""What a resumed run has written before, and replaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a run writes at least and at most, and what there is for it, in bytes.
+
+    Attributes:
+        checkpoint: size of one checkpoint; 0 if it is not known.
+        model: size of one exported model.
+        least: what every run with this config writes, if it is not interrupted.
+        most: what is on the disk at the same time while a new checkpoint and a new best model are written.
+        free: what is free, with what a resumed run has written of the same kind.
+    """
+
+    checkpoint: int
+    model: int
+    least: int
+    most: int
+    free: int
+
+    @property
+    def row(self) -> str:
+        """What the plan shows."""
+        return f"{self._sizes}; at most {in_mebibytes(self.most)} in all, and {in_mebibytes(self.free)} are free"
+
+    @property
+    def problem(self) -> str:
+        """Why the run cannot end well; empty if it can."""
+        if self.least <= self.free:
+            return ""
+        return (
+            f"run_dir: the run writes {in_mebibytes(self.least)}, and its disk has {in_mebibytes(self.free)} free: "
+            f"{self._sizes}. Make room, choose another run_dir, or see checkpoint.every, checkpoint.keep and "
+            "checkpoint.export"
+        )
+
+    @property
+    def note(self) -> str:
+        """That the run may fill the disk; empty if it cannot."""
+        if self.problem or self.most <= self.free:
+            return ""
+        return f"the disk may become full: {self.row}; see checkpoint.keep"
+
+    @property
+    def _sizes(self) -> str:
+        checkpoint = f"a checkpoint takes {in_mebibytes(self.checkpoint)}, " if self.checkpoint else ""
+        return f"{checkpoint}an exported model {in_mebibytes(self.model)}"
+
+
+def room_of(config: RunConfig, run_dir: Path, checkpoint: int, model: int) -> Room:
+    """Compare what a run will write with what is free.
+
+    Args:
+        config: of the run.
+        run_dir: its folder, which need not exist yet.
+        checkpoint: bytes of a checkpoint; 0 if they are not known.
+        model: bytes of an exported model.
+    """
+    section, keeps_best = config.checkpoint, config.evaluation is not None and config.evaluation.keep_best
+    by_steps = -(-config.steps // section.every) if section.every else 1  # how many come by time is not known
+    # A new checkpoint is written before the oldest is removed, and a new best model beside the former one.
+    least = min(by_steps, section.keep + 1) * checkpoint + (section.export + keeps_best) * model
+    most = (section.keep + 1) * checkpoint + (section.export + 2 * keeps_best) * model
+    own = sum(tree_size(folder) for pattern in KEPT for folder in run_dir.glob(pattern))
+    return Room(checkpoint, model, least, max(least, most), free_bytes(run_dir) + own)
