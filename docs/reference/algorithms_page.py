@@ -62,7 +62,9 @@ def described(manager: PluginManager, one: Component, settings: dict[str, Any]) 
     """The text of a component's settings or of its code, and its settings; of compositions those that it sets."""
     module, _, name = one.target.partition(":")
     is_composition = one.target == COMPOSITION and one.config is not None
-    yield text_of(manager.import_from(one, one.config) if is_composition else _imported(module, name))
+    # An algorithm's formula and paper are in the text of its settings, everything else's in its code.
+    is_algorithm = one.config is not None and one in manager.components("algorithms")
+    yield text_of(manager.import_from(one, str(one.config)) if is_algorithm else _imported(module, name))
     shown = settings.get("properties", {})
     if is_composition and one.config != BASE:
         common = PolicyGradientSettings.model_json_schema()["properties"]
