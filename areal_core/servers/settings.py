@@ -168,7 +168,7 @@ class ServerSettings(Settings):
         Raises:
             OSError: the run folder cannot be written.
         """
-        file = run_dir / "servers/key"
+        file = run_dir / "servers" / "key"
         is_open = bool(host and self.servers) and host not in LOOPBACK
         if is_open and self.api_key is None and not file.is_file():
             with TemporaryDirectory(prefix=".servers-", dir=run_dir) as made:  # of the user alone
