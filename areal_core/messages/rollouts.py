@@ -147,9 +147,15 @@ class LogprobCheck(Message):
 
 
 class LogprobCheckAnswers(Message):
-    """Answers to the requests of `LogprobCheck`, as `PackedBatch.to_bytes` writes them."""
+    """Answers to the requests of `LogprobCheck`.
+
+    Attributes:
+        packed: as `PackedBatch.to_bytes` writes them: to the first request those of all copies, then to the second.
+        copies: of the weights.
+    """
 
     packed: bytes
+    copies: int
 
 
 class Evaluate(Message):

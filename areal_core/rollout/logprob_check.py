@@ -9,6 +9,7 @@ from areal_core.data.tokens import TokenIds
 from areal_core.data.trajectory import Trajectory
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import GenerationRequest, SamplingParameters
+from areal_core.messages.rollouts import LogprobCheckAnswers
 
 if TYPE_CHECKING:
     from areal_core.interfaces.inference import InferenceEngine
@@ -18,8 +19,8 @@ ANSWERS, PROMPT_TOKENS, TOKENS = 4, 8, 32
 
 async def check_answers(
     engine: InferenceEngine, sampling: SamplingParameters, version: int, vocabulary: int | None = None
-) -> bytes:
-    """Answers of every copy of the engine's weights to the same few requests, packed as the record of a group is.
+) -> LogprobCheckAnswers:
+    """Answers of every copy of the engine's weights to the same few requests.
 
     Args:
         engine: that generates.
@@ -45,4 +46,4 @@ async def check_answers(
             trajectories.append(Trajectory.from_generation(prompt, answer))
     if not trajectories:
         raise RunError("no server answered the requests of the log-probability check")
-    return packing.to_bytes(packing.pack(trajectories))
+    return LogprobCheckAnswers(packing.to_bytes(packing.pack(trajectories)), max(1, len(trajectories) // ANSWERS))

@@ -23,8 +23,7 @@ from areal_core.messages.rollouts import (
     Synced,
     SyncWeights,
 )
-from areal_core.rollout.logprob_check import ANSWERS
-from areal_core.training.distribution import share_bytes, wait_for_all
+from areal_core.training.distribution import agree, share_bytes, wait_for_all
 from areal_core.training.weights_file import describe_weights, size_of, write_weights
 
 if TYPE_CHECKING:
@@ -176,15 +175,14 @@ class WeightSync:
         if self._count > 1 and (not every or self._count % every):
             return {}
         self.finish()
-        packed = b""
+        packed, copies = b"", 1
         if self._rollouts is not None:
-            packed = self._rollouts.call(LogprobCheck()).packed
-        batch = shift_to_predictions(PackedBatch.from_bytes(share_bytes(packed)))
+            answers = self._rollouts.call(LogprobCheck())
+            packed, copies = answers.packed, answers.copies
+        batch, copies = shift_to_predictions(PackedBatch.from_bytes(share_bytes(packed))), int(agree(copies))
         computed = self._engine.forward(batch, ["logprobs"])["logprobs"]
         counts = batch["loss_mask"]
         gaps = (batch["logprobs"] - computed).abs()[counts]
-        # Each request was answered by one copy after the other.
-        copies = max(1, len(batch) // ANSWERS)
         copy = torch.arange(len(batch)).remainder(copies).repeat_interleave(batch.lengths)[counts]
         worst = float(torch.stack([gaps[copy == one].median() for one in range(copies)]).max())
         if not worst <= limit:

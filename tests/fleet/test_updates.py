@@ -218,7 +218,7 @@ def test_all_servers_are_lost_when_weights_are_verified(running):
             for server in servers.values():
                 server.is_healthy = True
             async with asyncio.timeout(60):
-                assert len(unpack(from_bytes(await asked))) >= 4
+                assert len(unpack(from_bytes((await asked).packed))) >= 4
 
     run_virtually(check())
 
