@@ -52,10 +52,6 @@ class Plain:
         return Trajectory.from_generation(ids, generation)
 
 
-class TestSingleTurn(WorkflowSuite):
-    component = "core/single_turn"
-
-
 class TestMultiTurn(WorkflowSuite):
     component = "core/multi_turn"
     settings: ClassVar = {"environment": f"{__file__}:Counting"}

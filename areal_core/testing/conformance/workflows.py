@@ -64,7 +64,13 @@ class Recorder:
         return generation
 
     async def score(
-        self, *, prompt: str, completion: str, completion_ids: list[int], finish_reason: FinishReason
+        self,
+        *,
+        prompt: str,
+        completion: str,
+        completion_ids: list[int],
+        finish_reason: FinishReason,
+        prompt_ids: Sequence[int] | None = None,
     ) -> RewardScore:
         """A number that follows from the completion; takes the arguments that the runtime's own takes."""
         texts = {"prompt": prompt, "completion": completion}
@@ -74,6 +80,10 @@ class Recorder:
         assert list(completion_ids) in [generation.output_ids for _, generation in self.generated], (
             "score was called with completion_ids that no generation gave"
         )
+        if prompt_ids is not None:
+            assert list(prompt_ids) in [given for given, _ in self.generated], (
+                "score was called with prompt_ids that no generation was asked with"
+            )
         if self.fails:
             raise RewardError("this reward fails on purpose")
         value = random.Random(completion).random()

@@ -1,0 +1,9 @@
+"""The core's workflows pass the suite that workflows of plugins pass."""
+
+from __future__ import annotations
+
+from areal_core.testing.conformance import WorkflowSuite
+
+
+class TestSingleTurn(WorkflowSuite):
+    component = "core/single_turn"
