@@ -184,8 +184,10 @@ class Guard:
         ready = {file for file, _ in self._poll.poll(LOOK_S * 1000)}
         ended = {}
         for pidfd, member in list(self._members.items()):
-            if pidfd in ready or member.connection.fileno() in ready:
+            if pidfd in ready:
                 ended[member.pid] = self._end(pidfd, member)
+            elif member.connection.fileno() in ready:
+                self._kill(pidfd, member)
             elif member.log is not None:
                 bound_log(member.log)
                 bound_log(timeline_of(member.log))
@@ -200,15 +202,26 @@ class Guard:
 
     def end_all(self) -> None:
         """End every member."""
-        for pidfd, member in list(self._members.items()):
+        members = list(self._members.items())
+        for pidfd, member in members:
+            self._kill(pidfd, member)
+        for pidfd, member in members:
             self._end(pidfd, member)
 
-    def _end(self, pidfd: int, member: Guarded) -> int:
-        del self._members[pidfd]
-        self._poll.unregister(pidfd)
-        self._poll.unregister(member.connection)
+    def _kill(self, pidfd: int, member: Guarded) -> None:
+        """Send SIGKILL. A member in an uninterruptible system call of a driver or a disk ends later, if ever, and the
+        others are guarded meanwhile."""
+        with suppress(KeyError):  # it was killed before
+            self._poll.unregister(member.connection)
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def _end(self, pidfd: int, member: Guarded) -> int:
+        """Wait for a member that has ended or was killed, end what it left behind, and tell the hub."""
+        del self._members[pidfd]
+        self._poll.unregister(pidfd)
+        with suppress(KeyError):  # it was killed before
+            self._poll.unregister(member.connection)
         os.close(pidfd)
         code = os.waitstatus_to_exitcode(os.waitpid(member.pid, 0)[1])
         end_descendants(frozenset(other.pid for other in self._members.values()))

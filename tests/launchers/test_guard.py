@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -42,3 +44,35 @@ def test_scratch_is_where_the_path_of_a_socket_is_short(tmp_path: Path, monkeypa
     assert scratch.parent == Path("/tmp")
     (scratch / guard._OWNER).unlink()
     scratch.rmdir()
+
+
+STUCK = """
+import os, signal, socket, sys
+from areal_core.launchers import guard
+from areal_core.messages import Credentials
+
+def child():
+    pid = os.fork()
+    if not pid:
+        signal.pause()
+    return pid
+
+pids, hubs, guarded = [child(), child()], [], guard.Guard()
+for index, pid in enumerate(pids):
+    hub, own = socket.socketpair()
+    hubs.append(hub)
+    guarded.add(guard.Guarded(pid, own, "unix:/nowhere", Credentials(), "trainer", index, None, guard.Path("/nowhere")))
+send, stuck = signal.pidfd_send_signal, next(iter(guarded._members))
+signal.pidfd_send_signal = lambda pidfd, number: None if pidfd == stuck else send(pidfd, number)
+hubs[0].close()
+assert guarded.wait()[1] == {}, "nothing has ended"
+os.kill(pids[1], signal.SIGTERM)
+assert guarded.wait()[1] == {pids[1]: -signal.SIGTERM}, "the other member is guarded meanwhile"
+os.kill(pids[0], signal.SIGKILL)
+assert guarded.wait()[1] == {pids[0]: -signal.SIGKILL}, "and this one is, once it ends"
+"""
+
+
+def test_a_member_that_does_not_die_keeps_no_other_from_its_guard() -> None:
+    """SIGKILL waits for an uninterruptible system call; here it is not sent."""
+    subprocess.run([sys.executable, "-c", STUCK], check=True, timeout=120)
