@@ -8,8 +8,8 @@
 # SITE/python is the host's python3 with SITE and with the areal of this clone. areal's plugins are found by their
 # metadata: `pip install --no-deps` this clone and its plugins on the host, or put their *.dist-info folders into SITE.
 # The host has Python 3.12 with its headers, CUDA 13's libraries as wheels (PyTorch for CUDA 13 brings them), nvcc and
-# ptxas 13 in CUDA_HOME (/usr/local/cuda), gcc, zstd, aiohttp, pytest and the smaller requirements of transformers.
-# `make` needs zstd and 10 GB of disk.
+# ptxas 13 in CUDA_HOME (/usr/local/cuda), gcc, aiohttp, pytest and the smaller requirements of transformers.
+# `make` needs zstd, which it puts into FOLDER/zstd for hosts without it, and 10 GB of disk.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 torch_leaves_out=(torch/include/ torch/share/ torch/test/ bin/protoc triton/backends/nvidia/bin/ lib/cupti libproton
@@ -40,13 +40,17 @@ make_kit() { # ENGINE FOLDER
         --constraint "$lock" --leave-out "${torch_leaves_out[@]}"
     python3 benchmarks/offline_site.py "$2/server.tar.zst" "${distributions[@]}" "${both[@]}" "${words[@]}" \
         --constraint "$lock" --leave-out "${server_leaves_out[@]}"
+    mkdir -p "$2/zstd"
+    ldd "$(command -v zstd)" | awk '/=> \// && !/lib(c|m|pthread)\.so/ { print $3 }' | xargs cp -t "$2/zstd" "$(command -v zstd)"
 }
 
 unpack() { # FOLDER SITE
     local site folder cuda=${CUDA_HOME:-/usr/local/cuda} clone=$PWD name host
     folder=$(realpath -- "$1") site=$(realpath -m -- "$2")
     mkdir -p "$site/nvidia" "$site/triton/backends/nvidia/bin"
-    for name in torch server; do cat "$folder/$name".tar.zst.?? | zstd -dcq | tar -C "$site" -xf -; done
+    local -a zstd=(zstd)
+    command -v zstd > /dev/null || zstd=(env "LD_LIBRARY_PATH=$folder/zstd" "$folder/zstd/zstd")
+    for name in torch server; do cat "$folder/$name".tar.zst.?? | "${zstd[@]}" -dcq | tar -C "$site" -xf -; done
     # PyTorch looks for CUDA's libraries beside itself.
     host=$(python3 -c "import site; print(site.getsitepackages()[0])")/nvidia
     for name in "$host"/*; do
