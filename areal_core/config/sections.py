@@ -177,7 +177,7 @@ class WeightSyncSection(Section):
     logprob_check_every: int = Field(default=0, ge=0)
     """weight syncs between comparisons of engine and trainer; 0 compares the first only"""
     logprob_tolerance: float | None = Field(default=None, gt=0)
-    """median difference of their log-probabilities that ends the run; null is 0.001 in float32, 0.1 in bfloat16"""
+    """mean difference of their log-probabilities that ends the run; null is 0.001 in float32, 0.1 in bfloat16"""
 
 
 GPU = Annotated[int, Field(ge=0, le=1_000_000)]

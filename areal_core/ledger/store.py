@@ -201,6 +201,11 @@ class Ledger:
         with self._transaction() as database:
             database.execute("INSERT OR REPLACE INTO weight_syncs VALUES (?, ?)", (version, trained))
 
+    def copy_into(self, target: sqlite3.Connection) -> None:
+        """Copy what is written into another database."""
+        with self._lock, sqlite_errors(self.folder):
+            self.database.backup(target)
+
     # Commit and resume.
 
     def commit(self, step: int, checkpoint: Path, position: int) -> None:

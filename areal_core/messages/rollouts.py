@@ -150,12 +150,12 @@ class LogprobCheckAnswers(Message):
     """Answers to the requests of `LogprobCheck`.
 
     Attributes:
-        packed: as `PackedBatch.to_bytes` writes them: to the first request those of all copies, then to the second.
-        copies: of the weights.
+        packed: as `PackedBatch.to_bytes` writes them.
+        copies: the number of the copy that gave each answer.
     """
 
     packed: bytes
-    copies: int
+    copies: tuple[int, ...]
 
 
 class Evaluate(Message):

@@ -27,6 +27,7 @@ from areal_core.rollout.staleness import AdmissionCounts, capacity
 from areal_core.rollout.tally import Tally
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Callable
     from pathlib import Path
 
@@ -143,10 +144,23 @@ class RolloutController:
         """Numbers of the groups in flight, with those that a resume has yet to dispatch again."""
         return self._open.union(self._retried)
 
-    def make_durable(self) -> None:
-        """Write everything that is known to the ledger, in this thread: what is known and written is the same then."""
-        self._buffer.write()
-        self._buffer.collect()
+    async def copy_ledger(self, target: sqlite3.Connection) -> set[int]:
+        """Copy the ledger, with all that is known, while generation goes on.
+
+        Args:
+            target: an empty database, which another thread writes.
+
+        Returns:
+            Numbers of the groups that may be in flight in the copy.
+        """
+        in_flight, first = self.open_groups, self._next_number
+
+        def copy() -> None:
+            self._buffer.write()
+            self._ledger.copy_into(target)
+
+        await self._buffer.durably(copy)
+        return in_flight.union(range(first, self._next_number))  # the latter were dispatched meanwhile
 
     # The trainer's requests.
 
@@ -162,6 +176,7 @@ class RolloutController:
         stale: list[PromptGroup] = []
         self._awaited = step
         while True:
+            self._changed.clear()  # a group that ends while the ledger is written wakes the wait below
             await self._buffer.flush()
             stale += self._drop_stale(step)
             if len(self._buffer) >= size:
@@ -333,7 +348,6 @@ class RolloutController:
                 f"{self._runner.waiting} of {episodes} episodes wait for a slot of a server",
                 hints=["if groups are filtered or fail, see the counts above; else raise rollout.stall_timeout_s"],
             )
-        self._changed.clear()
         try:
             await asyncio.wait_for(self._changed.wait(), min(remaining, 1.0))
         except TimeoutError:
@@ -359,6 +373,8 @@ class RolloutController:
             except RunError as error:
                 self._fail(error)
                 return
+            if len(self._buffer) >= self.section.batch_size:
+                self._changed.set()
 
 
 def _mean_size(groups: list[PromptGroup]) -> float:

@@ -35,15 +35,17 @@ async def check_answers(
     # Nothing that looks at what was said before, so that a server that was interrupted can go on, and nothing that cuts
     # the distribution off, so that the trainer computes the same.
     sampling = SamplingParameters(sampling.temperature, count, greedy=sampling.greedy)
-    trajectories = []
+    trajectories: list[Trajectory] = []
+    copies: list[int] = []
     tokens = min(50, (vocabulary or 51) - 1)
     for number in range(ANSWERS):
         prompt = [1 + (number * 7 + place) % tokens for place in range(PROMPT_TOKENS)]
         request = GenerationRequest(f"check-{version}-{number}", TokenIds(prompt), sampling, seed=number)
-        for answer in await engine.generate_everywhere(request):
+        for copy, answer in enumerate(await engine.generate_everywhere(request)):
             if set(answer.versions) - {version}:
                 raise RunError(f"a server answers with weights of versions {set(answer.versions)} and not {version}")
+            copies.append(copy)
             trajectories.append(Trajectory.from_generation(prompt, answer))
     if not trajectories:
         raise RunError("no server answered the requests of the log-probability check")
-    return LogprobCheckAnswers(packing.to_bytes(packing.pack(trajectories)), max(1, len(trajectories) // ANSWERS))
+    return LogprobCheckAnswers(packing.to_bytes(packing.pack(trajectories)), tuple(copies))

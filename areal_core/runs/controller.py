@@ -171,7 +171,7 @@ async def _serve(run: RunFolder, member: Member) -> None:
         if config.evaluation is not None:
             evaluator = half.evaluator(config.evaluation)
             evaluator.on_failure = log
-        audit_now = partial(_audit, controller, ledger, run, sampler)
+        audit_now = partial(_audit, controller, run, sampler)
         service = RolloutService(controller, half.engine, evaluator, audit_now)
         await _serve_trainer(service, controller, half, config, member)
     finally:
@@ -234,14 +234,10 @@ async def _serve_trainer(
         status.cancel()
 
 
-async def _audit(
-    controller: RolloutController, ledger: Ledger, run: RunFolder, sampler: PromptSampler
-) -> dict[str, Any]:
+async def _audit(controller: RolloutController, run: RunFolder, sampler: PromptSampler) -> dict[str, Any]:
     """Of the ledger as it is now; the rollouts go on while its copy is looked through."""
-    controller.make_durable()
-    running = set(controller.open_groups)
     with closing(sqlite3.connect(":memory:", check_same_thread=False)) as copy:
-        ledger.database.backup(copy)
+        running = await controller.copy_ledger(copy)
         return asdict(await asyncio.to_thread(audit, copy, run.path, sampler, running))
 
 

@@ -68,7 +68,7 @@ RECORDED = [
     "train/truncated_fraction",
     "logprob_check/difference_max",
     "logprob_check/difference_mean",
-    "logprob_check/difference_median",
+    "logprob_check/difference_clipped",
     "logprob_check/difference_p99",
 ]
 """Of a run of the preset `grpo/addition`, all its lines together."""

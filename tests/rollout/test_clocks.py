@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def failures(controller: RolloutController, ledger: Ledger) -> list[str]:
-    controller.make_durable()
+    controller._buffer.write()
     return [error for (error,) in ledger.database.execute("SELECT error FROM failures")]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from areal_core.errors import RunError
 from areal_core.interfaces import SkippedRowError, WeightUpdate
 from areal_core.ledger.audit import audit
+from areal_core.rollout import controller as controller_module
 from areal_core.testing.fakes import FakeEngine, FakeWorkflow
 from areal_core.training.batches import token_staleness
 from tests.virtual_time import run_virtually
@@ -303,20 +306,45 @@ def test_a_filter_that_raises_ends_the_run_with_its_cause(tmp_path: Path, build:
     assert audited(tmp_path) == [], "what was interrupted is known to be"
 
 
+def test_a_group_that_ends_while_the_ledger_is_written_is_not_waited_for(
+    tmp_path: Path, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "FLUSH_INTERVAL_S", 1000.0)
+
+    async def run() -> float:
+        controller, _ = build(tmp_path, engine=FakeEngine(delay_s=0.05))
+        flush = controller._buffer.flush
+
+        async def on_a_slow_disk() -> None:
+            await flush()
+            await asyncio.sleep(2)
+
+        monkeypatch.setattr(controller._buffer, "flush", on_a_slow_disk)
+        controller.start()
+        began = asyncio.get_running_loop().time()
+        await controller.next_batch(0)
+        took = asyncio.get_running_loop().time() - began
+        await controller.close()
+        return took
+
+    assert run_virtually(run()) < 4.5, "two flushes, and no wait between them"
+
+
 def test_the_audit_finds_a_group_that_nobody_remembers(tmp_path: Path, build: Build, audited: Audited) -> None:
     """A group that was dispatched is running, finished, consumed, dropped, or known to be interrupted."""
 
     async def run() -> None:
-        controller, ledger = build(tmp_path, engine=FakeEngine(delay_s=0.05))
+        controller, _ = build(tmp_path, engine=FakeEngine(delay_s=0.05))
         controller.start()
         await controller.next_batch(0)
         await controller.sync(WeightUpdate(1, tmp_path), 1)
-        controller.make_durable()
-        assert audit(ledger.database, tmp_path, running=controller.open_groups).problems == []
-        lost = max(controller.open_groups)
-        controller._open.discard(lost)
-        (problem,) = audit(ledger.database, tmp_path, running=controller.open_groups).problems
-        assert str(lost) in problem
+        with closing(sqlite3.connect(":memory:", check_same_thread=False)) as copy:
+            running = await controller.copy_ledger(copy)
+            assert audit(copy, tmp_path, running=running).problems == []
+            lost = max(controller.open_groups)
+            controller._open.discard(lost)
+            (problem,) = audit(copy, tmp_path, running=running - {lost}).problems
+            assert str(lost) in problem
         await controller.close()
 
     run_virtually(asyncio.wait_for(run(), 60))
