@@ -138,7 +138,7 @@ class ServerLostError(Exception):
 
 
 class ServerUnreachableError(ServerLostError):
-    """Nothing accepts connections at the server's address: its program has ended, and a second question is useless."""
+    """The server's address refused the connection: its program has ended, and a second request is useless."""
 
 
 @dataclass(frozen=True, slots=True)

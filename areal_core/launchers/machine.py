@@ -10,6 +10,7 @@ import re
 import secrets
 import socket
 import struct
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _GPU_NAME = re.compile(r"\d+|(GPU|MIG)-.+")
 _SIOCGIFADDR = 0x8915
+GPUS = Path("/proc/driver/nvidia/gpus")
+"""A folder for each GPU of the machine, where NVIDIA's driver runs."""
 _PORTS = range(20_000, 32_000)
 """Below those of Linux's `ip_local_port_range`."""
 
@@ -28,20 +31,25 @@ _PORTS = range(20_000, 32_000)
 def visible_gpus() -> list[str] | None:
     """Names of the GPUs that `CUDA_VISIBLE_DEVICES` shows of the machine's; None where it is not set and shows all.
 
-    CUDA reads numbers, UUIDs and MIG names up to the first that is none of them, `-1` and an empty one among these, and
-    shows none where a name comes twice.
+    CUDA reads numbers, UUIDs and MIG names up to the first that is none of them, such as `-1`, or a number that the
+    machine lacks, and shows none where a name comes twice.
     """
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return None
-    shown = list(itertools.takewhile(_GPU_NAME.fullmatch, map(str.strip, value.split(","))))
+    there = len(list(GPUS.glob("*"))) or sys.maxsize  # where the machine does not say, every number counts
+
+    def is_shown(name: str) -> bool:
+        return bool(_GPU_NAME.fullmatch(name)) and not (name.isdigit() and int(name) >= there)
+
+    shown = list(itertools.takewhile(is_shown, map(str.strip, value.split(","))))
     return shown if len(set(shown)) == len(shown) else []
 
 
 def count_gpus() -> int:
     """How many GPUs processes here would see; 0 also where the machine does not say."""
     shown = visible_gpus()
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")) if shown is None else shown)
+    return len(list(GPUS.glob("*")) if shown is None else shown)
 
 
 def show_gpus(numbers: Sequence[int]) -> None:

@@ -116,7 +116,7 @@ class ServerConnection:
     def _refusal(status: int, path: str, text: str) -> Exception:
         # 408 and 429 say "not now", not "never".
         if status < 500 and status not in (408, 429):
-            return RequestRefusedError(f"{path} was refused ({status}): {_words(text)}")
+            return RequestRefusedError(f"{path} was refused ({status}): {_words(text)}", status)
         return ServerLostError(f"{path} failed ({status}): {_words(text)}")
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ def raise_refusal(error: Mapping[str, Any]) -> NoReturn:
     words = f"the answer broke off: {_words(json.dumps(error))}"
     code = int(error.get("code") or 500)
     if 400 <= code < 500 and not error.get("retryable"):
-        raise RequestRefusedError(words)
+        raise RequestRefusedError(words, code)
     raise ServerLostError(words)
 
 

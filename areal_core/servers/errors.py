@@ -13,7 +13,16 @@ if TYPE_CHECKING:
 
 
 class RequestRefusedError(ValueError):
-    """The server says that the request is wrong (4xx); no other server would say anything else."""
+    """The server says that the request is wrong (4xx); no other server would say anything else.
+
+    Args:
+        message: what it says.
+        status: its HTTP status.
+    """
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ServerRefusedError(Exception):

@@ -138,7 +138,7 @@ class Exchanges:
                 host, ssl = where.hostname or "", is_secure or None
                 _, exchange = await loop.create_connection(_Exchange, host, port, ssl=ssl)
         except (OSError, TimeoutError, ValueError) as error:
-            kind = ServerUnreachableError if isinstance(error, ConnectionError) else ServerLostError
+            kind = ServerUnreachableError if isinstance(error, ConnectionRefusedError) else ServerLostError
             raise kind(f"cannot be connected to: {type(error).__name__}: {error}") from None
         return exchange
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 WAITING = 1000
 """Calls that may wait behind one that blocks."""
 BEHIND = 8
-"""Calls that may wait when one with a whole batch is added."""
+"""A call with a whole batch is dropped if more than this many calls wait."""
 PATIENCE_S = 60.0
 """Time for the calls that wait at the end."""
 
@@ -38,11 +38,11 @@ class Aside:
         start_thread(self._work, f"calls of {name}")
 
     def do(self, work: Callable[[], None], *, is_large: bool = False) -> None:
-        """Have something done; returns immediately.
+        """Queue a call and return.
 
         Args:
             work: does it.
-            is_large: whether it holds a whole batch, and is left out where several calls wait.
+            is_large: whether it holds a whole batch; see `BEHIND`.
         """
         with self._changed:
             if self._is_off:
@@ -50,13 +50,13 @@ class Aside:
             if len(self._waiting) >= WAITING:
                 self._left_out += 1
                 if self._left_out == 1:
-                    self._log(f"{self._blocking()}; new calls are left out until it returns")
+                    self._log(f"{self._blocking()}; dropping new calls until it returns")
             elif not is_large or len(self._waiting) <= BEHIND:
                 self._waiting.append(work)
                 self._changed.notify_all()
 
     def end(self, last: Callable[[], None]) -> None:
-        """Have one more thing done, however many calls wait, and nothing after it; returns immediately."""
+        """Queue the last call, however many wait, and return."""
         with self._changed:
             if not self._is_off:
                 self._waiting.append(last)
@@ -64,14 +64,14 @@ class Aside:
             self._changed.notify_all()
 
     def wait(self, deadline: float) -> None:
-        """Wait until everything is done, or until this time of `time.monotonic`: what blocks then is named and left."""
+        """Wait until everything is done, or until this time of `time.monotonic`, when the log names what blocks."""
         with self._changed:
             remaining = max(0.0, deadline - time.monotonic())
             if not self._changed.wait_for(lambda: not (self._is_calling or self._waiting), remaining):
-                self._log(f"{self._blocking()}; it is left, with {len(self._waiting)} calls behind it")
+                self._log(f"{self._blocking()}; dropping {len(self._waiting)} queued calls")
 
     def _blocking(self) -> str:
-        return f"{self._name} has not come back for {time.monotonic() - self._since:.0f} s"
+        return f"{self._name} has blocked for {time.monotonic() - self._since:.0f} s"
 
     def _work(self) -> None:
         while True:
@@ -84,7 +84,7 @@ class Aside:
                 work = self._waiting.popleft()
                 self._is_calling, self._since = True, time.monotonic()
                 if self._left_out and not self._waiting:
-                    self._log(f"{self._name} goes on; {self._left_out} calls were left out")
+                    self._log(f"{self._name} responds again; {self._left_out} calls were dropped")
                     self._left_out = 0
             try:
                 work()

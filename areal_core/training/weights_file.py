@@ -22,7 +22,7 @@ _ALIGNMENT: Final = 8
 
 
 _last: tuple[TrainEngine, torch.dtype, tuple[TensorDescription, ...]] | None = None
-"""What was described last. A process syncs one engine, and a transport and the folder behind it ask at each sync."""
+"""A cache of one: the transport and the folder that it falls back to describe the same engine at each sync."""
 
 
 def describe_weights(engine: TrainEngine, dtype: torch.dtype) -> tuple[TensorDescription, ...]:

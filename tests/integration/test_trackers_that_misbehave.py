@@ -32,7 +32,7 @@ class Odd:
     [
         pytest.param("sys.exit()", 0, "tracker Odd is switched off: SystemExit", marks=pytest.mark.nightly),
         ("os._exit(0)", 1, "trainer-0 ended before its work was done, with exit code 0"),
-        pytest.param("time.sleep(3600)", 0, "tracker Odd has not come back for", marks=pytest.mark.nightly),
+        pytest.param("time.sleep(3600)", 0, "tracker Odd has blocked for", marks=pytest.mark.nightly),
     ],
 )
 def test_what_it_does_is_told(workplace: Workplace, does: str, code: int, words: str) -> None:

@@ -54,6 +54,14 @@ def test_gpus_are_those_that_cuda_shows(monkeypatch: pytest.MonkeyPatch, value: 
         machine.show_gpus([len(names)])
 
 
+def test_a_number_that_the_machine_lacks_ends_the_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(machine, "GPUS", tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,99,1")
+    assert machine.visible_gpus() == ["0"]
+
+
 def test_a_machine_whose_gpus_are_all_shown_counts_them_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert machine.visible_gpus() is None

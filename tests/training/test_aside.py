@@ -53,9 +53,9 @@ def test_what_blocks_is_named_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
         work.do(lambda number=number: done.append(number))
     work.wait(time.monotonic())
     assert done == []
-    assert [line.partition(" for ")[0] for line in told] == ["tracker Slow has not come back"] * 2
-    assert told[0].endswith("new calls are left out until it returns")
-    assert told[1].endswith("it is left, with 3 calls behind it")
+    assert [line.partition(" for ")[0] for line in told] == ["tracker Slow has blocked"] * 2
+    assert told[0].endswith("dropping new calls until it returns")
+    assert told[1].endswith("dropping 3 queued calls")
     slow.release.set()
 
 
@@ -71,7 +71,7 @@ def test_the_last_call_is_made_however_many_were_left_out(monkeypatch: pytest.Mo
     slow.release.set()
     work.wait(soon())
     assert done == [0, 100]
-    assert told[-1] == "tracker Slow goes on; 2 calls were left out"
+    assert told[-1] == "tracker Slow responds again; 2 calls were dropped"
 
 
 def test_a_batch_is_left_out_where_calls_wait(monkeypatch: pytest.MonkeyPatch) -> None:

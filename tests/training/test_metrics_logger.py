@@ -75,7 +75,7 @@ def test_a_tracker_that_blocks_keeps_no_other_from_its_calls_and_its_close(
     while other.seen[-1] != "closed":
         time.sleep(0.001)
     assert other.seen == ["step 1", "step 2", "step 3", "step 4", "closed"]
-    assert any("tracker Blocks has not come back" in line for line in told)
+    assert any("tracker Blocks has blocked" in line for line in told)
     blocked.release.set()
     while not blocked.seen or blocked.seen[-1] != "closed":
         time.sleep(0.001)

@@ -45,9 +45,8 @@ def kpop(terms: PolicyTerms, *, threshold: float) -> tuple[torch.Tensor, dict[st
     """w_t = ρ_t where max(KL_B(π_prox ‖ μ), KL_B(μ ‖ π_prox)) <= threshold, else 0 (KPop).
 
     KL_B is the divergence of Bernoulli distributions: of the policies that are asked only whether they write the
-    sampled token. Kept tokens are weighed by ρ_t without a cap, as in AReaL (`binary_kl` with the action `mask`) and in
-    prime-rl, so it takes the place of `token_truncate`. The threshold of
-    AReaL's example is 2.0; KPop's own is 0.1.
+    sampled token. Kept tokens are weighed by ρ_t without a cap, as in AReaL (`binary_kl` with the action `mask`) and
+    prime-rl, so do not combine it with `token_truncate`. The threshold of AReaL's example is 2.0, KPop's own 0.1.
 
     Returns:
         The weights, and `behavior_weight` (the weights) and `kpop_masked_fraction` (tokens over the threshold).

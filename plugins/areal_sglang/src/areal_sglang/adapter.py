@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from base64 import b64decode, b64encode
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
@@ -357,7 +358,7 @@ class SGLangAdapter(HTTPAdapter):
         try:
             await connection.post(path, {})
         except RequestRefusedError as error:
-            if "(404)" not in str(error):  # which is what older versions say, for they need neither mark
+            if error.status != HTTPStatus.NOT_FOUND:  # older versions have no such path, and need neither mark
                 raise UpdateRefusedError(str(error)) from None
 
     async def leave_group(self, connection: ServerConnection, group: WeightGroup) -> None:
