@@ -214,7 +214,7 @@ def _metrics_logger(
     step: int,
     phase: Callable[[str], AbstractContextManager[None]],
 ) -> MetricsLogger:
-    watch = Watch(run.path, resolved.config, step, member.log)
+    watch = Watch(run.path, resolved.config, step, member.log, run.read_metrics())
 
     def on_step(line: dict[str, float]) -> None:
         member.notify(StepMetrics(line))
