@@ -2,7 +2,8 @@
 
 Each folder is a package. A file imports the files and packages beside it as a script does (`import helper`), or by
 `from . import helper`, and two folders with a `helper.py` each get their own. Modules of Python's standard library keep
-their names; a neighbor comes before an installed module of its name, for the files of its folder alone.
+their names; a neighbor comes before an installed module of its name, for the files of its folder alone. A neighbor that
+is itself installed (`pip install -e .`) is the installed module, so that its classes exist once.
 
 The name of a module contains its path, so that every process can import it: one that unpickles an object of it, too.
 """
@@ -14,7 +15,8 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -34,10 +36,22 @@ MODULES: Final = "modules"
 """Folder below a run's sources with the user's modules that were imported by their own names."""
 
 
+def _current_folder() -> str | None:
+    """Return the entry of `sys.path` for the folder that this process was started in; None if it is not searched."""
+    with suppress(OSError):  # the folder was removed
+        if sys.path[:1] in ([""], [str(Path.cwd())]):
+            return sys.path[0]
+    return None
+
+
+CURRENT_FOLDER: Final = _current_folder()
+"""Only processes that `python -m` started search this folder; all processes of a run must import the same module."""
+
+
 class KeptSources:
     """The source files of a run as it started with them; processes of the run execute these, whatever becomes of the
     files themselves. Modules that are imported are read from where they are, and from the run's copies once they are
-    gone; that they have changed is told by a resume.
+    gone. A resume reports which of them have changed.
 
     Attributes:
         folder: where they are kept; None in a process that belongs to no run.
@@ -75,22 +89,32 @@ class KeptSources:
         return kept.read_bytes()
 
 
-def load_file(path: Path, source: bytes) -> tuple[ModuleType, str]:
-    """Import a file, and again if its content has changed since.
+def load_file(path: Path) -> tuple[ModuleType, str]:
+    """Import a file. If it or another loaded file of its folder has changed since, all of them are imported again.
 
     Args:
         path: absolute and resolved; its name ends in `.py`.
-        source: its content now.
 
     Returns:
         The module, and the SHA-256 of the source that was executed.
     """
-    digest = hashlib.sha256(source).hexdigest()
-    name = f"{__name__}.{_quote(str(path.parent))}.{_quote(path.stem)}"
-    if getattr(sys.modules.get(name), "__areal_sha256__", digest) != digest:
-        del sys.modules[name]
-    module = importlib.import_module(name)
+    package = f"{__name__}.{_quote(str(path.parent))}"
+    loaded = {name: module for name, module in list(sys.modules.items()) if name.startswith(f"{package}.")}
+    if any(map(_has_changed, loaded.values())):  # those that have not changed may hold parts of one that has
+        for name in loaded:
+            del sys.modules[name]
+    module = importlib.import_module(f"{package}.{_quote(path.stem)}")
     return module, module.__dict__["__areal_sha256__"]
+
+
+def _has_changed(module: ModuleType) -> bool:
+    """Return whether a user's module would be executed from another source now."""
+    executed, file = module.__dict__.get("__areal_sha256__"), Path(module.__file__ or "")
+    return executed is not None and KeptSources.has(file) and _sha256(KeptSources.read(file)) != executed
+
+
+def _sha256(source: bytes) -> str:
+    return hashlib.sha256(source).hexdigest()
 
 
 def _quote(part: str) -> str:
@@ -144,7 +168,7 @@ class _Loader(SourceLoader):
         source = KeptSources.read(self._file)
         if not self._file.is_file() or self._file.read_bytes() != source:
             sys.stderr.write(f"{self._file} has changed since the run started, which continues with its own copy\n")
-        module.__dict__["__areal_sha256__"] = hashlib.sha256(source).hexdigest()
+        module.__dict__["__areal_sha256__"] = _sha256(source)
         folder = module.__name__.removeprefix(f"{__name__}.").partition(".")[0]
         importing = partial(_import_from, f"{__name__}.{folder}")
         module.__dict__["__builtins__"] = {**vars(builtins), "__import__": importing}
@@ -161,7 +185,7 @@ def _import_from(
 ) -> ModuleType:
     """Do what an import statement does in a file of a package: as `__import__`, and neighbors come first."""
     first = name.partition(".")[0]
-    if level or not _is_neighbor(package, first, str((variables or {}).get("__name__"))):
+    if level or not _is_neighbor(package, first, variables or {}):
         return builtins.__import__(name, variables, local, names, level)
     module = importlib.import_module(f"{package}.{name}")
     if not names:
@@ -169,16 +193,40 @@ def _import_from(
     return builtins.__import__(module.__name__, variables, local, names)
 
 
-def _is_neighbor(package: str, name: str, importer: str) -> bool:
-    """Return whether a file means a file or package beside it by a name. It never means itself: `wandb.py` that imports
-    wandb means the installed one."""
-    if name in sys.stdlib_module_names or importer == f"{package}.{name}":
+def _is_neighbor(package: str, name: str, importer: Mapping[str, Any]) -> bool:
+    """Return whether a file means a file or package beside it by a name.
+
+    A file never means itself: `wandb.py` that imports wandb means the installed one. A package does, in its own
+    `__init__.py`.
+
+    Args:
+        package: of the folder.
+        name: without dots.
+        importer: the variables of the module that imports.
+    """
+    neighbor = f"{package}.{name}"
+    if name in sys.stdlib_module_names or (importer.get("__name__") == neighbor and "__path__" not in importer):
         return False
-    spec = importlib.util.find_spec(f"{package}.{name}")
-    if spec is None or spec.origin is not None:
-        return spec is not None
+    spec = importlib.util.find_spec(neighbor)
+    if spec is None:
+        return False
+    if spec.origin is not None:
+        return not _is_installed(name, spec.origin)
     # A folder without __init__.py may hold anything, such as the logs of wandb: an installed module comes before it.
     return name not in sys.modules and importlib.util.find_spec(name) is None
+
+
+@cache
+def _is_installed(name: str, file: str) -> bool:
+    """Return whether every process finds a file by a name, as one of a package that `pip install -e .` installed."""
+    folders = list(sys.path)
+    if CURRENT_FOLDER in folders:
+        folders.remove(CURRENT_FOLDER)
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, folders if finder is PathFinder else None)
+        if spec is not None:
+            return spec.origin is not None and Path(spec.origin).resolve() == Path(file).resolve()
+    return False
 
 
 sys.meta_path.insert(0, _Finder())  # before `PathFinder`, which would find the same files without their neighbors

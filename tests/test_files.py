@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from areal_core.config.imports import import_reference
-from areal_core.files import KeptSources
+from areal_core.files import KeptSources, load_file
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -95,6 +96,63 @@ def test_a_missing_neighbor_and_one_that_fails_are_named(tmp_path: Path) -> None
         value(tmp_path / "mine.py")
     with pytest.raises(Exception, match=r"ZeroDivisionError.*broken\.py"):
         value(tmp_path / "late.py")
+
+
+def write_package(folder: Path, text: str, **files: str) -> None:
+    """Write a package with an `__init__.py`."""
+    write(folder, **files)
+    (folder / "__init__.py").write_text(text)
+
+
+def test_a_package_imports_itself_by_its_own_name(tmp_path: Path) -> None:
+    write_package(tmp_path / "tools", "from tools.inner import NAME\n", inner="NAME = 'mine'\n")
+    write_package(tmp_path / "packaging", "import packaging.inner\n", inner="NAME = 'mine'\n")
+    write(tmp_path, mine="import packaging.inner, tools\nVALUE = tools.NAME, packaging.inner.NAME\n")
+    assert value(tmp_path / "mine.py") == ("mine", "mine")
+
+
+def test_a_package_that_is_installed_from_the_same_folder_exists_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in (tmp_path, tmp_path / "other"):
+        write_package(folder / "tools_of_mine", "", kinds="class Kind: ...\n")
+        write(folder, mine="from tools_of_mine.kinds import Kind as VALUE\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    installed = importlib.import_module("tools_of_mine.kinds")
+    assert value(tmp_path / "mine.py") is installed.Kind
+    assert value(tmp_path / "other" / "mine.py") is not installed.Kind
+
+
+def test_a_neighbor_is_the_same_module_whether_or_not_the_current_folder_is_searched(tmp_path: Path) -> None:
+    """`python -m` searches the folder, and the command `areal` does not."""
+    write(tmp_path, helper="", mine="import helper\nVALUE = helper.__name__\n")
+    write(
+        tmp_path,
+        show="from areal_core.files import load_file\nfrom pathlib import Path\n"
+        "print(load_file(Path('mine.py').resolve())[0].VALUE)\n",
+    )
+    names = [
+        subprocess.run([sys.executable, *way], cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
+        for way in (["-m", "show"], ["-P", "-c", (tmp_path / "show.py").read_text()])
+    ]
+    assert names[0] == names[1] != "helper"
+
+
+def test_a_file_is_imported_again_if_it_or_a_neighbor_has_changed(tmp_path: Path) -> None:
+    write(tmp_path, helper="NAME = 'first'\n", mine="import between\nVALUE = between.NAME\n")
+    write(tmp_path, between="from helper import NAME\n")
+    module, _ = load_file(tmp_path / "mine.py")
+    assert load_file(tmp_path / "mine.py")[0] is module
+    write(tmp_path, helper="NAME = 'second'\n")
+    assert value(tmp_path / "mine.py") == "second"
+    write(tmp_path, mine="VALUE = 'third'\n")
+    assert value(tmp_path / "mine.py") == "third"
+
+
+def test_a_name_that_is_resolved_at_run_time_is_relative_to_the_package_of_the_folder(tmp_path: Path) -> None:
+    write(tmp_path, helper="NAME = 'mine'\n")
+    write(tmp_path, mine="import importlib\nVALUE = importlib.import_module('.helper', __package__).NAME\n")
+    assert value(tmp_path / "mine.py") == "mine"
 
 
 def test_processes_of_a_run_execute_neighbors_as_they_were_when_it_started(

@@ -116,13 +116,13 @@ def _load_file(path: Path) -> tuple[ModuleType, str]:
     if path.suffix != ".py":
         raise rejected(f"{path} does not end in .py", "write path/to/file.py:attribute")
     try:
-        source = KeptSources.read(path)
+        KeptSources.read(path)  # a file that cannot be read is reported as such, not as an error of its code
     except OSError as error:
         raise rejected(
             f"cannot read {path}: {error.strerror}", "a path is relative to the config that names it"
         ) from None
     try:
-        return load_file(path, source)
+        return load_file(path)
     except (Exception, SystemExit) as error:
         raise rejected(
             f"importing {path} raises {describe_error(error)}{line_of(error)}", "correct the file"

@@ -4,17 +4,6 @@
 """
 
 from areal_core.diagnostics.balance import Split, bottleneck
-from areal_core.diagnostics.conditions import CONDITIONS, STEPS, Diagnostics
-from areal_core.diagnostics.findings import FINDINGS_FILE, Watch, read_findings, write_notes
+from areal_core.diagnostics.findings import Watch, read_findings, write_notes
 
-__all__ = [
-    "CONDITIONS",
-    "FINDINGS_FILE",
-    "STEPS",
-    "Diagnostics",
-    "Split",
-    "Watch",
-    "bottleneck",
-    "read_findings",
-    "write_notes",
-]
+__all__ = ["Split", "Watch", "bottleneck", "read_findings", "write_notes"]

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from areal_core.config import RunConfig
 
 STEPS: Final = 5
-"""The last ones that are looked at, after as many in which everything warms up."""
+"""Consecutive steps that a finding needs, after as many in which everything warms up."""
 NOTABLE: Final = 0.1
 """Share of a step that waiting, or a better split, must come to before it is told of."""
 NEEDED: Final = ("time/step_s", "time/wait_s", "time/generation_idle_s")
@@ -76,17 +77,18 @@ class Balance:
     elsewhere: float = 0.0
 
     @classmethod
-    def of(cls, lines: Iterable[Mapping[str, Any]]) -> Balance | None:
+    def of(cls, lines: Sequence[Mapping[str, Any]]) -> Balance | None:
         """Of the last steps without an evaluation and without a checkpoint; None where there are too few."""
-        whole = [
+        whole = (
             line
-            for line in lines
+            for line in reversed(lines)
             if all(key in line for key in NEEDED) and not {"time/evaluate_s", "time/checkpoint_s"} & line.keys()
-        ]
-        if len(whole) < 2 * STEPS:
+        )
+        latest = list(islice(whole, 2 * STEPS))
+        if len(latest) < 2 * STEPS:
             return None
         # A long idle time may have begun before its step did.
-        last, whole_s = whole[-STEPS:], NEEDED[0]
+        last, whole_s = latest[:STEPS], NEEDED[0]
         step, waited, idle = (statistics.fmean(min(line[key], line[whole_s]) for line in last) for key in NEEDED)
         own, generating = (sum(line.get(key, 0.0) for line in last) for key in EPISODES)
         return cls(step, waited, idle, own / (own + generating) if own else 0.0)
@@ -97,7 +99,7 @@ class Balance:
         training = now.training * max(0.0, self.step - self.waited)
         return max(generating / then.generation, training / then.training)
 
-    def describe(self, now: Split | None) -> str:
+    def describe(self, now: Split) -> str:
         """Which half is the bottleneck and what would balance them, in words; nothing where neither waits."""
         share, other = self.waited / self.step, self.idle / self.step
         if max(share, other) < NOTABLE:
@@ -118,7 +120,7 @@ class Balance:
             message = f"generation is the bottleneck: the trainer waits {share:.0%} of the time"
         else:
             message = f"training is the bottleneck: for {other:.0%} of the time there is nothing to generate"
-        return message if now is None else f"{message}; {self._advice(now)}"
+        return f"{message}; {self._advice(now)}"
 
     def _advice(self, now: Split) -> str:
         best = min(now.others(), key=lambda split: self.seconds(now, split))
@@ -134,6 +136,9 @@ class Balance:
 
 
 def bottleneck(lines: Sequence[Mapping[str, Any]], now: Split | None) -> str:
-    """What `Balance.describe` says of these steps; nothing where they are too few."""
-    balance = Balance.of(lines)
-    return "" if balance is None else balance.describe(now)
+    """Return what `Balance.describe` says of these steps; nothing if they are too few.
+
+    A run without a split gets nothing either: colocated halves alternate, and each waits for the other one by design.
+    """
+    balance = Balance.of(lines) if now is not None else None
+    return "" if balance is None or now is None else balance.describe(now)

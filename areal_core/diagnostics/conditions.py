@@ -8,13 +8,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from areal_core.diagnostics.balance import Split, bottleneck
+from areal_core.diagnostics.balance import STEPS, Split, bottleneck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-STEPS: Final = 5
-"""Consecutive steps in which most conditions must hold. As many are what a run began with."""
 KEPT_STEPS: Final = 200
 """Steps that are kept for the balance of GPUs, which leaves out those with an evaluation or a checkpoint."""
 
@@ -157,7 +155,7 @@ class Diagnostics:
     def __init__(self, split: Split | None = None) -> None:
         self._split = split
         self._open = list(CONDITIONS)
-        self._balance_reported = split is None
+        self._balance_reported = False
         self._first: dict[str, list[float]] = {}
         self.lines: deque[Mapping[str, Any]] = deque(maxlen=KEPT_STEPS)
 

@@ -42,26 +42,46 @@ class Watch:
     """Watches the metrics of a run, and writes and shows each finding once, also where the run was resumed.
 
     Args:
-        run_dir: its folder, whose metrics end with `step`.
+        run_dir: its folder.
         config: of the run.
         step: that the run starts from; findings of later steps belong to a discarded history and are removed.
         log: shows a line to the user.
+        former: the metrics that the run has written before; those of later steps are left out.
     """
 
-    def __init__(self, run_dir: Path, config: RunConfig, step: int, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        config: RunConfig,
+        step: int,
+        log: Callable[[str], None],
+        former: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
         self._run_dir, self._log = run_dir, log
         self._diagnostics = Diagnostics(Split.of(config))
-        for line in read_steps(run_dir / "metrics.jsonl"):
+        self._has_failed = False
+        for line in former:
             if line["step"] <= step and all(isinstance(value, int | float) for value in line.values()):
-                self._diagnostics.add(line)
+                self._new_texts(line)
         findings = read_findings(run_dir)
         if kept := [line for line in findings if line["step"] > step]:
             _write(run_dir, [line for line in findings if line not in kept])
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Take the metrics of the next step, with its number as `step`."""
-        for text in self._diagnostics.add(line):
+        for text in self._new_texts(line):
             with suppress(RunError):
                 finding = json.dumps({"step": line["step"], "text": text})
                 append_line("the diagnostics", self._run_dir / FINDINGS_FILE, finding)
             self._log(f"step {line['step']}: {text}")
+
+    def _new_texts(self, line: Mapping[str, Any]) -> list[str]:
+        """Return what a line of metrics shows. Log the first failure of a condition: none may end the trainer, which
+        calls this method."""
+        try:
+            return self._diagnostics.add(line)
+        except Exception as error:  # noqa: BLE001 - metrics come from components of any kind
+            if not self._has_failed:
+                self._log(f"step {line['step']}: the diagnostics of the metrics failed: {error!r}")
+            self._has_failed = True
+            return []

@@ -72,6 +72,7 @@ class CodeCheck:
     def __init__(self, resolved: Resolved) -> None:
         self.modules: dict[str, str] = {}
         """Once there are no problems: the user's own modules that were imported, each with its file."""
+        self._notes: list[str] = []
         text = resolved.to_yaml()
         self._key = hashlib.sha256("\n".join([sys.prefix, *sys.path, text]).encode()).hexdigest()
         self._temporary = tempfile.TemporaryDirectory(prefix="areal-check-")
@@ -107,9 +108,9 @@ class CodeCheck:
                 continue
             if code or not (answer := self._folder / "answer.json").is_file():
                 return [f"checking the components {describe_exit(code)}: {self._last_words() or 'with no output'}"]
-            problems, files, notes, self._asked, self.modules = json.loads(answer.read_text(encoding="utf-8"))
+            problems, files, untried, self._asked, self.modules, self._notes = json.loads(answer.read_text("utf-8"))
             with suppress(OSError):
-                sys.stderr.write(notes)
+                sys.stderr.write(untried)
             if not problems and files:
                 self._remember(files)
             return list(problems)
@@ -122,13 +123,14 @@ class CodeCheck:
             yield f"{reward} asks for {names}: {given} {dataset} its {', '.join(rows[dataset])}"
 
     def plan_rows(self, rows: Mapping[str, Collection[str]]) -> Iterator[tuple[str, str]]:
-        """Yield what the plan says of rewards' arguments that keep their defaults, as labels and texts.
+        """Yield labels and texts for the plan: rows that are left out, and rewards' arguments that keep their defaults.
 
-        It is a note where rows have a key of a similar name: the default may then hide a misspelling.
+        A default is a note where rows have a key of a similar name: it may then hide a misspelling.
 
         Args:
             rows: as for `problems`, which comes first.
         """
+        yield from (("note", note) for note in self._notes)
         for reward, dataset, lacking in self._unfilled(rows, is_required=False):
             for name, key in lacking.items():
                 text = f"{reward}: no row of {dataset} fills {name}, so its default applies"
@@ -250,7 +252,7 @@ def row_problems(resolved: Resolved, folder: RunFolder, notes: list[str]) -> Ite
             if skipped:
                 notes.append(
                     f"{key}: {skipped:,} of the {checked:,} rows that were checked are left out as too long "
-                    f"(overlong: skip); it has {len(dataset):,}\n"
+                    f"(overlong: skip); it has {len(dataset):,}"
                 )
             if checked and skipped == checked:
                 raise ConfigError(f"all {checked:,} rows that were checked are too long: see overlong")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from areal_core.disk import free_bytes, in_mebibytes, tree_size
+from areal_core.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,13 +19,13 @@ KEPT = ("attempts/*/checkpoints", "best", "model")
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a run writes at least and at most, and what there is for it, in bytes.
+    """Bytes that a run needs on its disk, and bytes that are free.
 
     Attributes:
         checkpoint: size of one checkpoint; 0 if it is not known.
         model: size of one exported model.
-        least: what every run with this config writes, if it is not interrupted.
-        most: what is on the disk at the same time while a new checkpoint and a new best model are written.
+        least: what the run has on the disk at the same time, if it is not interrupted; with what it has written before.
+        most: the same with as many checkpoints as are kept, and while a new best model is written.
         free: what is free, with what a resumed run has written of the same kind.
     """
 
@@ -45,7 +46,7 @@ class Room:
         if self.least <= self.free:
             return ""
         return (
-            f"run_dir: the run writes {in_mebibytes(self.least)}, and its disk has {in_mebibytes(self.free)} free: "
+            f"run_dir: the run needs {in_mebibytes(self.least)}, and its disk has {in_mebibytes(self.free)} free: "
             f"{self._sizes}. Make room, choose another run_dir, or see checkpoint.every, checkpoint.keep and "
             "checkpoint.export"
         )
@@ -73,9 +74,24 @@ def room_of(config: RunConfig, run_dir: Path, checkpoint: int, model: int) -> Ro
         model: bytes of an exported model.
     """
     section, keeps_best = config.checkpoint, config.evaluation is not None and config.evaluation.keep_best
-    by_steps = -(-config.steps // section.every) if section.every else 1  # how many come by time is not known
-    # A new checkpoint is written before the oldest is removed, and a new best model beside the former one.
-    least = min(by_steps, section.keep + 1) * checkpoint + (section.export + keeps_best) * model
-    most = (section.keep + 1) * checkpoint + (section.export + 2 * keeps_best) * model
+    run = RunFolder(run_dir)
+    present = len(run.checkpoints())
+    to_come = _checkpoints_after(run.last_step or 0, config)
+
+    def peak(checkpoints: int) -> int:
+        """Return the bytes on the disk when the last checkpoint is written, or the export after it, if that is more."""
+        writing = min(checkpoints, section.keep + 1)  # a new checkpoint is written before the oldest is removed
+        return max(writing * checkpoint, min(checkpoints, section.keep) * checkpoint + section.export * model)
+
+    least = peak(present + to_come) + keeps_best * model
+    most = peak(section.keep + 1) + 2 * keeps_best * model  # a new best model is written beside the former one
     own = sum(tree_size(folder) for pattern in KEPT for folder in run_dir.glob(pattern))
     return Room(checkpoint, model, least, max(least, most), free_bytes(run_dir) + own)
+
+
+def _checkpoints_after(step: int, config: RunConfig) -> int:
+    """Return how many checkpoints by steps follow that of a committed step; the last step has one."""
+    if step >= config.steps:
+        return 0
+    every = config.checkpoint.every or config.steps
+    return -(-config.steps // every) - step // every

@@ -25,11 +25,13 @@ class OptimizerSettings:
         total_updates: optimizer updates of the whole run, for schedules that decay.
         temperature: of sampling, 1 where nothing samples; logits are divided by it, in all outputs.
         learning_rate: the algorithm's, where the engine's own settings have none.
+        is_exported: whether the run writes the model for users; the engine then tries in `setup` what an export needs.
     """
 
     total_updates: int
     temperature: float
     learning_rate: float = 1e-6
+    is_exported: bool = False
 
 
 class TrainEngine(Protocol):

@@ -82,7 +82,8 @@ class RowError(ValueError):
 
 
 class SkippedRowError(RowError):
-    """Raised by a workflow: a setting leaves this row out. Another row takes its place, and it counts as filtered."""
+    """Raised by a workflow: a setting leaves this row out. Another row takes its place, and it counts as filtered.
+    An evaluation has no other row and counts it as failed."""
 
 
 class RolloutWorkflow(Protocol):

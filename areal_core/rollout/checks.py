@@ -19,11 +19,19 @@ if TYPE_CHECKING:
 REASONS = {int(reason) for reason in FinishReason}
 Layout = dict[tuple[str, str], tuple[np.dtype[Any], tuple[int, ...]]]
 LARGEST = float(np.finfo(np.float32).max)
-OWN_METRICS = {
-    "batch", "engine", "episodes", "evaluation", "failed", "groups", "logprob_check", "response_length", "reward",
-    "rewards", "servers", "staleness", "step", "time", "train", "version", "weight_sync",
+OWN_NAMES = {"episodes", "failed", "response_length", "reward", "step", "time", "version"}
+"""Metrics of areal's own without a slash, with or without `evaluation/` before them."""
+OWN_PREFIXES = {
+    "batch", "engine", "episodes", "evaluation", "groups", "logprob_check", "reward", "rewards", "servers", "staleness",
+    "time", "train", "weight_sync",
 }  # fmt: skip
-"""Metrics of areal's own, with or without `evaluation/` before them, by what stands before their first slash."""
+"""What is before the first slash of areal's own metrics."""
+
+
+def is_own_metric(name: str) -> bool:
+    """Return whether a workflow's metric of this name could be mistaken for one of areal's own, or overwrite it."""
+    prefix, slash, _ = name.partition("/")
+    return prefix in OWN_PREFIXES if slash else name in OWN_NAMES
 
 
 class EpisodeChecks:
@@ -59,8 +67,8 @@ class EpisodeChecks:
         if taken := sorted(OWN_REWARDS & episode.rewards.keys()):
             raise ValueError(f"Episode.rewards has {', '.join(taken)}, which areal's own metrics are called: rename it")
         episode.metrics = {writable(name): _reward(f"metrics['{name}']", v) for name, v in episode.metrics.items()}
-        if taken := sorted(name for name in episode.metrics if name.split("/")[0] in OWN_METRICS):
-            hint = f"rename it, for example to my/{taken[0]}"
+        if taken := sorted(filter(is_own_metric, episode.metrics)):
+            hint = f"rename it in the workflow, for example to my/{taken[0]}"
             raise ValueError(f"Episode.metrics has {', '.join(taken)}, which areal's own metrics are called: {hint}")
         for place, trajectory in enumerate(episode.trajectories):
             if not isinstance(trajectory, Trajectory):

@@ -283,7 +283,7 @@ class RolloutController:
         self._tally.add(facts)
         if facts.failure:
             self._count_failure(facts.failure)
-        else:
+        elif facts.rewards:  # a row that was skipped neither failed nor shows that episodes succeed
             self._consecutive_failures = 0
             if self._samples is not None:
                 with suppress(DiskError):  # the ledger, which is written next, waits and says so

@@ -132,7 +132,8 @@ class EpisodeRunner:
             words = str(error) if isinstance(error, (RewardError, RowError)) else traceback_of(error)
             words = writable(words)
             named = f"data row {number} (counted from 0), sample {place[1]}: {words}"
-            if not isinstance(error, SkippedRowError):
+            # Training replaces a skipped row; an evaluation plays the same rows each time and counts it as failed.
+            if context.is_evaluation or not isinstance(error, SkippedRowError):
                 self.on_failure(*place, named if isinstance(error, RowError) else words)
             raise EpisodeError(named) from error
 

@@ -31,6 +31,7 @@ from areal_core.training.batches import read_batch
 from areal_core.training.checkpoint import ConsumptionLog, restore_checkpoint
 from areal_core.training.distribution import open_store, share_beginning
 from areal_core.training.examples import ExampleSource, read_examples
+from areal_core.training.exports import exports_policy
 from areal_core.training.learner import Learner
 from areal_core.training.loop import Trainer
 from areal_core.training.metrics_logger import MetricsLogger
@@ -180,10 +181,10 @@ def build_engines(
         engines[name] = base or chosen.build()
         steps = config.steps - (idle_steps(name) if idle_steps else 0)
         if base is None:
-            # A critic begins with a head that knows nothing.
-            its_rate = rate if name == next(iter(roles)) else 10 * rate
-            told = OptimizerSettings(steps * config.training.updates, temperature, its_rate)
-            engines[name].setup(its_model, role, told)
+            is_policy = name == next(iter(roles))
+            its_rate = rate if is_policy else 10 * rate  # a critic begins with a head that knows nothing
+            updates, is_exported = steps * config.training.updates, is_policy and exports_policy(config)
+            engines[name].setup(its_model, role, OptimizerSettings(updates, temperature, its_rate, is_exported))
     for engine in engines.values():
         if isinstance(engine, ComparingEngine):
             engine.compare_with(engines)
@@ -214,7 +215,7 @@ def _metrics_logger(
     step: int,
     phase: Callable[[str], AbstractContextManager[None]],
 ) -> MetricsLogger:
-    watch = Watch(run.path, resolved.config, step, member.log)
+    watch = Watch(run.path, resolved.config, step, member.log, run.read_metrics())
 
     def on_step(line: dict[str, float]) -> None:
         member.notify(StepMetrics(line))

@@ -54,11 +54,13 @@ OF_ROLLOUTS = re.compile(r"[^']*'(reward\.|turn_rewards'|routed_experts')")
 
 def main(folder: Path) -> None:
     """Write beside the config what is wrong, which files were read (none where rows were encoded, or something was not
-    tried), what was not tried, what rewards ask of rows, and which modules of the user's own were imported."""
+    tried), what was not tried, what rewards ask of rows, which modules of the user's own were imported, and notes on
+    rows."""
     resolved = load_run(folder)
     config = resolved.config
     problems, files, asked = list(import_problems(resolved, folder)), {}, {}
     notes: list[str] = []
+    row_notes: list[str] = []
     if not problems:
         shown = public_environment((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         hidden = {name: os.environ.pop(name) for name in os.environ.keys() - shown.keys()}
@@ -67,11 +69,11 @@ def main(folder: Path) -> None:
         problems += try_algorithm(config, notes)
         asked = {f"rewards.{number}": asked_of_rows(chosen) for number, chosen in enumerate(config.rewards)}
     if not problems and looks_at_rows(resolved):
-        problems = list(row_problems(resolved, RunFolder(folder), notes))
+        problems = list(row_problems(resolved, RunFolder(folder), row_notes))
     elif not problems and not notes:
         paths = {path for module in list(sys.modules.values()) if (path := getattr(module, "__file__", None))}
         files = {path: Path(path).stat().st_mtime_ns for path in paths if Path(path).is_file()}
-    answer = [problems, files, "".join(notes), asked, imported_modules(resolved)]
+    answer = [problems, files, "".join(notes), asked, imported_modules(resolved), row_notes]
     (folder / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
     os._exit(0)  # threads and exit handlers of what was imported are nobody's concern
 

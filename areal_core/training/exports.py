@@ -19,11 +19,17 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from areal_core.config import RunConfig
     from areal_core.interfaces.training import TrainEngine
     from areal_core.training.metrics_logger import MetricsLogger
 
 SCORE_FILE = "evaluation.json"
 """Beside the best model: the step and the score that made it the best."""
+
+
+def exports_policy(config: RunConfig) -> bool:
+    """Return whether a run writes its policy as a Hugging Face folder, at its end or as its best model."""
+    return config.checkpoint.export or (config.evaluation is not None and config.evaluation.keep_best)
 
 
 class Exports:

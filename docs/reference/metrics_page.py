@@ -8,7 +8,7 @@ from typing import Final
 
 import yaml
 
-from areal_core.diagnostics import CONDITIONS, STEPS
+from areal_core.diagnostics.conditions import CONDITIONS, STEPS
 from areal_view.rollouts import COLUMNS, RATIOS
 
 WORDS: Final = Path(__file__).with_name("metrics.yaml")

@@ -89,7 +89,7 @@ def test_no_split_is_proposed_that_brings_little() -> None:
         simulate(Split(1, 1), 9, 3), Split(1, 1)
     )
     assert bottleneck(simulate(Split(4, 4), 20, 20), Split(4, 4)) == "", "nobody waits"
-    assert "split" not in bottleneck(simulate(Split(1, 1), 9, 3), None), "no GPUs to split"
+    assert bottleneck(simulate(Split(1, 1), 9, 3), None) == "", "no GPUs to split, and colocated halves alternate"
 
 
 def test_odd_steps_and_first_steps_do_not_count() -> None:
@@ -130,4 +130,5 @@ def test_halves_that_wait_for_one_another_are_no_matter_of_gpus() -> None:
     assert told.startswith("generation and training wait for one another: the trainer for 50% of the time")
     assert "GPUs" not in told
     long = {**line, "time/wait_s": 0.0, "time/generation_idle_s": 60.0}
-    assert "for 100% of the time there is nothing" in bottleneck([long] * 20, None)
+    assert "for 100% of the time there is nothing" in bottleneck([long] * 20, Split(4, 4))
+    assert bottleneck([line] * 20, None) == "", "colocated halves cannot overlap"

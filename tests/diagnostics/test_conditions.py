@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from areal_core.config import resolve
-from areal_core.diagnostics import STEPS, Diagnostics, Watch, read_findings, write_notes
+from areal_core.diagnostics import Watch, read_findings, write_notes
+from areal_core.diagnostics.conditions import STEPS, Diagnostics
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,11 +136,10 @@ def test_a_finding_is_shown_and_kept_once_also_where_a_run_is_resumed(tmp_path: 
     write_notes(tmp_path, ["of the first start"])
     shown: list[str] = []
     for begins in (0, STEPS):
-        watch = Watch(tmp_path, config, begins, shown.append)
+        watch = Watch(tmp_path, config, begins, shown.append, lines[:begins])
         for line in lines[begins:]:
             watch.add(line)
         write_notes(tmp_path, ["of the resume"])
-        (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     (words,) = shown
     assert words.startswith(f"step {STEPS}: the gradient's norm is 20,000")
     text = words.removeprefix(f"step {STEPS}: ")
@@ -153,3 +152,13 @@ def test_what_a_discarded_history_showed_is_forgotten_and_shown_again(tmp_path: 
         Watch(tmp_path, config, 2, shown.append).add({"step": 3, "train/gradient_norm": 0.0})
     assert len(shown) == 2
     assert [line["step"] for line in read_findings(tmp_path)] == [3]
+
+
+def test_a_condition_that_fails_is_logged_once_and_ends_no_training(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [{"step": step, "train/gradient_norm": "high"} for step in (1, 2)]
+    shown: list[str] = []
+    watch = Watch(tmp_path, resolve(None, ["grpo"]).config, 0, shown.append)
+    for line in lines:
+        watch.add(line)
+    (words,) = shown
+    assert words.startswith("step 1: the diagnostics of the metrics failed: TypeError(")

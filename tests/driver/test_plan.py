@@ -68,18 +68,20 @@ def test_a_disk_without_room_for_checkpoints_is_refused_and_one_that_may_become_
     checkpoint, exported, many = 12 * COUNT, 2 * COUNT, 10**9
     disk = make("checkpoint.keep=3").figures["disk"]
     assert (disk["checkpoint"], disk["model"]) == (checkpoint, exported)
-    assert (disk["least"], disk["most"]) == (checkpoint + exported, 4 * checkpoint + exported)
+    assert (disk["least"], disk["most"]) == (checkpoint + exported, 4 * checkpoint)
     disk = make("steps=5", "checkpoint.every=2", "checkpoint.keep=3", "checkpoint.export=false").figures["disk"]
     assert (disk["least"], disk["most"]) == (3 * checkpoint, 4 * checkpoint)
     held_out = "evaluation={dataset: {type: grpo/additions, split: held_out}}"
     disk = make("checkpoint.keep=3", held_out).figures["disk"]
-    assert (disk["least"], disk["most"]) == (checkpoint + 2 * exported, 4 * checkpoint + 3 * exported)
+    assert (disk["least"], disk["most"]) == (checkpoint + 2 * exported, 4 * checkpoint + 2 * exported)
+    disk = make("steps=5", "checkpoint.every=1", "checkpoint.keep=3", held_out).figures["disk"]
+    assert disk["least"] == 4 * checkpoint + exported, "the oldest checkpoint is removed before the export"
     assert "the disk may become full" not in str(make())
     assert "the disk may become full: a checkpoint takes" in str(make(f"checkpoint.keep={many}"))
     with pytest.raises(ConfigError) as refusal:
         make(f"checkpoint.keep={many}", "checkpoint.every=1", f"steps={many}")
     (told,) = refusal.value.problems
-    assert told.startswith("run_dir: the run writes ")
+    assert told.startswith("run_dir: the run needs ")
     assert "free: a checkpoint takes " in told
     endless = resolve(None, ["grpo"], [*words, f"checkpoint.keep={many}", "checkpoint.every=1", f"steps={many}"])
     with pytest.raises(ConfigError, match="the run cannot start"):  # as of a model that was made by the run
@@ -95,6 +97,31 @@ def test_a_resumed_run_replaces_what_it_has_written(model: Path, tmp_path: Path)
         file.truncate(1 << 40)  # takes no room, and counts
     after = make_plan(resolve(None, ["grpo"], words), run_dir=tmp_path / "run").figures["disk"]["free"]
     assert after - before > 1 << 39
+
+
+def test_a_resumed_run_needs_room_for_the_checkpoints_that_it_has_and_those_to_come(
+    model: Path, tmp_path: Path
+) -> None:
+    words = [
+        "model.source=null",
+        f"model.path={model}",
+        "model.dtype=bfloat16",
+        "evaluation=null",
+        "checkpoint.every=2",
+    ]
+    checkpoint, exported = 12 * COUNT, 2 * COUNT
+
+    def least(*more: str) -> int:
+        disk = make_plan(resolve(None, ["grpo"], [*words, *more]), run_dir=tmp_path / "run").figures["disk"]
+        return int(disk["least"])
+
+    assert least("steps=7", "checkpoint.keep=9") == 4 * checkpoint + exported
+    (tmp_path / "run/attempts/1/checkpoints/step-000005").mkdir(parents=True)
+    assert least("steps=5", "checkpoint.keep=9") == checkpoint + exported, "the export alone is left to write"
+    assert least("steps=5", "checkpoint.keep=9", "checkpoint.every=0") == checkpoint + exported
+    assert least("steps=7", "checkpoint.keep=9") == 3 * checkpoint + exported, "steps 6 and 7"
+    assert least("steps=7", "checkpoint.keep=9", "checkpoint.every=0") == 2 * checkpoint + exported
+    assert least("steps=7", "checkpoint.keep=1") == 2 * checkpoint, "the export has the room of the former checkpoint"
 
 
 class Noted:

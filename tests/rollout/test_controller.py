@@ -18,6 +18,7 @@ from areal_core.errors import RunError
 from areal_core.interfaces import SkippedRowError, WeightUpdate
 from areal_core.ledger.audit import audit
 from areal_core.rollout import controller as controller_module
+from areal_core.rollout.samples import SampleLog
 from areal_core.testing.fakes import FakeEngine, FakeWorkflow
 from areal_core.training.batches import token_staleness
 from tests.virtual_time import run_virtually
@@ -200,6 +201,33 @@ def test_a_row_that_a_setting_skips_is_replaced_and_does_not_count_as_failed(tmp
         assert metrics.get("groups/failed", 0) == 0
         assert Skips.skipped == 4, "a group has two episodes, and none is tried again"
         await controller.close()
+        ledger.close()
+
+    run_virtually(run())
+
+
+def test_a_skipped_row_neither_ends_a_series_of_failures_nor_becomes_a_sample(tmp_path: Path, build: Build) -> None:
+    class Skips(FakeWorkflow):
+        played = 0
+
+        async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+            Skips.played += 1
+            if Skips.played > 20:
+                return await super().run_episode(row, context)
+            if Skips.played % 2:
+                raise SkippedRowError("too long")
+            raise ConnectionError("the judge is down")
+
+    async def run() -> None:
+        controller, ledger = build(
+            tmp_path, Skips(), batch_size=1, group_size=1, depth=1, max_staleness=0, max_consecutive_failures=8
+        )
+        controller._samples = SampleLog(tmp_path / "samples.jsonl")
+        controller.start()
+        with pytest.raises(RunError, match="8 prompt groups failed"):
+            await controller.next_batch(0)
+        await controller.close()
+        assert not (tmp_path / "samples.jsonl").exists()
         ledger.close()
 
     run_virtually(run())

@@ -115,7 +115,10 @@ def spoiled(field: str, value: Any) -> Callable[[Episode], Any]:
             for name in ("all_episodes", "mean", "std", "groups_all_equal")
         ),
         *(
-            (spoiled("metrics", {name: 1.0, "my/step": 1.0}), f"Episode.metrics has {name}, which areal's own metrics")
+            (
+                spoiled("metrics", {name: 1.0, "my/step": 1.0, "train": 1.0, "step/mine": 1.0}),
+                f"Episode.metrics has {name}, which areal's own metrics",
+            )
             for name in ("step", "time", "episodes", "failed", "reward", "reward/mean", "train/loss")
         ),
         (spoiled("text", b"bytes"), "Episode.text"),

@@ -14,7 +14,7 @@ import pytest
 from areal_core.config.sections import RolloutSection
 from areal_core.data.trajectory import TOKEN_DTYPES
 from areal_core.errors import RunError
-from areal_core.interfaces import SamplingParameters
+from areal_core.interfaces import SamplingParameters, SkippedRowError
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.evaluation import Evaluator, play_in_workers
@@ -31,10 +31,11 @@ class Broken:
 
 
 def evaluator(
-    workflow: Any = None, *, engine: Any = None, dataset: Dataset | None = None, samples: int = 1
+    workflow: Any = None, *, engine: Any = None, dataset: Dataset | None = None, samples: int = 1, **settings: Any
 ) -> tuple[Evaluator, list[str]]:
     """An evaluator, and what it tells."""
-    runner = EpisodeRunner(workflow or FakeWorkflow(), engine or FakeEngine(), RewardSum([]), FakeTokenizer())
+    workflow, engine = workflow or FakeWorkflow(), engine or FakeEngine()
+    runner = EpisodeRunner(workflow, engine, RewardSum([]), FakeTokenizer(), **settings)
     section: Any = SimpleNamespace(samples_per_prompt=samples, limit=None)
     told: list[str] = []
     rows = dataset or CountingDataset(40)
@@ -54,6 +55,18 @@ def test_episodes_of_an_evaluation_that_fail_are_told_with_the_first_cause() -> 
         assert "no answer to 0" in line
 
     asyncio.run(check())
+
+
+def test_a_row_that_a_setting_skips_counts_as_failed_and_its_cause_is_recorded() -> None:
+    class Skips:
+        async def run_episode(self, row: Any, context: Any) -> Any:
+            raise SkippedRowError("too long")
+
+    made, told = evaluator(Skips(), dataset=CountingDataset(1), on_failure=lambda *cause: causes.append(cause))
+    causes: list[Any] = []
+    assert asyncio.run(made.run(RolloutSection()))["evaluation/failed"] == 1
+    assert "too long" in told[0]
+    assert causes == [(-1, 0, 0, "data row 0 (counted from 0), sample 0: too long")]
 
 
 def test_a_reward_is_averaged_over_what_it_judged_and_a_metric_over_all_episodes() -> None:

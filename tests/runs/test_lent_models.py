@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from areal_core.config.sections import CheckpointSection
 from areal_core.errors import RunError
 from areal_core.interfaces import ACTOR, REFERENCE, ModelReference
 from areal_core.runs.trainer import build_engines
@@ -24,6 +25,7 @@ def chosen(**settings: Any) -> Any:
 def engines_of(model: Path, **more: Any) -> dict[str, Any]:
     config: Any = {"steps": 1, "roles": {}, "train_engine": chosen(adapter={"rank": 2})} | more
     config |= {"training": SimpleNamespace(updates=1), "algorithm": SimpleNamespace(settings=None)}
+    config |= {"checkpoint": CheckpointSection(), "evaluation": None}
     resolved: Any = SimpleNamespace(config=SimpleNamespace(**config), base_dir=model)
     return dict(build_engines(resolved, ModelReference(str(model)), ROLES, 1.0))
 

@@ -100,10 +100,11 @@ def make_engine(model_folder):
     """A function that sets up an engine; all of them are closed at the end."""
     engines = []
 
-    def make(kind="qwen3", role=ACTOR, temperature=1.0, dtype="float32", total_updates=100, **settings):
+    def make(kind="qwen3", role=ACTOR, temperature=1.0, dtype="float32", total_updates=100, is_exported=False, **more):
         folder = kind if isinstance(kind, Path) else model_folder(kind)
-        engine = FSDPEngine(FSDPConfig(**{"learning_rate": 1e-3, **settings}))
-        engine.setup(ModelReference(str(folder), dtype), role, OptimizerSettings(total_updates, temperature))
+        engine = FSDPEngine(FSDPConfig(**{"learning_rate": 1e-3, **more}))
+        settings = OptimizerSettings(total_updates, temperature, is_exported=is_exported)
+        engine.setup(ModelReference(str(folder), dtype), role, settings)
         engines.append(engine)
         return engine
 

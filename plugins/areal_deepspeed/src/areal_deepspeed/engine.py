@@ -81,7 +81,7 @@ class DeepSpeedEngine(RoleEngine):
             self._average = Masters(module.model, learning, self._dtype, self._device, is_compiled=False)
         module.eval()
         self._module = module
-        if role.trains:
+        if settings.is_exported:
             rehearse_export(module.model, model)
 
     def _load(self, model: ModelReference, role: Role, temperature: float, *, is_divided: bool) -> RoleModule:

@@ -91,8 +91,9 @@ class FSDPEngine(RoleEngine):
         self._meter = meter_of(self._decoder, self._device, self._dtype, self._parameters if self._adapter else None)
         check_module(module, self._device, self._dtype, wanted)
         self._reshard()
-        if role.trains:
+        if settings.is_exported:
             rehearse_export(module.model, model, self._adapter and self._adapter.config)
+        if role.trains:
             self._optimizer = make_optimizer(self._parameters.values(), self._config, is_compiled=is_compiled)
 
     def compare_with(self, engines: Mapping[str, TrainEngine]) -> None:
