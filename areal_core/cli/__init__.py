@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import signal
 import sys
 from pathlib import Path
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     What a signal has ended returns 128 and the number of the signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for
     a terminal that was closed.
     """
+    _open_standard_streams()
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP: `check_system` reports Windows in a sentence
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP
@@ -48,6 +50,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + int((*interrupt.args, signal.SIGINT)[0])
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 2
+
+
+def _open_standard_streams() -> None:
+    """Have closed streams (`>&-`) lead nowhere: Python has None for them, and the next file would take their number."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # it stays
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8"))
 
 
 def command_names() -> list[str]:

@@ -73,6 +73,11 @@ CONDITIONS: Final = (
         "scores leave them out; the terminal names the first cause and its row, logs/ have the tracebacks",
     ),
     Condition(
+        lambda first, last: _above(last("evaluation/failed", 1), 0, 1),
+        "{evaluation_failed:.0f} episodes of the evaluation failed and {evaluation_episodes:.0f} finished: its score "
+        "is the mean of those that finished; logs/ have the tracebacks",
+    ),
+    Condition(
         lambda first, last: _above(last("reward/groups_all_equal"), 0.95) and _stands_still(first, last),
         f"in {STEPS} steps all answers to a prompt earned the same in {{reward_groups_all_equal:.0%}} of the groups: "
         "nothing can be learned from that; look at them in samples.jsonl, and take easier or harder prompts",

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from areal_core import interfaces
 from areal_core.config import CONFIG_FILE, selections
 from areal_core.disk import is_folder
-from areal_core.driver.plan import FIRST_ROWS
+from areal_core.driver.plan import FIRST_ROWS, spread
 from areal_core.errors import ArealError, ConfigError
 from areal_core.files import KeptSources
 from areal_core.interfaces.dataset import name_row
@@ -87,11 +87,12 @@ class CodeCheck:
             command = [sys.executable, "-m", "areal_core.testing.trial", str(self._folder), *kept]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
-    def problems(self, rows: Mapping[str, Collection[str]]) -> list[str]:
+    def problems(self, rows: Mapping[str, Mapping[str, str]]) -> list[str]:
         """Everything that is wrong with the chosen code, once the check has ended; a program that died counts.
 
         Args:
-            rows: the keys of the first rows, by where in the config their data set is chosen.
+            rows: by where in the config a data set is chosen, the keys of its rows, each with the name of a row that
+                lacks it, or an empty text.
         """
         return [*self._found(), *self._lacking(rows)]
 
@@ -116,11 +117,16 @@ class CodeCheck:
             return list(problems)
         return [f"checking the components took longer than {DEADLINE_S:g} s: {self._last_words()}"]
 
-    def _lacking(self, rows: Mapping[str, Collection[str]]) -> Iterator[str]:
+    def _lacking(self, rows: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
         given = f"rewards are given {', '.join(REWARD_ARGUMENTS)}, and of a row of"
         for reward, dataset, lacking in self._unfilled(rows, is_required=True):
             names = ", ".join(f"{name}{_instead(key)}" for name, key in lacking.items())
             yield f"{reward} asks for {names}: {given} {dataset} its {', '.join(rows[dataset])}"
+        for reward, asked in self._asked.items():
+            for dataset, keys in rows.items():
+                for name, is_required in asked.items():
+                    if is_required and keys.get(name):
+                        yield f"{reward} asks for {name}, and {keys[name]} of {dataset} has none"
 
     def plan_rows(self, rows: Mapping[str, Collection[str]]) -> Iterator[tuple[str, str]]:
         """Yield labels and texts for the plan: rows that are left out, and rewards' arguments that keep their defaults.
@@ -270,19 +276,6 @@ def _row_checks(config: RunConfig, tokenizer: Any) -> Iterator[Callable[[Any], s
     for part in parts:
         if (check := getattr(getattr(part, "settings", None), "check_prompt", None)) is not None:
             yield partial(check, tokenizer=tokenizer)
-
-
-def spread(count: int) -> Iterator[int]:
-    """Yield all indices below `count` once: the first ones, then ever finer steps over the whole range."""
-    seen = set(range(min(count, FIRST_ROWS)))
-    yield from sorted(seen)
-    step = count
-    while step > 1:
-        step = -(-step // 2)
-        for index in range(step - 1, count, step):
-            if index not in seen:
-                seen.add(index)
-                yield index
 
 
 def _check_call(chosen: Selection) -> None:

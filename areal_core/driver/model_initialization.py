@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.config import load_run
+from areal_core.driver.checking import row_problems
 from areal_core.driver.plan import check_model
 from areal_core.driver.terminal import log
 from areal_core.errors import RunError
@@ -44,6 +45,14 @@ def play(run: RunFolder, member: Member) -> int:
         folder = prepare_model(chosen, cache, log)
         check_model(resolved, folder, run.path)
         run.model_note.write_text(str(folder))
+    with member.phase("checking rows of the data", silence_s=0.0):
+        notes: list[str] = []
+        problems = list(row_problems(resolved, run, notes))  # before this there was no tokenizer to check them with
+        for note in notes:
+            log(f"note: {note}")
+        if problems:
+            run.model_note.unlink()
+            raise RunError("\n".join(problems))
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -37,6 +38,8 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 ON_HUB = "on the Hugging Face hub: a run downloads it before it starts anything"
 FIRST_ROWS = 3
 """Of each data set, which are looked at before a run: rows of another form are so from the first."""
+KEYS_S = 1.0
+"""For which rows spread over a data set are looked at for missing keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +72,9 @@ class Plan:
 
 
 class RowCheck(Protocol):
-    """A check of the code behind a config, which also sees the keys of the first rows by data set."""
+    """A check of the code behind a config, which also sees the keys of rows by data set; see `_dataset_rows`."""
 
-    def problems(self, rows: Mapping[str, Collection[str]]) -> Sequence[str]:
+    def problems(self, rows: Mapping[str, Mapping[str, str]]) -> Sequence[str]:
         """Return everything that is wrong."""
 
     def plan_rows(self, rows: Mapping[str, Collection[str]]) -> Iterable[tuple[str, str]]:
@@ -284,13 +287,26 @@ def _check_context(config: RunConfig, description: Mapping[str, Any], problems: 
         problems.append(f"sampling.stop_token_ids: {beyond} are no tokens of the model, which has {size:,}")
 
 
+def spread(count: int) -> Iterator[int]:
+    """Yield all indices below `count` once: the first ones, then ever finer steps over the whole range."""
+    seen = set(range(min(count, FIRST_ROWS)))
+    yield from sorted(seen)
+    step = count
+    while step > 1:
+        step = -(-step // 2)
+        for index in range(step - 1, count, step):
+            if index not in seen:
+                seen.add(index)
+                yield index
+
+
 def _dataset_rows(
     resolved: Resolved, problems: list[str], records: list[Provenance] | None, notes: list[str]
-) -> tuple[int, dict[str, dict[str, None]]]:
-    """Length of the data set, and by data set the keys of the first rows. Building it is the check that it can be read;
-    the workflow sees its first rows."""
+) -> tuple[int, dict[str, dict[str, str]]]:
+    """Length of the data set, and by data set the keys of its rows, each with the name of a row without it, if one is
+    found. Building it is the check that it can be read; the workflow sees its first rows."""
     settings = getattr(resolved.config.workflow, "settings", None)
-    keys: dict[str, dict[str, None]] = {}
+    keys: dict[str, dict[str, str]] = {}
     rows, check = 0, getattr(settings, "check_row", lambda _: "")
     chosen = [("dataset", resolved.config.dataset)]
     if resolved.config.evaluation is not None:
@@ -306,11 +322,17 @@ def _dataset_rows(
             rows = len(dataset)
             own_notes = notes_of(dataset)
             notes += (f"{key}: {note}" for note in own_notes)
-            for index in range(min(rows, FIRST_ROWS)):
+            known: dict[str, str] = {}
+            deadline = time.monotonic() + KEYS_S
+            for seen, index in enumerate(spread(rows)):
+                if seen >= FIRST_ROWS and time.monotonic() > deadline:
+                    break
                 row = dataset[index]
-                keys.setdefault(key, {}).update(dict.fromkeys(row))
-                if wrong := check(row):
+                if seen < FIRST_ROWS and (wrong := check(row)):
                     raise ConfigError(f"{name_row(dataset, index)} {wrong}", hints=own_notes)
+                known |= {name: name_row(dataset, 0) if seen else "" for name in row if name not in known}
+                known |= {name: name_row(dataset, index) for name in known if not known[name] and name not in row}
+            keys[key] = known
             if records is not None:
                 records.append(data_record(key, selection.reference, dataset))
         except ConfigError as error:

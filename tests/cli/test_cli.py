@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -347,3 +349,11 @@ def test_a_result_that_nobody_reads_ends_the_program_quietly(box):
     code += "import sys; from areal_core.cli import main; sys.exit(main(['plugins']))"
     outcome = box.python(code)
     assert (outcome.code, outcome.err) == (1, "")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_end_nothing(tmp_path, closed):
+    """As of a program that a service manager or a script started."""
+    command = f"{sys.executable} -m areal_core config check --plugins grpo {closed}"
+    ended = subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "Traceback" in ended.stdout + ended.stderr) == (0, False), ended

@@ -141,7 +141,10 @@ def found(tmp_path, monkeypatch):
     def find(code: str, *overrides: str, in_plan: bool = False) -> list:
         (tmp_path / "parts.py").write_text(f"{right}{code}\n")
         (tmp_path / "run.yaml").write_text(CONFIG)
-        rows = {"dataset": ["prompt", "completion"], "evaluation.dataset": ["prompt", "answer"]}
+        rows = {
+            "dataset": {"prompt": "", "completion": "row 7"},
+            "evaluation.dataset": {"prompt": "", "answer": "", "level": "row 13"},
+        }
         with closing(CodeCheck(resolve(tmp_path / "run.yaml", overrides=overrides))) as check:
             problems = check.problems(rows)
             return list(check.plan_rows(rows)) if in_plan else problems
@@ -175,6 +178,13 @@ def test_an_argument_of_a_reward_that_rows_have_under_a_similar_name_is_named(fo
         ("rewards", "rewards.0: no row of evaluation.dataset fills tolerance, so its default applies"),
     ]
     assert found(code, in_plan=True) == wanted
+
+
+def test_a_row_without_what_a_reward_asks_for_is_named(found):
+    """Every row needs it: such an episode fails, and in evaluations the score leaves it out."""
+    told = found("async def reward(level, prompt, **others): ...")
+    assert told[1:] == ["rewards.0 asks for level, and row 13 of evaluation.dataset has none"]
+    assert "rewards.0 asks for level: " in told[0], "no row of the other data set has it"
 
 
 def test_rewards_and_algorithm_of_ones_own_are_tried(found):

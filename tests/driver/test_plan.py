@@ -372,3 +372,27 @@ def test_what_is_taken_for_a_name_on_the_hub_is_told_with_the_folder_that_is_not
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match=rf"{key}: there is no folder /.*/models/lost, and 'models/lost' is not to"):
         plan(model, "algorithm.regularizers=[reference_kl]", f"{key}=models/lost")
+
+
+ROWS = """\
+class Rows:
+    def __len__(self): return 500
+    def __getitem__(self, index): return {"prompt": "a"} if index == 333 else {"prompt": "a", "answer": "b"}
+"""
+
+
+def test_a_key_that_single_rows_lack_is_found_wherever_they_are(tmp_path: Path) -> None:
+    (tmp_path / "rows.py").write_text(ROWS)
+    seen = {}
+
+    class Check:
+        def problems(self, rows):
+            seen.update(rows)
+            return []
+
+        def plan_rows(self, rows):
+            return []
+
+    words = [f"dataset={tmp_path}/rows.py:Rows", "evaluation=null"]
+    make_plan(resolve(None, ["grpo"], words), Check(), trains=False, loads_model=False)
+    assert seen == {"dataset": {"prompt": "", "answer": "row 333 of the data set (counted from 0)"}}

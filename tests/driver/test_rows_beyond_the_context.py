@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -78,3 +81,27 @@ def test_a_row_beyond_the_context_is_refused_or_counted(
     assert note.startswith("dataset: 1 of the 40 rows that were checked are left out as too long")
     (told,) = problems(f"{KEYS[kind]}=skip", f"dataset={{type: '{tmp_path}/parts.py:Rows', long: {list(range(40))}}}")
     assert "all 40 rows that were checked are too long" in told
+
+
+SOURCE = """\
+class Source:
+    def prepare(self, cache):
+        from pathlib import Path
+        return Path(__file__).parent / "model"
+"""
+
+
+@pytest.mark.usefixtures("model")
+def test_it_is_found_before_the_first_step_where_the_run_makes_its_model(tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(PARTS + SOURCE)
+    text = CONFIG.replace("{path: model}", f"{{source: '{tmp_path}/parts.py:Source'}}") + TRAINS["fine-tuning"]
+    (tmp_path / "run.yaml").write_text(
+        text.replace("parts.py:Engine", "fsdp").replace("[finetuning", "[fsdp, finetuning")
+    )
+    command = [sys.executable, "-m", "areal_core", "run", str(tmp_path / "run.yaml"), f"run_dir={tmp_path}/run"]
+    environment = {**os.environ, "AREAL_CACHE": str(tmp_path / "cache")}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    told = ended.stdout + ended.stderr
+    assert ended.returncode == 1, told
+    assert "row 17" in told
+    assert not (tmp_path / "run/logs/trainer-0.log").exists(), "nothing else has started"
