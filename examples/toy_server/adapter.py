@@ -66,7 +66,7 @@ class ToyAdapter(HTTPAdapter):
             "min_new_tokens": sampling.min_new_tokens,
             "stop_token_ids": sampling.stop_token_ids,
         }
-        async for told in connection.stream("/generate", body):
+        async for told in connection.post_for_events("/generate", body):
             yield Chunk(told["ids"], told["logprobs"], told["finish"], told["spans"])
 
     async def stop(self, connection, mode):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import sqlite3
@@ -36,6 +37,8 @@ def started(tmp_path_factory: pytest.TempPathFactory, workplace_in: Callable[[Pa
     """A run of four steps, with files, modules, data and a model of the user's own; each test leaves it to the next."""
     workplace = workplace_in(tmp_path_factory.mktemp("started"))
     folder = workplace.folder
+    found = [str(folder), *filter(None, [workplace.environment.get("PYTHONPATH")])]
+    workplace.environment["PYTHONPATH"] = os.pathsep.join(found)  # else there is no module `own.rewards`
     model = (folder / "model").resolve()
     (folder / "model").unlink()
     shutil.copytree(model, folder / "model")
