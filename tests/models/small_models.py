@@ -324,9 +324,10 @@ class Row(NamedTuple):
     why: str
 
 
-def make_model(family: str, folder: Path) -> None:
+def make_model(family: str, folder: Path, **changes: object) -> None:
     """Write a random model whose layers all matter: a fault of any shows in the outputs."""
-    config = transformers.CONFIG_MAPPING[family](**FAMILIES[family], pad_token_id=None, eos_token_id=1, bos_token_id=1)
+    settings = {**FAMILIES[family], "pad_token_id": None, "eos_token_id": 1, "bos_token_id": 1, **changes}
+    config = transformers.CONFIG_MAPPING[family](**settings)
     torch.manual_seed(_SEED)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
