@@ -72,7 +72,7 @@ def test_a_leak_that_no_tolerance_would_show_is_seen(tmp_path):
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("llama4_text", {"attention_chunk_size": 4096}),
+        ("llama4_text", {"attention_chunk_size": 4096, "floor_scale": 8192}),
         ("deepseek_v32", {"index_topk": 2048}),
         ("gemma2", {"attn_logit_softcapping": 1e4}),
     ],
