@@ -85,6 +85,13 @@ def test_what_a_short_probe_does_not_reach_is_not_packed(tmp_path, family, chang
     assert engine._choice.rung is Rung.ROWS
 
 
+def test_a_residual_in_float32_meets_a_head_in_bfloat16(tmp_path):
+    small_models.make_model("mamba2", tmp_path)
+    engine = small_models.set_up(tmp_path, dtype="bfloat16")
+    engine.close()
+    assert engine._choice.rung is Rung.MIXERS
+
+
 @pytest.mark.parametrize("window", [4, 4096])
 def test_windows_are_packed_as_the_mask_has_them(tmp_path, window):
     small_models.make_model("mistral", tmp_path, sliding_window=window)

@@ -77,10 +77,10 @@ class HeadMeasurement:
 
     def _keep_states(self, _: torch.nn.Module, __: Any, output: Any) -> None:
         if isinstance(output[0], torch.Tensor) and output[0].is_floating_point():
-            self._states = output[0].float()
+            self._states = output[0]
 
     def _append(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...], product: torch.Tensor) -> torch.Tensor:
-        self._inputs = inputs[0].float()
+        self._inputs = inputs[0]
         rows, words = len(product), product.shape[-1]
         generator = torch.Generator().manual_seed(0)
         draws = [size * (2 * torch.rand(words, generator=generator) - 1) for size in _MAGNITUDES]
@@ -105,7 +105,7 @@ class HeadMeasurement:
         tokens, found = logits[:, :-_ROWS].float(), logits[0, -_ROWS:].float()
         if not torch.isfinite(self._states).all():  # the values of the probe say so, and nothing can be measured
             return tokens, FinalLogits()
-        before = _factor(self._inputs, self._states)
+        before = _factor(self._inputs.float(), self._states.to(self._inputs.dtype).float())
         if before is None or (before != 1 and self._head.bias is not None):
             raise self._refusal("its head does not get the hidden states that its layers end with")
         shift = found[0, :1]

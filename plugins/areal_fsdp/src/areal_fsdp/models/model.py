@@ -135,7 +135,7 @@ class RoleModule(torch.nn.Module):
         Returns:
             By name, with gradients unless they are off; float32 [T] but for wide ones.
         """
-        hidden = self._hidden(input_ids, layout, seen)
+        hidden = self._states(input_ids, layout, seen)
         if self.context is None:
             return self._outputs(hidden, targets, outputs, others)
         own = self.context.own(targets, len(layout.position_ids))
@@ -156,7 +156,7 @@ class RoleModule(torch.nn.Module):
 
     def head_state(self, input_ids: torch.Tensor, layout: Layout, seen: Seen | None = None) -> Head:
         """What this model's logits are made from, for another one that is compared with it: of this rank's tokens."""
-        own = self._head_of(self._hidden(input_ids, layout, seen))
+        own = self._head_of(self._states(input_ids, layout, seen))
         return replace(own, weight=own.weight.detach(), bias=None if own.bias is None else own.bias.detach())
 
     def _head_of(self, hidden: torch.Tensor) -> Head:
@@ -176,8 +176,11 @@ class RoleModule(torch.nn.Module):
             return None
         return self.vision.see(batch, device, self.model.dtype)
 
-    def _hidden(self, input_ids: torch.Tensor, layout: Layout, seen: Seen | None = None) -> torch.Tensor:
-        """[T, hidden size], of this rank's tokens."""
+    def _states(self, input_ids: torch.Tensor, layout: Layout, seen: Seen | None) -> torch.Tensor:
+        """Return [T, hidden size] of this rank's tokens, in the head's dtype: some models keep a float32 residual."""
+        return self._hidden(input_ids, layout, seen).to(self.head.weight.dtype)
+
+    def _hidden(self, input_ids: torch.Tensor, layout: Layout, seen: Seen | None) -> torch.Tensor:
         position_ids, context = layout.position_ids, self.context
         self.mixers.layout = layout
         if layout.in_rows:
