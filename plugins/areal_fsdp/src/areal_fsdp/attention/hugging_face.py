@@ -51,14 +51,22 @@ class Layout:
     Attributes:
         position_ids: [T] int64, each token's place in its own sequence.
         packed: for attention.
+        in_rows: whether the model computes a padded row for each sequence, which are the one bucket of `packed`.
     """
 
     position_ids: torch.Tensor
     packed: PackedLayout | GraphLayout
+    in_rows: bool = False
 
     @classmethod
     def of(
-        cls, lengths: torch.Tensor | Sequence[int], device: torch.device, kernel: str = "", *, multiple: int = 1
+        cls,
+        lengths: torch.Tensor | Sequence[int],
+        device: torch.device,
+        kernel: str = "",
+        *,
+        multiple: int = 1,
+        in_rows: bool = False,
     ) -> Layout:
         """Plan a batch of sequences of these lengths, each at least 1, without waiting for the device.
 
@@ -67,7 +75,11 @@ class Layout:
             device: where the tokens are.
             kernel: the name of a kernel gives the layout that it and compiled graphs take; empty, the other one.
             multiple: what the number of tokens divides by, filled up with a sequence of its own.
+            in_rows: lay out one padded row for each sequence, for a model that computes these.
         """
+        if in_rows:
+            packed = PackedLayout.from_lengths(lengths, device, one_bucket=True)
+            return cls(packed.position_ids, packed, in_rows=True)
         if missing := -int(sum(lengths)) % multiple:
             lengths = [*map(int, lengths), missing]
         if not kernel:
@@ -79,6 +91,34 @@ class Layout:
         host_bounds = torch.nn.functional.pad(ends, (1, 0)).to(torch.int32)
         return cls(to_device(position_ids, device), GraphLayout(to_device(host_bounds, device), host_bounds, kernel))
 
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence, with one that fills up the batch."""
+        if isinstance(self.packed, PackedLayout):
+            return list(self.packed.lengths)
+        lengths: list[int] = self.packed.host_bounds.diff().tolist()
+        return lengths
+
+    @property
+    def buckets(self) -> PackedLayout:
+        """How the sequences lie side by side, for what computes them in rows."""
+        if isinstance(self.packed, PackedLayout):
+            return self.packed
+        return _layout(tuple(self.packed.host_bounds.tolist()), self.position_ids.device)
+
+    def computed(self, values: torch.Tensor, filling: int) -> torch.Tensor:
+        """Return a number for each token that the model computes, from one for each packed token [T, ...].
+
+        Args:
+            values: [T, ...].
+            filling: stands at padding.
+        """
+        if not self.in_rows:
+            return values
+        rows = self.buckets
+        laid = values.index_select(0, rows.padded_from_packed)
+        return laid if rows.padding is None else laid.index_fill(0, rows.padding, filling)
+
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """`tensor` on `device`; a copy to a GPU is only put in its queue."""
@@ -87,7 +127,7 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def _hugging_face_attention(
+def packed_attention_of_a_layer(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -105,7 +145,7 @@ def _hugging_face_attention(
 
     Dropout is not applied: log-probabilities must be those of the policy that sampled.
     """
-    _refuse_what_is_not_computed(module, packed_layout, extras)
+    _refuse_what_is_not_computed(module, packed_layout, attention_mask, extras)
     assert packed_layout is not None
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     if packed_context is not None:
@@ -121,7 +161,10 @@ def _hugging_face_attention(
 
 
 def _refuse_what_is_not_computed(
-    module: torch.nn.Module, layout: PackedLayout | GraphLayout | None, extras: Mapping[str, Any]
+    module: torch.nn.Module,
+    layout: PackedLayout | GraphLayout | None,
+    mask: torch.Tensor | None,
+    extras: Mapping[str, Any],
 ) -> None:
     """Raise RunError rather than leave out something that the model's attention asks for."""
     kind = type(module).__name__
@@ -130,6 +173,8 @@ def _refuse_what_is_not_computed(
             f"{kind} does not hand the batch's layout on to attention, so sequences cannot be packed",
             hints=["the engine needs a model whose layers pass keyword arguments down to transformers' interface"],
         )
+    if mask is not None:  # transformers makes none for this attention, so the layer has made it: a sparse indexer does
+        raise RunError(f"{kind} gives its attention a mask of its own, which packed attention does not compute")
     asked = [name for name in _NOT_COMPUTED if extras.get(name) is not None]
     if asked:
         raise RunError(f"{kind} asks its attention for {', '.join(asked)}, which packed attention does not compute")
@@ -139,7 +184,7 @@ def _refuse_what_is_not_computed(
 
 def register_packed_attention() -> None:
     """Make the name `PACKED` known to transformers; safe to call again."""
-    AttentionInterface.register(PACKED, _hugging_face_attention)
+    AttentionInterface.register(PACKED, packed_attention_of_a_layer)
 
 
 def _has_kernel(query: torch.Tensor) -> bool:
