@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 
 from areal_core.errors import RunError
 from areal_fsdp.attention.kernels import kernel_for
-from areal_fsdp.attention.packed import PackedLayout, Reach, Three, packed_attention
+from areal_fsdp.attention.packed import PackedLayout, Reach, packed_attention
 from areal_fsdp.parallel.context import heads_to_tokens, tokens_to_heads
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PACKED = "areal_packed"
 """The name under which models find this attention."""
 
-_NOT_COMPUTED = ("softcap", "s_aux", "position_bias")
+_NOT_COMPUTED = ("softcap", "position_bias")
 
 
 class GraphLayout(NamedTuple):
@@ -136,6 +136,7 @@ def packed_attention_of_a_layer(
     *,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
     packed_layout: PackedLayout | GraphLayout | None = None,
     packed_context: tuple[int, str] | None = None,
     **extras: Any,
@@ -149,12 +150,15 @@ def packed_attention_of_a_layer(
     assert packed_layout is not None
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     if packed_context is not None:
+        if s_aux is not None:
+            raise RunError(f"{type(module).__name__} has attention sinks, which parallel.context does not divide")
         q, k, v = tokens_to_heads(q, k, v, *packed_context)
     if isinstance(packed_layout, PackedLayout):
-        attended = packed_attention(q, k, v, packed_layout, scale=scaling, window=sliding_window)
+        attended = packed_attention(q, k, v, packed_layout, scale=scaling, window=sliding_window, sinks=s_aux)
     else:
         scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-        attended, _ = torch.ops.areal_attention.attention(q, k, v, *packed_layout, scale, sliding_window or 0)
+        sinks = q.new_empty(0) if s_aux is None else s_aux
+        attended, _ = torch.ops.areal_attention.attention(q, k, v, sinks, *packed_layout, scale, sliding_window or 0)
     if packed_context is not None:
         attended = heads_to_tokens(attended, *packed_context)
     return attended.unsqueeze(0), None
@@ -218,6 +222,7 @@ def attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    sinks: torch.Tensor,
     bounds: torch.Tensor,
     host_bounds: torch.Tensor,
     kernel: str,
@@ -226,10 +231,14 @@ def attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Causal packed attention as one node of a graph; see `GraphLayout`.
 
+    A sink s of a head adds exp(s) to the softmax's denominator exp(l). So the result is that of a kernel without sinks
+    times exp(l - l'), with l' = log(exp(l) + exp(s)), and the same kernel's backward pass is exact with l' for l.
+
     Args:
         query: [T, heads, head size].
         key: [T, key heads, head size].
         value: [T, key heads, head size].
+        sinks: [heads]; empty for none.
         bounds: on the device.
         host_bounds: in host memory.
         kernel: see `GraphLayout`.
@@ -242,9 +251,15 @@ def attention(
     """
     if _has_kernel(query):
         reach = _reach(host_bounds, scale, window)
-        return kernel_for(kernel, reach).forward(query, key, value, bounds, reach)
+        attended, denominator = kernel_for(kernel, reach).forward(query, key, value, bounds, reach)
+        if not len(sinks):
+            return attended, denominator
+        whole = torch.logaddexp(denominator, sinks.float()[:, None])
+        share = (denominator - whole).exp().t()[..., None]
+        return (attended * share).to(attended.dtype), whole
     layout = _layout(tuple(host_bounds.tolist()), query.device)
-    attended = packed_attention(query, key, value, layout, scale=scale, window=window or None)
+    settings: Any = {"scale": scale, "window": window or None, "sinks": sinks if len(sinks) else None}
+    attended = packed_attention(query, key, value, layout, **settings)
     return attended.contiguous(), query.new_zeros(query.shape[1], query.shape[0], dtype=torch.float32)
 
 
@@ -254,6 +269,7 @@ def attention_backward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    sinks: torch.Tensor,
     attended: torch.Tensor,
     denominator: torch.Tensor,
     bounds: torch.Tensor,
@@ -261,30 +277,41 @@ def attention_backward(
     kernel: str,
     scale: float,
     window: int,
-) -> Three:
-    """The gradients of query, key and value, in their shapes; without a kernel attention is computed once more."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of query, key, value and sinks, in their shapes; without a kernel attention is computed once more.
+
+    With the output o and its gradient g, that of a sink is -sum over tokens of exp(s - l') (g . o).
+    """
     if _has_kernel(query):
         reach = _reach(host_bounds, scale, window)
-        return kernel_for(kernel, reach).backward(
+        found = kernel_for(kernel, reach).backward(
             gradient.contiguous(), query, key, value, attended, denominator, bounds, reach
         )
+        if not len(sinks):
+            return (*found, torch.empty_like(sinks))
+        weight = (sinks.float()[:, None] - denominator).exp()
+        of_sinks = -(weight * (gradient.float() * attended.float()).sum(-1).t()).sum(1)
+        return (*found, of_sinks.to(sinks.dtype))
     layout = _layout(tuple(host_bounds.tolist()), query.device)
-    leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
+    leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value, sinks)]
+    wanted = leaves if len(sinks) else leaves[:3]
+    settings: Any = {"scale": scale, "window": window or None, "sinks": leaves[3] if len(sinks) else None}
     with _autograd_inside_an_operation():
-        again = packed_attention(leaves[0], leaves[1], leaves[2], layout, scale=scale, window=window or None)
-        of_query, of_key, of_value = torch.autograd.grad(again, leaves, gradient)
-    return of_query.contiguous(), of_key.contiguous(), of_value.contiguous()
+        again = packed_attention(leaves[0], leaves[1], leaves[2], layout, **settings)
+        grads = [part.contiguous() for part in torch.autograd.grad(again, wanted, gradient)]
+    return grads[0], grads[1], grads[2], grads[3] if len(sinks) else torch.empty_like(sinks)
 
 
 @attention.register_fake
-def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _(query: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
     count, heads, size = query.shape
     return query.new_empty(count, heads, size), query.new_empty(heads, count, dtype=torch.float32)
 
 
 @attention_backward.register_fake
-def _(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any) -> Three:
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+def _(gradient: torch.Tensor, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    query, key, value, sinks = (tensor.new_empty(tensor.shape) for tensor in inputs[:4])
+    return query, key, value, sinks
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -293,9 +320,9 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, tor
 
 
 def _gradients(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    query, key, value, bounds, host_bounds, attended, denominator = ctx.saved_tensors
+    *tensors, bounds, host_bounds, attended, denominator = ctx.saved_tensors
     found = torch.ops.areal_attention.attention_backward(
-        gradient, query, key, value, attended, denominator, bounds, host_bounds, ctx.kernel, ctx.scale, ctx.window
+        gradient, *tensors, attended, denominator, bounds, host_bounds, ctx.kernel, ctx.scale, ctx.window
     )
     return (*found, None, None, None, None, None)
 

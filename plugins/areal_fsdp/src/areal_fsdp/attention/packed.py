@@ -145,6 +145,7 @@ def packed_attention(
     *,
     scale: float | None = None,
     window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of every token to the tokens before it, and itself, in its own sequence.
 
@@ -155,9 +156,11 @@ def packed_attention(
         layout: of this batch, on the same device.
         scale: factor of the scores; 1 / sqrt(head size) if None.
         window: how many tokens, its own included, a token may look at; all if None.
+        sinks: [heads], a score of each head that takes its share of the softmax and has no value (gpt-oss,
+            arXiv 2508.10925); None for none.
 
     Returns:
-        [T, heads, head size] in the dtype of `query`, with gradients for all three.
+        [T, heads, head size] in the dtype of `query`, with gradients for all of these tensors.
     """
     grouped = query.shape[1] != key.shape[1]
     outputs = []
@@ -165,6 +168,8 @@ def packed_attention(
         q, k, v = (part.transpose(1, 2) for part in inputs)
         width = q.shape[2]
         mask = _window_mask(width, window, query.device) if window is not None and window < width else None
+        if sinks is not None:
+            k, v, mask = _with_sinks(k, v, _window_mask(width, width, query.device) if mask is None else mask, sinks)
         attended = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
         )
@@ -176,6 +181,16 @@ def _window_mask(width: int, window: int, device: torch.device) -> torch.Tensor:
     """[width, width] bool, True where the row's token may look at the column's."""
     ones = torch.ones(width, width, dtype=torch.bool, device=device)
     return ones.tril() & ones.triu(1 - window)
+
+
+def _with_sinks(
+    key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, sinks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One more key and value, both zero, whose score the mask adds: [heads, width, width + 1] instead of bools."""
+    key, value = (F.pad(tensor, (0, 0, 0, 1)) for tensor in (key, value))
+    scores = torch.zeros(mask.shape, dtype=key.dtype, device=key.device).masked_fill(~mask, -torch.inf)
+    column = sinks.to(key.dtype)[:, None, None].expand(-1, len(mask), 1)
+    return key, value, torch.cat([scores.expand(len(sinks), -1, -1), column], -1)
 
 
 class _ToBuckets(torch.autograd.Function):
