@@ -6,7 +6,9 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     GPT2Config,
+    JambaConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -54,6 +56,12 @@ CONFIGS = {
     "olmoe": lambda: OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, norm_topk_prob=False),
     "qwen2_moe": lambda: Qwen2MoeConfig(
         **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16
+    ),
+    "gemma2": lambda: Gemma2Config(
+        **SIZES, head_dim=8, query_pre_attn_scalar=8, final_logit_softcapping=4.0, attn_logit_softcapping=2.0
+    ),
+    "jamba": lambda: JambaConfig(
+        **SIZES, num_experts=1, num_experts_per_tok=1, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=4
     ),
     "gpt2": lambda: GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64),
 }

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from areal_core.errors import RunError
-from areal_fsdp.models.probe import check_module
+from areal_fsdp.models.final_logits import FinalLogits
+from areal_fsdp.models.probe import (
+    UnfitError,
+    allowed_distance,
+    check_values,
+    expected_outputs,
+    probes,
+    refuse_what_is_not_finite,
+)
 
 VOCABULARY = 512
 
@@ -25,7 +33,7 @@ class MadeUp:
         self._off = factor + rounding * (2 * torch.rand(VOCABULARY, VOCABULARY, generator=generator) - 1)
 
     def unpacked(self, sequences):
-        return self._logits[sequences]
+        return self._logits[sequences], FinalLogits()
 
     def layout(self, lengths, device):
         return None
@@ -35,16 +43,22 @@ class MadeUp:
         return {"logprobs": torch.log_softmax(logits, -1).gather(1, targets[:, None])[:, 0]}
 
 
+def check(made, dtype):
+    device = torch.device("cpu")
+    expected = expected_outputs(made, device)
+    check_values(made, probes(made, device), expected, allowed_distance(dtype, expected))
+
+
 @pytest.mark.parametrize("largest", [3.0, 33.0])
 def test_rounding_in_bfloat16_passes_whatever_the_size_of_logits(largest):
     """SmolLM2 has logits up to 33, and its log-probabilities on a GPU were 0.2 and more apart."""
-    check_module(MadeUp(largest, rounding=0.02), torch.device("cpu"), torch.bfloat16)
+    check(MadeUp(largest, rounding=0.02), torch.bfloat16)
 
 
 @pytest.mark.parametrize("largest", [3.0, 33.0])
 def test_logits_that_are_scaled_are_refused_whatever_their_size(largest):
-    with pytest.raises(RunError, match="model type 'made-up' changes its logits"):
-        check_module(MadeUp(largest, factor=1.15), torch.device("cpu"), torch.bfloat16)
+    with pytest.raises(UnfitError, match="a probe differs from transformers'"):
+        check(MadeUp(largest, factor=1.15), torch.bfloat16)
 
 
 @pytest.mark.parametrize("largest", [float("inf"), 1e39])
@@ -54,9 +68,9 @@ def test_what_is_not_finite_is_no_matter_of_the_model_type(largest):
     with pytest.raises(
         RunError, match="'made-up' is not finite, and all of its weights are: the model, or its adapter"
     ):
-        check_module(made, torch.device("cpu"), torch.float32)
+        refuse_what_is_not_finite(made, torch.float32, expected_outputs(made, torch.device("cpu")))
 
 
 def test_in_float32_rounding_of_that_size_is_refused():
-    with pytest.raises(RunError, match="model type 'made-up' changes its logits"):
-        check_module(MadeUp(33.0, rounding=0.001), torch.device("cpu"), torch.float32)
+    with pytest.raises(UnfitError, match="a probe differs from transformers'"):
+        check(MadeUp(33.0, rounding=0.001), torch.float32)

@@ -36,13 +36,16 @@ LAYOUTS = {
     "data2-tensor2": ("llama", 4, {"parallel": {"data": 2, "tensor": 2}}),
     "adapter": ("llama", 2, {"adapter": {}}),
     "adapter-context2-compiled": ("qwen3", 2, {"parallel": {"context": 2}, "compile": True, "adapter": {}}),
+    "mixers2": ("jamba", 2, {}),
+    "mixers2-compiled": ("jamba", 2, {"compile": True, "activation_checkpointing": "full"}),
+    "rows2": ("gemma2", 2, {}),
     "tensor2-context2": ("mistral", 4, {"parallel": {"tensor": 2, "context": 2}}),
 }
 """A model, how many ranks, and the engine's settings. The head is tied, not tied, and of an odd number of words. An
 adapter is that of `adapter_folder`."""
 
 
-NIGHTLY = set(LAYOUTS) - {"data2", "expert2", "tensor2", "context2", "data2-tensor2", "adapter"}
+NIGHTLY = set(LAYOUTS) - {"data2", "expert2", "tensor2", "context2", "data2-tensor2", "adapter", "mixers2", "rows2"}
 """Say little more than others do together."""
 
 

@@ -22,7 +22,7 @@ from areal_fsdp.masters import Masters
 from areal_fsdp.models.compiling import prepare_layers
 from areal_fsdp.models.export import rehearse_export, write_model
 from areal_fsdp.models.model import RoleModule, decoder_of, load_model
-from areal_fsdp.models.probe import check_module
+from areal_fsdp.models.probe import choose_rung
 from areal_fsdp.models.wide import compared_roles
 from areal_fsdp.optimizer import adamw_settings
 from areal_fsdp.parallel.file_names import named_as_in_files
@@ -97,7 +97,7 @@ class DeepSpeedEngine(RoleEngine):
         module = RoleModule(loaded, role, temperature=temperature, chunk_tokens=self._config.logprob_chunk_tokens)
         place = torch.device("cpu") if is_divided else self._device
         module.kernel = "" if is_divided else kernel
-        check_module(module.to(place), place, next(module.parameters()).dtype)
+        choose_rung(module.to(place), place, next(module.parameters()).dtype)
         module.kernel = kernel
         return module
 

@@ -18,7 +18,7 @@ from areal_fsdp.loaded import learning, load_role
 from areal_fsdp.masters import Masters
 from areal_fsdp.models.compiling import prepare_layers, should_compile
 from areal_fsdp.models.export import rehearse_export, write_model
-from areal_fsdp.models.probe import check_module, outputs_before_division
+from areal_fsdp.models.probe import choose_rung, expected_before_division
 from areal_fsdp.models.wide import compared_roles, is_wide
 from areal_fsdp.optimizer import make_optimizer, step
 from areal_fsdp.parallel.gradients import gradient_norm, sum_gradients
@@ -35,12 +35,15 @@ if TYPE_CHECKING:
 
     from areal_core.data import PackedBatch
     from areal_core.interfaces import LossSpec, ModelReference, OptimizerSettings, Role, TrainEngine
+    from areal_fsdp.attention.hugging_face import Layout
     from areal_fsdp.config import FSDPConfig
     from areal_fsdp.lora.adapter import Adapter
     from areal_fsdp.models.model import RoleModule
+    from areal_fsdp.models.probe import Choice
     from areal_fsdp.models.wide import Head
     from areal_fsdp.parallel.loading import ModelFiles
     from areal_fsdp.planning.split import Split
+    from areal_vision.places import Seen
 
 
 class FSDPEngine(RoleEngine):
@@ -61,6 +64,7 @@ class FSDPEngine(RoleEngine):
         self._optimizer: torch.optim.AdamW | None = None
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._partial: list[torch.nn.Parameter] = []
+        self._choice: Choice | None = None
         self._tried = 0  # updates in this process
         self._others: Mapping[str, TrainEngine] = {}
         self._snapshot: dict[str, Any] | None = None
@@ -83,14 +87,15 @@ class FSDPEngine(RoleEngine):
         module.kernel = chosen or module.kernel
         sizes = self._decoder, role, text.num_hidden_layers
         again = self._config.recomputing(*sizes, model.dtype, is_compiled=is_compiled)
-        prepare_layers(module.model, compile_them=is_compiled, recomputing=again)
         divides = self._ranks.tensor is not None or self._ranks.experts is not None
-        wanted = outputs_before_division(module, files) if divides else None
+        expected = expected_before_division(module, files) if divides else None
         self._parameters = self._place(module, files)
         self._module = module
         self._meter = meter_of(self._decoder, self._device, self._dtype, self._parameters if self._adapter else None)
-        check_module(module, self._device, self._dtype, wanted)
+        only_packed = self._config.parallel.needs_packing
+        self._choice = choose_rung(module, self._device, self._dtype, expected, only_packed=only_packed)
         self._reshard()
+        prepare_layers(module.model, compile_them=is_compiled, recomputing=again, eager=module.eager_layers)
         if settings.is_exported:
             rehearse_export(module.model, model, self._adapter and self._adapter.config)
         if role.trains:
@@ -201,10 +206,13 @@ class FSDPEngine(RoleEngine):
         with self._applied():
             return self._ready()(ids, layout, part["targets"], outputs, others, seen)
 
-    def _head_state(self, ids: torch.Tensor, *place: Any) -> Head:
-        self._routing.replay(None, self._role, place[0], self._ready().context)
+    def _head_state(self, ids: torch.Tensor, layout: Layout, seen: Seen | None) -> Head:
+        module = self._ready()
+        if layout.in_rows != module.in_rows:  # the layout is one for the model that this one is compared with
+            layout = module.layout(layout.lengths, self._device)
+        self._routing.replay(None, self._role, layout, module.context)
         with self._applied():
-            return self._ready().head_state(ids, *place)
+            return module.head_state(ids, layout, seen)
 
     def _other(self, role: str) -> FSDPEngine:
         """The engine of a role that this one is compared with."""

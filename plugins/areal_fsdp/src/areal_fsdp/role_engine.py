@@ -163,6 +163,7 @@ class RoleEngine:
             rank=self._ranks.share,
             ranks=self._ranks.shares,
             max_tokens=self._config.tokens_at_once,
+            is_padded=any(engine._ready().in_rows for engine in self._read_by(outputs)),
             longest=min(longest, default=None),
         )
 

@@ -133,10 +133,10 @@ def choose_attention(text: Any, config: FSDPConfig, device: torch.device, *, has
     Raises:
         RunError: ranks cannot divide the heads, or the experts.
     """
-    heads = text.num_attention_heads
+    heads = getattr(text, "num_attention_heads", 0)  # a model may have no attention
     own, own_key = config.parallel.heads(heads, getattr(text, "num_key_value_heads", None) or heads)
     config.parallel.experts(experts_of(text.to_dict()))
-    if not has_kernels:
+    if not has_kernels or not heads:
         return ""
     head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
     return choose_kernel(config.attention_kernel, own, own_key, head_size, device)

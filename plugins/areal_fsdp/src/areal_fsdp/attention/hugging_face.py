@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 
 from areal_core.errors import RunError
 from areal_fsdp.attention.kernels import kernel_for
-from areal_fsdp.attention.packed import PackedLayout, Reach, Three, packed_attention
+from areal_fsdp.attention.packed import PackedLayout, Reach, packed_attention
 from areal_fsdp.parallel.context import heads_to_tokens, tokens_to_heads
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PACKED = "areal_packed"
 """The name under which models find this attention."""
 
-_NOT_COMPUTED = ("softcap", "s_aux", "position_bias")
+_NOT_COMPUTED = ("softcap", "position_bias")
 
 
 class GraphLayout(NamedTuple):
@@ -51,14 +51,22 @@ class Layout:
     Attributes:
         position_ids: [T] int64, each token's place in its own sequence.
         packed: for attention.
+        in_rows: whether the model computes a padded row for each sequence, which are the one bucket of `packed`.
     """
 
     position_ids: torch.Tensor
     packed: PackedLayout | GraphLayout
+    in_rows: bool = False
 
     @classmethod
     def of(
-        cls, lengths: torch.Tensor | Sequence[int], device: torch.device, kernel: str = "", *, multiple: int = 1
+        cls,
+        lengths: torch.Tensor | Sequence[int],
+        device: torch.device,
+        kernel: str = "",
+        *,
+        multiple: int = 1,
+        in_rows: bool = False,
     ) -> Layout:
         """Plan a batch of sequences of these lengths, each at least 1, without waiting for the device.
 
@@ -67,7 +75,11 @@ class Layout:
             device: where the tokens are.
             kernel: the name of a kernel gives the layout that it and compiled graphs take; empty, the other one.
             multiple: what the number of tokens divides by, filled up with a sequence of its own.
+            in_rows: lay out one padded row for each sequence, for a model that computes these.
         """
+        if in_rows:
+            packed = PackedLayout.from_lengths(lengths, device, one_bucket=True)
+            return cls(packed.position_ids, packed, in_rows=True)
         if missing := -int(sum(lengths)) % multiple:
             lengths = [*map(int, lengths), missing]
         if not kernel:
@@ -79,6 +91,34 @@ class Layout:
         host_bounds = torch.nn.functional.pad(ends, (1, 0)).to(torch.int32)
         return cls(to_device(position_ids, device), GraphLayout(to_device(host_bounds, device), host_bounds, kernel))
 
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence, with one that fills up the batch."""
+        if isinstance(self.packed, PackedLayout):
+            return list(self.packed.lengths)
+        lengths: list[int] = self.packed.host_bounds.diff().tolist()
+        return lengths
+
+    @property
+    def buckets(self) -> PackedLayout:
+        """How the sequences lie side by side, for what computes them in rows."""
+        if isinstance(self.packed, PackedLayout):
+            return self.packed
+        return _layout(tuple(self.packed.host_bounds.tolist()), self.position_ids.device)
+
+    def computed(self, values: torch.Tensor, filling: int) -> torch.Tensor:
+        """Return a number for each token that the model computes, from one for each packed token [T, ...].
+
+        Args:
+            values: [T, ...].
+            filling: stands at padding.
+        """
+        if not self.in_rows:
+            return values
+        rows = self.buckets
+        laid = values.index_select(0, rows.padded_from_packed)
+        return laid if rows.padding is None else laid.index_fill(0, rows.padding, filling)
+
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """`tensor` on `device`; a copy to a GPU is only put in its queue."""
@@ -87,7 +127,7 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def _hugging_face_attention(
+def packed_attention_of_a_layer(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -96,6 +136,7 @@ def _hugging_face_attention(
     *,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
     packed_layout: PackedLayout | GraphLayout | None = None,
     packed_context: tuple[int, str] | None = None,
     **extras: Any,
@@ -105,23 +146,29 @@ def _hugging_face_attention(
 
     Dropout is not applied: log-probabilities must be those of the policy that sampled.
     """
-    _refuse_what_is_not_computed(module, packed_layout, extras)
+    _refuse_what_is_not_computed(module, packed_layout, attention_mask, extras)
     assert packed_layout is not None
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     if packed_context is not None:
+        if s_aux is not None:
+            raise RunError(f"{type(module).__name__} has attention sinks, which parallel.context does not divide")
         q, k, v = tokens_to_heads(q, k, v, *packed_context)
     if isinstance(packed_layout, PackedLayout):
-        attended = packed_attention(q, k, v, packed_layout, scale=scaling, window=sliding_window)
+        attended = packed_attention(q, k, v, packed_layout, scale=scaling, window=sliding_window, sinks=s_aux)
     else:
         scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-        attended, _ = torch.ops.areal_attention.attention(q, k, v, *packed_layout, scale, sliding_window or 0)
+        sinks = q.new_empty(0) if s_aux is None else s_aux
+        attended, _ = torch.ops.areal_attention.attention(q, k, v, sinks, *packed_layout, scale, sliding_window or 0)
     if packed_context is not None:
         attended = heads_to_tokens(attended, *packed_context)
     return attended.unsqueeze(0), None
 
 
 def _refuse_what_is_not_computed(
-    module: torch.nn.Module, layout: PackedLayout | GraphLayout | None, extras: Mapping[str, Any]
+    module: torch.nn.Module,
+    layout: PackedLayout | GraphLayout | None,
+    mask: torch.Tensor | None,
+    extras: Mapping[str, Any],
 ) -> None:
     """Raise RunError rather than leave out something that the model's attention asks for."""
     kind = type(module).__name__
@@ -130,6 +177,8 @@ def _refuse_what_is_not_computed(
             f"{kind} does not hand the batch's layout on to attention, so sequences cannot be packed",
             hints=["the engine needs a model whose layers pass keyword arguments down to transformers' interface"],
         )
+    if mask is not None:  # transformers makes none for this attention, so the layer has made it: a sparse indexer does
+        raise RunError(f"{kind} gives its attention a mask of its own, which packed attention does not compute")
     asked = [name for name in _NOT_COMPUTED if extras.get(name) is not None]
     if asked:
         raise RunError(f"{kind} asks its attention for {', '.join(asked)}, which packed attention does not compute")
@@ -139,7 +188,7 @@ def _refuse_what_is_not_computed(
 
 def register_packed_attention() -> None:
     """Make the name `PACKED` known to transformers; safe to call again."""
-    AttentionInterface.register(PACKED, _hugging_face_attention)
+    AttentionInterface.register(PACKED, packed_attention_of_a_layer)
 
 
 def _has_kernel(query: torch.Tensor) -> bool:
@@ -173,6 +222,7 @@ def attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    sinks: torch.Tensor,
     bounds: torch.Tensor,
     host_bounds: torch.Tensor,
     kernel: str,
@@ -181,10 +231,14 @@ def attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Causal packed attention as one node of a graph; see `GraphLayout`.
 
+    A sink s of a head adds exp(s) to the softmax's denominator exp(l). So the result is that of a kernel without sinks
+    times exp(l - l'), with l' = log(exp(l) + exp(s)), and the same kernel's backward pass is exact with l' for l.
+
     Args:
         query: [T, heads, head size].
         key: [T, key heads, head size].
         value: [T, key heads, head size].
+        sinks: [heads]; empty for none.
         bounds: on the device.
         host_bounds: in host memory.
         kernel: see `GraphLayout`.
@@ -197,9 +251,15 @@ def attention(
     """
     if _has_kernel(query):
         reach = _reach(host_bounds, scale, window)
-        return kernel_for(kernel, reach).forward(query, key, value, bounds, reach)
+        attended, denominator = kernel_for(kernel, reach).forward(query, key, value, bounds, reach)
+        if not len(sinks):
+            return attended, denominator
+        whole = torch.logaddexp(denominator, sinks.float()[:, None])
+        share = (denominator - whole).exp().t()[..., None]
+        return (attended * share).to(attended.dtype), whole
     layout = _layout(tuple(host_bounds.tolist()), query.device)
-    attended = packed_attention(query, key, value, layout, scale=scale, window=window or None)
+    settings: Any = {"scale": scale, "window": window or None, "sinks": sinks if len(sinks) else None}
+    attended = packed_attention(query, key, value, layout, **settings)
     return attended.contiguous(), query.new_zeros(query.shape[1], query.shape[0], dtype=torch.float32)
 
 
@@ -209,6 +269,7 @@ def attention_backward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    sinks: torch.Tensor,
     attended: torch.Tensor,
     denominator: torch.Tensor,
     bounds: torch.Tensor,
@@ -216,30 +277,41 @@ def attention_backward(
     kernel: str,
     scale: float,
     window: int,
-) -> Three:
-    """The gradients of query, key and value, in their shapes; without a kernel attention is computed once more."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of query, key, value and sinks, in their shapes; without a kernel attention is computed once more.
+
+    With the output o and its gradient g, that of a sink is -sum over tokens of exp(s - l') (g . o).
+    """
     if _has_kernel(query):
         reach = _reach(host_bounds, scale, window)
-        return kernel_for(kernel, reach).backward(
+        found = kernel_for(kernel, reach).backward(
             gradient.contiguous(), query, key, value, attended, denominator, bounds, reach
         )
+        if not len(sinks):
+            return (*found, torch.empty_like(sinks))
+        weight = (sinks.float()[:, None] - denominator).exp()
+        of_sinks = -(weight * (gradient.float() * attended.float()).sum(-1).t()).sum(1)
+        return (*found, of_sinks.to(sinks.dtype))
     layout = _layout(tuple(host_bounds.tolist()), query.device)
-    leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
+    leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value, sinks)]
+    wanted = leaves if len(sinks) else leaves[:3]
+    settings: Any = {"scale": scale, "window": window or None, "sinks": leaves[3] if len(sinks) else None}
     with _autograd_inside_an_operation():
-        again = packed_attention(leaves[0], leaves[1], leaves[2], layout, scale=scale, window=window or None)
-        of_query, of_key, of_value = torch.autograd.grad(again, leaves, gradient)
-    return of_query.contiguous(), of_key.contiguous(), of_value.contiguous()
+        again = packed_attention(leaves[0], leaves[1], leaves[2], layout, **settings)
+        grads = [part.contiguous() for part in torch.autograd.grad(again, wanted, gradient)]
+    return grads[0], grads[1], grads[2], grads[3] if len(sinks) else torch.empty_like(sinks)
 
 
 @attention.register_fake
-def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _(query: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
     count, heads, size = query.shape
     return query.new_empty(count, heads, size), query.new_empty(heads, count, dtype=torch.float32)
 
 
 @attention_backward.register_fake
-def _(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any) -> Three:
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+def _(gradient: torch.Tensor, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    query, key, value, sinks = (tensor.new_empty(tensor.shape) for tensor in inputs[:4])
+    return query, key, value, sinks
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -248,9 +320,9 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, tor
 
 
 def _gradients(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    query, key, value, bounds, host_bounds, attended, denominator = ctx.saved_tensors
+    *tensors, bounds, host_bounds, attended, denominator = ctx.saved_tensors
     found = torch.ops.areal_attention.attention_backward(
-        gradient, query, key, value, attended, denominator, bounds, host_bounds, ctx.kernel, ctx.scale, ctx.window
+        gradient, *tensors, attended, denominator, bounds, host_bounds, ctx.kernel, ctx.scale, ctx.window
     )
     return (*found, None, None, None, None, None)
 

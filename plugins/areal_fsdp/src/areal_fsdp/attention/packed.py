@@ -66,12 +66,15 @@ class PackedLayout:
         return max(self.lengths)
 
     @classmethod
-    def from_lengths(cls, lengths: torch.Tensor | Sequence[int], device: torch.device | str = "cpu") -> PackedLayout:
+    def from_lengths(
+        cls, lengths: torch.Tensor | Sequence[int], device: torch.device | str = "cpu", *, one_bucket: bool = False
+    ) -> PackedLayout:
         """Plan a batch.
 
         Args:
             lengths: [B], each at least 1.
             device: where the tokens are.
+            one_bucket: put all sequences into one bucket, as wide as the longest.
 
         Raises:
             ValueError: there is no sequence, or an empty one.
@@ -83,7 +86,7 @@ class PackedLayout:
         total = int(offsets[-1])
         position_ids = torch.arange(total) - torch.repeat_interleave(offsets[:-1], size)
         order = torch.sort(size, descending=True, stable=True).indices
-        buckets = _plan_buckets(size[order].tolist())
+        buckets = [(len(size), int(size.max()))] if one_bucket else _plan_buckets(size[order].tolist())
         width = torch.repeat_interleave(*torch.tensor(buckets).T.flip(0))
         row_start = torch.empty_like(offsets[:-1])
         row_start[order] = F.pad(width.cumsum(0), (1, 0))[:-1]
@@ -104,6 +107,18 @@ class PackedLayout:
             padding.to(device) if len(padding) else None,
             is_identity,
         )
+
+    def rows_of(self, packed: torch.Tensor) -> list[torch.Tensor]:
+        """Lay packed tokens [T, ...] side by side: for each bucket [rows, width, ...]."""
+        padded: Any = packed if self.is_identity else _ToBuckets.apply(packed, self)  # type: ignore[no-untyped-call]
+        parts = torch.split(padded, [rows * width for rows, width in self.buckets])
+        return [part.view(*bucket, *part.shape[1:]) for part, bucket in zip(parts, self.buckets, strict=True)]
+
+    def packed_of(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the packed tokens [T, ...] of buckets [rows, width, ...], in their order."""
+        parts = [part.flatten(0, 1) for part in rows]
+        padded = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return padded if self.is_identity else _FromBuckets.apply(padded, self)  # type: ignore[no-untyped-call]
 
 
 def _plan_buckets(descending: list[int]) -> list[tuple[int, int]]:
@@ -130,6 +145,7 @@ def packed_attention(
     *,
     scale: float | None = None,
     window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of every token to the tokens before it, and itself, in its own sequence.
 
@@ -140,32 +156,41 @@ def packed_attention(
         layout: of this batch, on the same device.
         scale: factor of the scores; 1 / sqrt(head size) if None.
         window: how many tokens, its own included, a token may look at; all if None.
+        sinks: [heads], a score of each head that takes its share of the softmax and has no value (gpt-oss,
+            arXiv 2508.10925); None for none.
 
     Returns:
-        [T, heads, head size] in the dtype of `query`, with gradients for all three.
+        [T, heads, head size] in the dtype of `query`, with gradients for all of these tensors.
     """
     grouped = query.shape[1] != key.shape[1]
-    if not layout.is_identity:
-        to_buckets: Any = _ToBuckets.apply  # autograd functions are untyped
-        query, key, value = (to_buckets(tensor, layout) for tensor in (query, key, value))
-    sizes = [rows * width for rows, width in layout.buckets]
     outputs = []
-    parts = (torch.split(tensor, sizes) for tensor in (query, key, value))
-    for (rows, width), *inputs in zip(layout.buckets, *parts, strict=True):
-        q, k, v = (part.unflatten(0, (rows, width)).transpose(1, 2) for part in inputs)
+    for inputs in zip(*(layout.rows_of(tensor) for tensor in (query, key, value)), strict=True):
+        q, k, v = (part.transpose(1, 2) for part in inputs)
+        width = q.shape[2]
         mask = _window_mask(width, window, query.device) if window is not None and window < width else None
+        if sinks is not None:
+            k, v, mask = _with_sinks(k, v, _window_mask(width, width, query.device) if mask is None else mask, sinks)
         attended = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
         )
-        outputs.append(attended.transpose(1, 2).flatten(0, 1))
-    padded = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return padded if layout.is_identity else _FromBuckets.apply(padded, layout)  # type: ignore[no-untyped-call]
+        outputs.append(attended.transpose(1, 2))
+    return layout.packed_of(outputs)
 
 
 def _window_mask(width: int, window: int, device: torch.device) -> torch.Tensor:
     """[width, width] bool, True where the row's token may look at the column's."""
     ones = torch.ones(width, width, dtype=torch.bool, device=device)
     return ones.tril() & ones.triu(1 - window)
+
+
+def _with_sinks(
+    key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, sinks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One more key and value, both zero, whose score the mask adds: [heads, width, width + 1] instead of bools."""
+    key, value = (F.pad(tensor, (0, 0, 0, 1)) for tensor in (key, value))
+    scores = torch.zeros(mask.shape, dtype=key.dtype, device=key.device).masked_fill(~mask, -torch.inf)
+    column = sinks.to(key.dtype)[:, None, None].expand(-1, len(mask), 1)
+    return key, value, torch.cat([scores.expand(len(sinks), -1, -1), column], -1)
 
 
 class _ToBuckets(torch.autograd.Function):

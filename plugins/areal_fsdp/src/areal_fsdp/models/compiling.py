@@ -19,7 +19,7 @@ from areal_fsdp.parallel.experts import moe_blocks
 from areal_fsdp.parallel.tensor import decoder_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from transformers import PreTrainedModel
 
@@ -71,22 +71,31 @@ def mark_dynamic(tensor: Any, dimension: int) -> None:
         torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
-def prepare_layers(model: PreTrainedModel, *, compile_them: bool, recomputing: Recomputing) -> None:
+def prepare_layers(
+    model: PreTrainedModel, *, compile_them: bool, recomputing: Recomputing, eager: Container[int] = ()
+) -> None:
     """Compile the decoder layers, or have some of their activations computed again in the backward pass, or both.
 
     A layer's `forward` is replaced, not the layer: names stay, and sharding's hooks run around it. Layers that are
     computed again whole keep their input alone, and compiled ones the result of attention too: it is as small as the
     input, and the dearest to compute again for its size.
+
+    Args:
+        model: whose layers these are.
+        compile_them: whether to compile.
+        recomputing: which layers compute what again.
+        eager: the numbers of layers that are not compiled in any case, because they are no one graph.
     """
     modes: set[bool] = set()
     layers = decoder_layers(model)
-    for layer, amount in zip(layers, recomputing.of_layers(len(layers)), strict=True):
+    for number, (layer, amount) in enumerate(zip(layers, recomputing.of_layers(len(layers)), strict=True)):
         forward: Callable[..., Any] = layer.forward
+        is_compiled = compile_them and number not in eager
         if amount == "elementwise":
             forward = _recomputed(forward, {"context_fn": _elementwise_again})
         elif amount == "whole":
-            forward = _recomputed(forward, {"context_fn": _all_but_attention_again} if compile_them else {})
-        layer.forward = _compiled_for_any_size(forward, modes) if compile_them else forward
+            forward = _recomputed(forward, {"context_fn": _all_but_attention_again} if is_compiled else {})
+        layer.forward = _compiled_for_any_size(forward, modes) if is_compiled else forward
 
 
 def _recomputed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:

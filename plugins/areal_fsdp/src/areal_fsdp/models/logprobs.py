@@ -48,6 +48,7 @@ def token_logprobs(
     with_entropy: bool,
     compiled: bool = False,
     vocabulary: Vocabulary | None = None,
+    cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """log_softmax((hidden @ weight.T + bias) / temperature) at `targets`, and its entropy.
 
@@ -61,13 +62,14 @@ def token_logprobs(
         with_entropy: whether to give the entropy.
         compiled: whether to compile what is done to the logits.
         vocabulary: how ranks divide it; None where each has all of it.
+        cap: a soft cap of the logits, before the temperature; None for none.
 
     Returns:
         log-probabilities [T] float32 and the entropy in nats, [T] float32, or None.
     """
     chunk = max(chunk_tokens, _SMALL_CHUNK_ELEMENTS // len(weight))
     logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, temperature, chunk, with_entropy, compiled, vocabulary
+        hidden, weight, bias, targets, temperature, chunk, with_entropy, compiled, vocabulary, cap
     )
     return logprobs, entropy
 
@@ -78,12 +80,21 @@ def chunks(total: int, size: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, total, size))
 
 
-def logits_of(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """[tokens, vocabulary] float32, a tensor of its own."""
+def logits_of(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, cap: float | None = None
+) -> torch.Tensor:
+    """Return logits [tokens, vocabulary] float32, a tensor of its own; with a soft cap, cap x tanh(logit / cap)."""
     if not hidden.is_cuda or hidden.dtype == torch.float32:
-        return F.linear(hidden, weight, bias).float()
-    logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
-    return logits if bias is None else logits.add_(bias)
+        logits = F.linear(hidden, weight, bias).float()
+    else:
+        logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+        logits = logits if bias is None else logits.add_(bias)
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
+def slope_of_cap(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    """Return the derivative of soft-capped logits by what they were before: 1 - (logit / cap)^2."""
+    return logits.div(cap).square_().neg_().add_(1)
 
 
 def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
@@ -242,6 +253,7 @@ class _TokenLogprobs(torch.autograd.Function):
         with_entropy: bool,
         compiled: bool,
         vocabulary: Vocabulary | None,
+        cap: float | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if vocabulary is not None:
             targets = vocabulary.places(targets, len(weight))
@@ -250,7 +262,7 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy = torch.empty_like(normalizer) if with_entropy else None
         reduce, _ = _functions(compiled)
         for part in chunks(len(hidden), chunk):
-            logits = logits_of(hidden[part], weight, bias)
+            logits = logits_of(hidden[part], weight, bias, cap)
             normalizer[part], logprobs[part], found = reduce(logits, targets[part], temperature, with_entropy)
             del logits  # before the next chunk's are made
             if entropy is not None:
@@ -261,7 +273,7 @@ class _TokenLogprobs(torch.autograd.Function):
             normalizer, logprobs, entropy = vocabulary.combine(normalizer, chosen, entropy)
         ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
         ctx.temperature, ctx.chunk, ctx.compiled = temperature, chunk, compiled
-        ctx.vocabulary = vocabulary
+        ctx.vocabulary, ctx.cap = vocabulary, cap
         ctx.set_materialize_grads(False)
         return logprobs, entropy
 
@@ -276,8 +288,10 @@ class _TokenLogprobs(torch.autograd.Function):
         _, gradient_of_logits = _functions(ctx.compiled)
 
         def gradient(part: slice) -> torch.Tensor:
-            return gradient_of_logits(
-                logits_of(hidden[part], weight, bias),
+            logits = logits_of(hidden[part], weight, bias, ctx.cap)
+            slope = None if ctx.cap is None else slope_of_cap(logits, ctx.cap)
+            of_logits = gradient_of_logits(
+                logits,
                 targets[part],
                 normalizer[part],
                 of_logprobs[part],
@@ -286,8 +300,9 @@ class _TokenLogprobs(torch.autograd.Function):
                 ctx.temperature,
                 hidden.dtype,
             )
+            return of_logits if slope is None else of_logits.mul_(slope)
 
         of_hidden, *others = head_gradients(hidden, weight, bias, ctx.chunk, gradient, ctx.needs_input_grad)
         if ctx.vocabulary is not None:
             of_hidden = ctx.vocabulary.sum(of_hidden)
-        return of_hidden, *others, *(None for _ in range(6))
+        return of_hidden, *others, *(None for _ in range(7))

@@ -18,13 +18,17 @@ from transformers import (
 from areal_core.errors import RunError
 from areal_core.plugins import extra_module
 from areal_core.servers.images import sees_images, set_attention
+from areal_fsdp.attention.asked import register_checked_attention
 from areal_fsdp.attention.hugging_face import PACKED, Layout, register_packed_attention
+from areal_fsdp.models.final_logits import FinalLogits, HeadMeasurement
 from areal_fsdp.models.logprobs import default_chunk_tokens, token_logprobs
+from areal_fsdp.models.mixers import Mixers
 from areal_fsdp.models.norms import speed_up_norms
+from areal_fsdp.models.rope import divide_rotary
 from areal_fsdp.models.wide import Head, is_wide, wide_output
 from areal_fsdp.parallel.experts import moe_blocks
 from areal_fsdp.parallel.loading import load
-from areal_fsdp.parallel.tensor import decoder_layers, own_part, whole
+from areal_fsdp.parallel.tensor import body_of, decoder_layers, own_part, whole
 from areal_fsdp.planning.decoder import Decoder
 
 if TYPE_CHECKING:
@@ -57,6 +61,9 @@ class RoleModule(torch.nn.Module):
     Attributes:
         context: where ranks have a share of the tokens each.
         vocabulary: where they have a share of the head each.
+        final: what the model does to its logits; see `areal_fsdp.models.probe.choose_rung`, which measures it.
+        mixers: the layers that compute each sequence in a row of its own.
+        rotary: the names of the rotary embeddings that compute each sequence alone.
     """
 
     def __init__(
@@ -78,6 +85,10 @@ class RoleModule(torch.nn.Module):
         self.head_name = _scalar_head_name(model) if role.head == "scalar" else ""
         self.temperature = temperature
         self.chunk_tokens = chunk_tokens
+        self.final = FinalLogits()
+        self.attention = PACKED
+        self.mixers = Mixers(model)
+        self.rotary = divide_rotary(model, self.mixers)
         places = extra_module("areal_vision.places", "fsdp", "vision") if sees_images(model.config) else None
         self.vision: VisionTokens | None = None if places is None else places.VisionTokens(model)
 
@@ -88,10 +99,26 @@ class RoleModule(torch.nn.Module):
         head: torch.nn.Linear = model.get_submodule(self.head_name) if self.head_name else model.get_output_embeddings()
         return head
 
+    @property
+    def in_rows(self) -> bool:
+        """Whether the model computes a padded row for each sequence, by transformers' own attention."""
+        return self.attention != PACKED
+
+    @property
+    def eager_layers(self) -> set[int]:
+        """The numbers of the decoder layers that are no one graph for a compiler."""
+        layers = decoder_layers(self.model)
+        return set(range(len(layers))) if self.in_rows else self.mixers.layers(layers)
+
+    def attend_by(self, attention: str) -> None:
+        """Choose the attention of the model's layers, by its name: `PACKED`, or in rows another one."""
+        self.attention = attention
+        set_attention(self.model, attention)
+
     def layout(self, lengths: torch.Tensor | Sequence[int], device: torch.device) -> Layout:
         """What `forward` has to know of sequences of these lengths; see `Layout.of`."""
         multiple = 1 if self.context is None else self.context.size
-        return Layout.of(lengths, device, self.kernel, multiple=multiple)
+        return Layout.of(lengths, device, self.kernel, multiple=multiple, in_rows=self.in_rows)
 
     def forward(
         self,
@@ -108,7 +135,7 @@ class RoleModule(torch.nn.Module):
         Returns:
             By name, with gradients unless they are off; float32 [T] but for wide ones.
         """
-        hidden = self._hidden(input_ids, layout, seen)
+        hidden = self._states(input_ids, layout, seen)
         if self.context is None:
             return self._outputs(hidden, targets, outputs, others)
         own = self.context.own(targets, len(layout.position_ids))
@@ -129,12 +156,13 @@ class RoleModule(torch.nn.Module):
 
     def head_state(self, input_ids: torch.Tensor, layout: Layout, seen: Seen | None = None) -> Head:
         """What this model's logits are made from, for another one that is compared with it: of this rank's tokens."""
-        own = self._head_of(self._hidden(input_ids, layout, seen))
+        own = self._head_of(self._states(input_ids, layout, seen))
         return replace(own, weight=own.weight.detach(), bias=None if own.bias is None else own.bias.detach())
 
     def _head_of(self, hidden: torch.Tensor) -> Head:
         weight, bias = whole(self.head.weight), getattr(self.head, "bias", None)
-        return Head(hidden, weight, None if bias is None else whole(bias), self.temperature)
+        bias = None if bias is None else whole(bias)
+        return Head(hidden, weight, bias, self.temperature / self.final.scale, self.final.cap)
 
     def see(self, batch: PackedBatch, device: torch.device) -> Seen | None:
         """The images of a batch, for `forward`; None for a model of text.
@@ -148,15 +176,21 @@ class RoleModule(torch.nn.Module):
             return None
         return self.vision.see(batch, device, self.model.dtype)
 
-    def _hidden(self, input_ids: torch.Tensor, layout: Layout, seen: Seen | None = None) -> torch.Tensor:
-        """[T, hidden size], of this rank's tokens."""
+    def _states(self, input_ids: torch.Tensor, layout: Layout, seen: Seen | None) -> torch.Tensor:
+        """Return [T, hidden size] of this rank's tokens, in the head's dtype: some models keep a float32 residual."""
+        return self._hidden(input_ids, layout, seen).to(self.head.weight.dtype)
+
+    def _hidden(self, input_ids: torch.Tensor, layout: Layout, seen: Seen | None) -> torch.Tensor:
         position_ids, context = layout.position_ids, self.context
+        self.mixers.layout = layout
+        if layout.in_rows:
+            return self._hidden_of_rows(input_ids, layout)
         if seen is not None and self.vision is not None:
             return self.vision.hidden(seen, layout.packed)
         if context is not None:
             total = len(position_ids)
             input_ids, position_ids = context.own(input_ids, total), context.own(position_ids, total)
-        hidden: torch.Tensor = self.model.base_model(
+        hidden: torch.Tensor = body_of(self.model)(
             input_ids=input_ids.unsqueeze(0),
             position_ids=position_ids.unsqueeze(0),
             use_cache=False,
@@ -165,6 +199,11 @@ class RoleModule(torch.nn.Module):
         )[0][0]
         return hidden
 
+    def _hidden_of_rows(self, input_ids: torch.Tensor, layout: Layout) -> torch.Tensor:
+        (rows,) = layout.buckets.rows_of(input_ids)
+        output: torch.Tensor = body_of(self.model)(input_ids=rows, use_cache=False)[0]
+        return layout.buckets.packed_of([output])
+
     def _logprobs(self, hidden: torch.Tensor, targets: torch.Tensor, *, with_entropy: bool) -> dict[str, torch.Tensor]:
         bias = getattr(self.head, "bias", None)
         logprobs, entropy = token_logprobs(
@@ -172,33 +211,44 @@ class RoleModule(torch.nn.Module):
             own_part(self.head.weight),
             None if bias is None else own_part(bias),
             targets,
-            temperature=self.temperature,
+            temperature=self.temperature / self.final.scale,
             chunk_tokens=self._chunk_tokens(hidden),
             with_entropy=with_entropy,
             compiled=self.compiled,
             vocabulary=self.vocabulary,
+            cap=self.final.cap,
         )
         return {"logprobs": logprobs, **({} if entropy is None else {"entropy": entropy})}
 
     def _chunk_tokens(self, hidden: torch.Tensor) -> int:
-        return self.chunk_tokens or default_chunk_tokens(len(self.head.weight), hidden.device)
+        tokens = self.chunk_tokens or default_chunk_tokens(len(self.head.weight), hidden.device)
+        return tokens if self.final.cap is None else max(1, tokens // 2)  # the cap's slope is as large as the logits
 
-    def unpacked(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """What transformers itself computes, of [B, T] int64: logits [B, T, vocabulary] or values [B, T], float32.
+    def unpacked(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, FinalLogits]:
+        """Compute [B, T] int64 as transformers does: eager attention, experts one after another, the model's forward.
 
-        Eager attention, experts one after another, the model's own forward; only for checking `forward` on a few
-        tokens.
+        Only for checking `forward` on a few tokens.
+
+        Returns:
+            Logits [B, T, vocabulary] or values [B, T], float32; and what the model does to its logits.
+
+        Raises:
+            RunError: it does something to them that this engine cannot reproduce.
         """
+        self.mixers.layout = None
         set_attention(self.model, "eager")
         products = self.model.get_experts_implementation()
         if has_experts := next(moe_blocks(self.model), None) is not None:
             self.model.set_experts_implementation("eager")
         try:
             if self.head_name:
-                return self.head(self.model.base_model(input_ids=input_ids, use_cache=False)[0])[..., 0].float()
-            return self.model(input_ids=input_ids, use_cache=False).logits.float()
+                hidden = body_of(self.model)(input_ids=input_ids, use_cache=False)[0]
+                return self.head(hidden)[..., 0].float(), FinalLogits()
+            with HeadMeasurement(self.model) as measurement:
+                logits = self.model(input_ids=input_ids, use_cache=False).logits
+            return measurement.read(logits)
         finally:
-            set_attention(self.model, PACKED)
+            set_attention(self.model, self.attention)
             if has_experts:
                 self.model.set_experts_implementation(products)
 
@@ -207,7 +257,7 @@ def _scalar_head_name(model: PreTrainedModel) -> str:
     heads = [
         name
         for name, child in model.named_children()
-        if child is not model.base_model and getattr(child, "out_features", 0) == 1
+        if child is not body_of(model) and getattr(child, "out_features", 0) == 1
     ]
     if len(heads) != 1:
         raise RunError(
@@ -241,6 +291,7 @@ def load_model(
         RunError: it cannot be read, or weights that the role needs are missing.
     """
     register_packed_attention()
+    register_checked_attention()
     path = Path(reference.path)
     if (path.is_absolute() or reference.path.startswith(".")) and not (path / "config.json").is_file():
         raise RunError(

@@ -114,7 +114,7 @@ class Routing:
         chosen: Iterable[torch.Tensor | None] = repeat(None)
         if part is not None and (experts := _choices(part, role)) is not None:
             total = len(layout.position_ids)
-            experts = F.pad(experts, (0, 0, 0, 0, 0, total - len(experts)))
+            experts = layout.computed(F.pad(experts, (0, 0, 0, 0, 0, total - len(experts))), filling=0)
             experts = experts if context is None else context.own(experts, total)
             chosen = experts.unbind(1)
         for router, own in zip(self._routers, chosen, strict=False):
@@ -142,6 +142,7 @@ class Routing:
         places = torch.arange(len(lengths) + 1, device=lengths.device)
         filling = (tokens - lengths.sum()).unsqueeze(0)
         self.sequence = places.repeat_interleave(torch.cat([lengths, filling]), output_size=tokens)
+        self.sequence = layout.computed(self.sequence, filling=len(lengths))
         if context is not None:
             self._knows_sequences = False
             self.sequence = context.own(self.sequence, tokens)

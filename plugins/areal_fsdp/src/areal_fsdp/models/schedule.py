@@ -40,8 +40,8 @@ class LearningSettings(Settings):
     max_tokens_per_microbatch: int = Field(
         16384,
         ge=1,
-        description="tokens of a micro-batch on each rank: enough for the longest answer. They are of like size, "
-        "and a longer sequence is one by itself",
+        description="Tokens of a micro-batch on each rank, enough for the longest answer. Micro-batches are balanced "
+        "by tokens, and a longer sequence gets one of its own. Padding counts where a model computes padded rows.",
     )
     logprob_chunk_tokens: int | None = Field(
         None, ge=1, description="tokens whose logits exist at once; null: 1,024 on a CPU, by its memory on a GPU"

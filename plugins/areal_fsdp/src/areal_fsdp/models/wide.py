@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from areal_core.errors import RunError
-from areal_fsdp.models.logprobs import chunks, head_gradients, logits_of
+from areal_fsdp.models.logprobs import chunks, head_gradients, logits_of, slope_of_cap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -41,12 +41,14 @@ class Head:
         weight: [vocabulary, hidden size].
         bias: [vocabulary] or None.
         temperature: logits are divided by it.
+        cap: a soft cap of the logits, before the temperature; None for none.
     """
 
     hidden: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor | None
     temperature: float
+    cap: float | None = None
 
     def first(self, ids: int) -> Head:
         """Without the ids from this one on."""
@@ -56,7 +58,14 @@ class Head:
 
     def log_distribution(self, part: slice) -> torch.Tensor:
         """log softmax of some tokens, [tokens, vocabulary] float32, without gradients."""
-        logits = logits_of(self.hidden[part], self.weight, self.bias)
+        return self.distribution_of(self.logits(part))
+
+    def logits(self, part: slice) -> torch.Tensor:
+        """Return logits [tokens, vocabulary] float32, before the temperature."""
+        return logits_of(self.hidden[part], self.weight, self.bias, self.cap)
+
+    def distribution_of(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the log-distribution that logits give; they are used up."""
         return (logits if self.temperature == 1 else logits.div_(self.temperature)).log_softmax(-1)
 
 
@@ -186,7 +195,7 @@ def _kl(of: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
 
 def _reduced(own: Head, reduction: Reduction, chunk_tokens: int) -> torch.Tensor:
     values: torch.Tensor = _Reduce.apply(  # type: ignore[no-untyped-call]
-        own.hidden, own.weight, own.bias, own.temperature, reduction, chunk_tokens
+        own.hidden, own.weight, own.bias, own.temperature, own.cap, reduction, chunk_tokens
     )
     return values
 
@@ -199,12 +208,13 @@ class _Reduce(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         temperature: float,
+        cap: float | None,
         reduction: Reduction,
         chunk: int,
     ) -> torch.Tensor:
         ctx.save_for_backward(hidden, weight, bias)
-        ctx.temperature, ctx.reduction, ctx.chunk = temperature, reduction, chunk
-        own = Head(hidden, weight, bias, temperature)
+        ctx.temperature, ctx.cap, ctx.reduction, ctx.chunk = temperature, cap, reduction, chunk
+        own = Head(hidden, weight, bias, temperature, cap)
         parts = chunks(len(hidden), chunk)
         return torch.cat([reduction.values(own.log_distribution(part), part) for part in parts])
 
@@ -212,12 +222,15 @@ class _Reduce(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias = ctx.saved_tensors
-        own = Head(hidden, weight, bias, ctx.temperature)
+        own = Head(hidden, weight, bias, ctx.temperature, ctx.cap)
 
         def gradient(part: slice) -> torch.Tensor:
-            of_logits = ctx.reduction.gradient(own.log_distribution(part), part, upstream[part])
-            scaled: torch.Tensor = of_logits.div_(ctx.temperature).to(hidden.dtype)
+            logits = own.logits(part)
+            slope = None if own.cap is None else slope_of_cap(logits, own.cap)
+            of_logits = ctx.reduction.gradient(own.distribution_of(logits), part, upstream[part])
+            of_logits = of_logits.div_(ctx.temperature)
+            scaled: torch.Tensor = (of_logits if slope is None else of_logits.mul_(slope)).to(hidden.dtype)
             return scaled
 
         found = head_gradients(hidden, weight, bias, ctx.chunk, gradient, ctx.needs_input_grad)
-        return *found, None, None, None
+        return *found, None, None, None, None

@@ -36,6 +36,12 @@ class ParallelSettings(Settings):
         """Equal for engines whose ranks have the same tokens and the same parameters."""
         return self.context, self.tensor, self.replicas, self.expert
 
+    @property
+    def needs_packing(self) -> str:
+        """The setting by which ranks divide heads or tokens, which is made for packed attention; empty for none."""
+        names = [name for name in ("tensor", "context") if getattr(self, name) > 1]
+        return f"train_engine.parallel.{names[0]}" if names else ""
+
     def problem(self, ranks: int) -> str:
         """What is wrong for so many ranks; empty where nothing is."""
         together = self.context * self.tensor

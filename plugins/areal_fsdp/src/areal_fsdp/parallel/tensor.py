@@ -129,6 +129,12 @@ class Vocabulary:
         return summed(gradient, group_name(self.mesh))
 
 
+def body_of(model: PreTrainedModel) -> torch.nn.Module:
+    """Return the part of a model that gives the last hidden states: all but its head."""
+    body: torch.nn.Module = model.base_model
+    return body if body is not model else getattr(model, "model", model)  # some name another part as their body
+
+
 def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
     """The model's layers, which are sharded, compiled and checkpointed one by one.
 
@@ -136,7 +142,8 @@ def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
         RunError: there is no list of as many modules as the config has layers.
     """
     count = model.config.get_text_config().num_hidden_layers
-    decoder = getattr(model.base_model, "language_model", model.base_model)  # else a vision tower's may be as many
+    body = body_of(model)
+    decoder: torch.nn.Module = getattr(body, "language_model", body)  # else a vision tower's may be as many
     for module in decoder.modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == count:
             return module

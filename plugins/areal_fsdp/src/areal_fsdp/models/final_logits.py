@@ -1,0 +1,140 @@
+"""What a model does to its logits behind the head, and to the hidden states before it: scales, shifts and a soft cap.
+
+A model's config names these numbers in many ways (`logit_scale`, `logits_scaling`, `final_logit_softcapping`,
+`lm_head_multiplier`). They are measured instead: in a forward pass of the model, a hook appends known numbers to the
+logits that its head returns, and the pass shows what becomes of each. The measurement is the same however small the
+logits of the model are, so a cap far above them is seen too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import torch
+
+from areal_core.errors import RunError
+from areal_fsdp.parallel.tensor import body_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from transformers import PreTrainedModel
+
+_SMALL = 1e-3
+_LARGE = 1e6
+_MAGNITUDES = (1.0, 10.0, 100.0)
+_ROWS = 2 + len(_MAGNITUDES) + 1
+_TOLERANCE = 1e-3
+"""Largest error of a number that the formula gives, relative to the number. The float32 numbers agree to 1e-6; a model
+that rounds them to bfloat16 on their way is refused."""
+
+
+_ROUNDING = 1e-6
+
+
+class FinalLogits(NamedTuple):
+    """The formula of final logits: scale x c tanh(head's product / c), with c the cap; without one, scale x product.
+
+    A number that is added to all logits of a token cancels in the softmax, so a shift is no part of it.
+
+    Attributes:
+        scale: a factor.
+        cap: in units of the head's product; None for no cap.
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
+
+
+class HeadMeasurement:
+    """A context in which one forward pass of a model shows what it does before and behind its head.
+
+    Args:
+        model: a causal language model with the linear head `get_output_embeddings()`.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._kind = model.config.model_type
+        self._head: Any = model.get_output_embeddings()
+        if not isinstance(self._head, torch.nn.Linear):
+            raise RunError(f"model type '{self._kind}' has no linear head: {type(self._head).__name__}")
+        self._bodies: set[Any] = {body_of(model), model.get_decoder()} - {
+            model
+        }  # some models call their decoder themselves
+        self._hooks: list[Any] = []
+        self._states = self._inputs = self._products = torch.zeros(0)
+
+    def __enter__(self) -> Self:
+        self._hooks = [body.register_forward_hook(self._keep_states) for body in self._bodies]
+        self._hooks.append(self._head.register_forward_hook(self._append))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _keep_states(self, _: torch.nn.Module, __: Any, output: Any) -> None:
+        if isinstance(output[0], torch.Tensor) and output[0].is_floating_point():
+            self._states = output[0]
+
+    def _append(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...], product: torch.Tensor) -> torch.Tensor:
+        self._inputs = inputs[0]
+        rows, words = len(product), product.shape[-1]
+        generator = torch.Generator().manual_seed(0)
+        draws = [size * (2 * torch.rand(words, generator=generator) - 1) for size in _MAGNITUDES]
+        known = torch.stack(
+            [torch.zeros(words), torch.full((words,), _SMALL), *draws, torch.full((words,), _LARGE)]
+        ).to(product.device)
+        self._products = known
+        return torch.cat([product, known.expand(rows, *known.shape)], 1)  # float32, if the product is less
+
+    def read(self, logits: torch.Tensor) -> tuple[torch.Tensor, FinalLogits]:
+        """Take the model's final logits apart.
+
+        Args:
+            logits: [B, T + some rows, vocabulary].
+
+        Returns:
+            The logits of the tokens, [B, T, vocabulary] float32; and the formula.
+
+        Raises:
+            RunError: there is no such formula.
+        """
+        tokens, found = logits[:, :-_ROWS].float(), logits[0, -_ROWS:].float()
+        if not torch.isfinite(self._states).all():  # the values of the probe say so, and nothing can be measured
+            return tokens, FinalLogits()
+        before = _factor(self._inputs.float(), self._states.to(self._inputs.dtype).float())
+        if before is None or (before != 1 and self._head.bias is not None):
+            raise self._refusal("its head does not get the hidden states that its layers end with")
+        shift = found[0, :1]
+        known, found = self._products, found - shift
+        top = float(found[-1, 0])
+        slope = float(found[1, 0]) / _SMALL
+        is_capped = abs(top) < 0.5 * abs(slope) * _LARGE
+        slope = 1.0 if abs(slope - 1) < _ROUNDING else slope
+        cap = top / slope if is_capped and slope else None
+        scale = slope if is_capped else top / _LARGE
+        wanted = scale * (known if cap is None else cap * torch.tanh(known / cap))
+        error = ((found - wanted).abs() / (wanted.abs() + _TOLERANCE)).nan_to_num(nan=torch.inf)
+        if not float(error.max()) <= _TOLERANCE or not scale * before > 0:
+            raise self._refusal("a product of 1e-3 to 1e6 becomes no scaled, shifted or soft-capped one")
+        return tokens, FinalLogits(scale * before, None if cap is None else cap / before)
+
+    def _refusal(self, how: str) -> RunError:
+        return RunError(
+            f"model type '{self._kind}' changes its logits in a way that this engine does not reproduce: {how}",
+            hints=["the engine computes logits that a model scales, shifts or soft-caps, all of a token alike"],
+        )
+
+
+def _factor(scaled: torch.Tensor, states: torch.Tensor) -> float | None:
+    """Return the number that `states` were multiplied by; None where there is no such number."""
+    if scaled.shape != states.shape:
+        return None
+    if torch.equal(scaled, states):
+        return 1.0
+    factor = float((scaled * states).sum() / (states * states).sum())
+    error = (scaled - factor * states).abs().max() / scaled.abs().max()
+    return factor if float(error) <= 2**-7 else None  # one rounding to bfloat16
