@@ -110,7 +110,7 @@ def try_rewards(config: RunConfig) -> Iterator[str]:
             continue  # of that the check tells
         limit_s = math.ceil(config.rollout.reward_timeout_s)
         signal.signal(signal.SIGALRM, _time_is_up)
-        signal.alarm(limit_s)
+        signal.alarm(max(limit_s, ALARM_S))  # importing and making it is no call, and a busy machine takes its time
         term = RewardTerm(reward_name(chosen), chosen.build())
         judged, abstained = 0, 0
         for place, row in rows if term.max_concurrency == 1 else ():
