@@ -16,7 +16,6 @@ import asyncio
 import heapq
 import itertools
 import random
-import selectors
 import statistics
 import tempfile
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer
+from areal_core.testing.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,40 +78,6 @@ CASES = {
     # A few answers are ten times as long as the others.
     "long tails": Case(0.008, 2e-5, 1e-3, 0.05, 2.0, 0.2, median=64, sigma=1.0, longest=1024),
 }
-
-
-class JumpingSelector(selectors.DefaultSelector):
-    """Does not wait: the loop's clock goes on to the next event."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        """What is ready; where nothing is, time passes."""
-        ready = super().select(0)
-        if not ready and timeout:
-            self.now += timeout
-        return ready
-
-
-class SimulatedLoop(asyncio.SelectorEventLoop):
-    """An event loop whose seconds cost nothing."""
-
-    def __init__(self) -> None:
-        self._jumping = JumpingSelector()
-        super().__init__(self._jumping)
-
-    def time(self) -> float:
-        """Simulated seconds."""
-        return self._jumping.now
-
-    def run_in_executor(self, executor: Any, function: Any, *arguments: Any) -> asyncio.Future[Any]:
-        """Here and now: no simulated second passes while a thread works."""
-        done = self.create_future()
-        try:
-            done.set_result(function(*arguments))
-        except Exception as error:  # noqa: BLE001 - the caller's
-            done.set_exception(error)
-        return done
 
 
 class SimulatedServer(FakeEngine):
@@ -250,7 +216,7 @@ def main() -> None:
         section = RolloutSection.model_validate(section.model_dump() | changes)
         found = []
         for seed in range(arguments.seeds):
-            with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+            with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
                 run = simulate(case, section, at_once, arguments.steps, seed, Path(folder))
                 found.append(runner.run(run))
         steady = arguments.steps // 4

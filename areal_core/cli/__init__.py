@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Have closed streams (`>&-`) lead nowhere: Python has None for them, and the next file would take their number."""
+    """Redirect closed streams (`>&-`) to /dev/null: Python has None for them, and the next file gets their number."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # it stays
         os.set_inheritable(descriptor, True)
     os.close(descriptor)

@@ -39,7 +39,7 @@ ON_HUB = "on the Hugging Face hub: a run downloads it before it starts anything"
 FIRST_ROWS = 3
 """Of each data set, which are looked at before a run: rows of another form are so from the first."""
 KEYS_S = 1.0
-"""For which rows spread over a data set are looked at for missing keys."""
+"""Time for looking through rows of a data set for missing keys, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,15 +147,9 @@ class LogprobCheck(Message):
 
 
 class LogprobCheckAnswers(Message):
-    """Answers to the requests of `LogprobCheck`.
-
-    Attributes:
-        packed: as `PackedBatch.to_bytes` writes them.
-        copies: the number of the copy that gave each answer.
-    """
+    """Answers to the requests of `LogprobCheck`, as `PackedBatch.to_bytes` writes them."""
 
     packed: bytes
-    copies: tuple[int, ...]
 
 
 class Evaluate(Message):

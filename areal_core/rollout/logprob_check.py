@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from areal_core.data import packing
 from areal_core.data.tokens import TokenIds
 from areal_core.data.trajectory import Trajectory
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import GenerationRequest, SamplingParameters
-from areal_core.messages.rollouts import LogprobCheckAnswers
 
 if TYPE_CHECKING:
     from areal_core.interfaces.inference import InferenceEngine
@@ -19,8 +20,10 @@ ANSWERS, PROMPT_TOKENS, TOKENS = 4, 8, 32
 
 async def check_answers(
     engine: InferenceEngine, sampling: SamplingParameters, version: int, vocabulary: int | None = None
-) -> LogprobCheckAnswers:
-    """Answers of every copy of the engine's weights to the same few requests.
+) -> bytes:
+    """Answers of every copy of the engine's weights to the same few requests, packed as the record of a group is.
+
+    The column `copy` says by its number which copy a token is from.
 
     Args:
         engine: that generates.
@@ -35,8 +38,7 @@ async def check_answers(
     # Nothing that looks at what was said before, so that a server that was interrupted can go on, and nothing that cuts
     # the distribution off, so that the trainer computes the same.
     sampling = SamplingParameters(sampling.temperature, count, greedy=sampling.greedy)
-    trajectories: list[Trajectory] = []
-    copies: list[int] = []
+    trajectories = []
     tokens = min(50, (vocabulary or 51) - 1)
     for number in range(ANSWERS):
         prompt = [1 + (number * 7 + place) % tokens for place in range(PROMPT_TOKENS)]
@@ -44,8 +46,9 @@ async def check_answers(
         for copy, answer in enumerate(await engine.generate_everywhere(request)):
             if set(answer.versions) - {version}:
                 raise RunError(f"a server answers with weights of versions {set(answer.versions)} and not {version}")
-            copies.append(copy)
-            trajectories.append(Trajectory.from_generation(prompt, answer))
+            trajectory = Trajectory.from_generation(prompt, answer)
+            trajectory.tokens["copy"] = np.full(len(trajectory), copy)
+            trajectories.append(trajectory)
     if not trajectories:
         raise RunError("no server answered the requests of the log-probability check")
-    return LogprobCheckAnswers(packing.to_bytes(packing.pack(trajectories)), tuple(copies))
+    return packing.to_bytes(packing.pack(trajectories))

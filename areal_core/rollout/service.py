@@ -143,7 +143,7 @@ class RolloutService:
     async def _check_logprobs(self, _: messages.LogprobCheck) -> messages.LogprobCheckAnswers:
         controller = self._controller
         settings = controller.sampling, controller.version, controller.vocabulary
-        return await check_answers(self._engine, *settings)
+        return messages.LogprobCheckAnswers(await check_answers(self._engine, *settings))
 
     async def _evaluate(self, _: messages.Evaluate) -> messages.Evaluated:
         if self._evaluator is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -178,17 +177,15 @@ class WeightSync:
         if self._count > 1 and (not every or self._count % every):
             return {}
         self.finish()
-        packed, copies = b"", b""
+        packed = b""
         if self._rollouts is not None:
-            answers = self._rollouts.call(LogprobCheck())
-            packed, copies = answers.packed, json.dumps(answers.copies).encode()
+            packed = self._rollouts.call(LogprobCheck()).packed
         batch = shift_to_predictions(PackedBatch.from_bytes(share_bytes(packed)))
-        copy_of_row = torch.tensor(json.loads(share_bytes(copies)))
         computed = self._engine.forward(batch, ["logprobs"])["logprobs"]
         counts = batch["loss_mask"]
         gaps = (batch["logprobs"] - computed).abs()[counts]
-        clipped, copy = gaps.clamp(max=LARGEST * limit), copy_of_row.repeat_interleave(batch.lengths)[counts]
-        worst = float(torch.stack([clipped[copy == one].mean() for one in set(copy_of_row.tolist())]).max())
+        clipped, copy = gaps.clamp(max=LARGEST * limit), batch["copy"][counts]
+        worst = float(torch.stack([clipped[copy == one].mean() for one in set(copy.tolist())]).max())
         if not worst <= limit:
             raise RunError(
                 f"the inference engine does not hold the weights that were synced: its log-probabilities differ by "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from areal_core.interfaces import GenerationRequest, SamplingParameters, WeightUpdate
-from tests.virtual_time import run_virtually
+from areal_core.testing.virtual_time import run_virtually
 
 
 def turn(name, conversation, most=4):

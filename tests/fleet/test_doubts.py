@@ -10,8 +10,8 @@ import pytest
 from areal_core.errors import RunError
 from areal_core.interfaces import ServerLostError, Slot, Want, WeightUpdate
 from areal_core.servers.errors import RequestRefusedError
+from areal_core.testing.virtual_time import run_virtually
 from tests.fleet.conftest import TENSORS
-from tests.virtual_time import run_virtually
 
 
 def test_a_label_of_another_run_is_not_believed(running):

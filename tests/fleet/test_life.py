@@ -17,7 +17,7 @@ from areal_core.servers.errors import RequestRefusedError
 from areal_core.servers.fleet import ServerFleet
 from areal_core.servers.interface import ServerIdentity
 from areal_core.servers.settings import FleetSettings
-from tests.virtual_time import run_virtually
+from areal_core.testing.virtual_time import run_virtually
 
 TOKENS = 16
 TENSORS = (TensorDescription("weight", "float32", (2, 2)),)

@@ -13,8 +13,8 @@ from areal_core.messages.hub import Restart
 from areal_core.servers.fleet import ServerFleet
 from areal_core.servers.pool import State
 from areal_core.servers.settings import FleetSettings
+from areal_core.testing.virtual_time import run_virtually
 from tests.fleet.conftest import TENSORS
-from tests.virtual_time import run_virtually
 
 
 def restarts(driver):

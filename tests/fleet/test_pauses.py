@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from areal_core.interfaces import ServerLostError
 from areal_core.servers import tending
-from tests.virtual_time import run_virtually
+from areal_core.testing.virtual_time import run_virtually
 
 PAUSES_S = tending.PAUSES_S
 """As they are without the fixture."""

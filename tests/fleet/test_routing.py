@@ -12,7 +12,7 @@ from areal_core.interfaces import ServerLostError, Slot, Want
 from areal_core.servers.interface import ServerIdentity
 from areal_core.servers.pool import Member, ServerPool, State
 from areal_core.servers.routing import Router
-from tests.virtual_time import run_virtually
+from areal_core.testing.virtual_time import run_virtually
 
 
 class Adapter:

@@ -12,7 +12,7 @@ from areal_core.interfaces import WeightUpdate
 from areal_core.rollout import clocks
 from areal_core.rollout.clocks import EpisodeClock
 from areal_core.testing.fakes import FakeEngine, FakeWorkflow
-from tests.virtual_time import run_virtually
+from areal_core.testing.virtual_time import run_virtually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,8 +20,8 @@ from areal_core.ledger.audit import audit
 from areal_core.rollout import controller as controller_module
 from areal_core.rollout.samples import SampleLog
 from areal_core.testing.fakes import FakeEngine, FakeWorkflow
+from areal_core.testing.virtual_time import run_virtually
 from areal_core.training.batches import token_staleness
-from tests.virtual_time import run_virtually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

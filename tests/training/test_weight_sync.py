@@ -16,7 +16,7 @@ from areal_core.config.sections import WeightSyncSection
 from areal_core.data import FinishReason, Generation
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import SamplingParameters, TensorDescription
-from areal_core.messages.rollouts import Synced, SyncWeights
+from areal_core.messages.rollouts import LogprobCheckAnswers, Synced, SyncWeights
 from areal_core.rollout.logprob_check import check_answers
 from areal_core.training import weight_sync as module
 from areal_core.training.weight_sync import Folder, WeightSync
@@ -92,8 +92,8 @@ def one_rank():
 
 def check(*differences, computed=-4.0):
     """Have the copies checked with a tolerance of 0.1."""
-    answers = asyncio.run(check_answers(Copies(*differences), SamplingParameters(max_new_tokens=64), 0))
-    rollouts = SimpleNamespace(call=lambda message: answers)
+    packed = asyncio.run(check_answers(Copies(*differences), SamplingParameters(max_new_tokens=64), 0))
+    rollouts = SimpleNamespace(call=lambda message: LogprobCheckAnswers(packed))
     engine = SimpleNamespace(forward=lambda batch, outputs: {"logprobs": torch.full([batch.token_count], computed)})
     made = WeightSync(WeightSyncSection(), engine, rollouts, Folder(), [], torch.bfloat16)
     return made.check_logprobs(0.1)

@@ -1,4 +1,4 @@
-"""An event loop whose time passes at once: whoever sleeps is woken as soon as nobody has anything to do."""
+"""An event loop whose time passes at once: a sleeping task wakes as soon as no other has anything to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Result = TypeVar("_Result")
 
 
 class _Jumping(selectors.DefaultSelector):
-    """Instead of waiting it moves the clock, but where there is no timer, or a thread is at work."""
+    """Moves the clock instead of waiting, unless there is no timer or a thread works."""
 
     now, threads = 0.0, 0
 
@@ -27,18 +27,20 @@ class _Jumping(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Its clock begins at 0 and stands still while anything happens. Not for work with sockets, which take no time."""
+    """Its clock starts at 0 and stops while any task runs. Do not use it with sockets: their work takes no time."""
 
     def __init__(self) -> None:
         self._clock = _Jumping()
         super().__init__(self._clock)
 
     def time(self) -> float:
+        """Return virtual seconds."""
         return self._clock.now
 
-    def run_in_executor(self, *work: Any) -> Any:
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]  # any arguments
+        """Run a function in a thread; no virtual time passes meanwhile."""
         self._clock.threads += 1
-        done = super().run_in_executor(*work)
+        done = super().run_in_executor(executor, func, *args)
         done.add_done_callback(self._clock.thread_ended)
         return done
 
