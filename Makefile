@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RUN_DIR ?= runs/demo-$(shell date -u +%Y%m%dT%H%M%SZ)
 
 DEMO_PLUGINS := areal_hf areal_fsdp areal_grpo areal_finetuning areal_view
-PLUGINS := $(DEMO_PLUGINS) areal_vision areal_deepspeed areal_rewards areal_trackers areal_evaluation areal_agents areal_sglang areal_vllm areal_ray areal_slurm areal_convert areal_sandboxes
+PLUGINS := $(DEMO_PLUGINS) areal_vision areal_deepspeed areal_rewards areal_trackers areal_evaluation areal_agents areal_sglang areal_vllm areal_ray areal_slurm areal_nodes areal_convert areal_sandboxes
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # Most tests wait as much as they compute. conftest.py keeps tests that share a fixture of their file on one worker.
@@ -40,7 +40,8 @@ test-nightly: $(VENV)/test-all servers
 find_python = $(shell for found in python$(1) $$HOME/.pyenv/versions/$(1)*/bin/python; do \
 	$$found -c pass 2>/dev/null && echo $$found && break; done)
 PYTHONS := $(foreach version,3.12 3.13,$(if $(call find_python,$(version)),$(version)))
-TORCH_FREE := tests/config tests/cli --ignore=tests/cli/test_new_plugin.py tests/plugins tests/messages tests/launchers tests/driver/test_attempts.py
+TORCH_FREE := tests/config tests/cli --ignore=tests/cli/test_new_plugin.py tests/plugins tests/runtime \
+	--ignore=tests/runtime/test_ending.py --ignore=tests/runtime/test_members_that_share_gpus.py
 
 test-pythons: $(PYTHONS:%=test-python-%)
 	@echo "ran on: $(if $(PYTHONS),$(PYTHONS),no further Python: neither 3.12 nor 3.13 is on this machine)"

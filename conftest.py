@@ -26,8 +26,8 @@ from areal_core.background import on_failure
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 
+    from areal_core.inference.adapter import ServerAdapter
     from areal_core.interfaces import InferenceEngine, ModelReference
-    from areal_core.servers.interface import ServerAdapter
 
 HERE = Path(__file__).parent
 SERVERS_ON_CPU = HERE / "tests" / "servers_on_cpu"
@@ -199,8 +199,8 @@ def server_tolerance() -> float:
 @contextmanager
 def _started(adapter: ServerAdapter, model: ModelReference, log: Path) -> Iterator[Callable[[], str]]:
     """A server as a run would start it; what is yielded waits until it is healthy and returns its address."""
-    from areal_core.launchers.guard import kill_tree
-    from areal_core.launchers.machine import free_port
+    from areal_core.runtime.network import free_port
+    from areal_core.runtime.process_tree import kill_tree
 
     port = free_port()
     command = adapter.command(model, "127.0.0.1", port)
@@ -322,7 +322,7 @@ def replay() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def replayed(replay: Callable[..., Any]) -> Callable[..., Any]:
     """What `call(connection)` gives against a server that replays these answers, and what the server was sent."""
-    from areal_core.servers.connection import ServerConnection
+    from areal_core.inference.http_client import ServerConnection
 
     def replayed(answers: Mapping[str, Any], call: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
         async def run() -> tuple[Any, list[Any]]:

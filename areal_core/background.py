@@ -1,7 +1,8 @@
-"""The one place of a process that starts background work: tasks of an event loop, and threads.
+"""Starts background work: tasks of the event loop, threads, and queues of calls. Other modules only wrap what they
+await themselves (`asyncio.ensure_future`).
 
-Work that ends with an exception ends the process with its cause. Nothing here restarts or forgets anything: whoever can
-live with an error handles it inside of the work.
+Work that ends with an exception ends the process with that cause. Nothing is restarted or ignored here: work that can
+survive an error handles it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from areal_core.errors import RunError
@@ -25,19 +27,19 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 TICK_S = 0.5
-TOLD_S = 5.0
-"""After which it is told that an event loop is blocked."""
+LOGGED_AFTER_S = 5.0
+"""Seconds that an event loop may block before a warning is logged."""
 SHOWN_FRAMES = 6
 OTHERS_HOLD = "functions in threads hold the interpreter; make clients once and derive them: client.with_options(...)"
-"""Where the event loop's own call waits for nothing but a new thread."""
+"""Advice if the event loop only waits for a new thread to start: threads of user code hold the interpreter."""
 
 
 def start_task(work: Coroutine[Any, Any, _Result], name: str) -> asyncio.Task[_Result]:
-    """Run a coroutine beside everything else of the running event loop.
+    """Run a coroutine as a task of the running event loop.
 
     Args:
-        work: ends by itself or is cancelled.
-        name: what it is for, in words, for the error.
+        work: an exception that it raises ends the process; being cancelled does not.
+        name: what the work does, for the error message.
     """
     task = asyncio.get_running_loop().create_task(work)
     _tasks.add(task)
@@ -51,7 +53,7 @@ def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
     def guarded() -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it must not end unseen
+        except BaseException as error:  # noqa: BLE001 - any exception must be reported
             _handler(name, error)
 
     thread = threading.Thread(target=guarded, name=name, daemon=True)
@@ -59,19 +61,105 @@ def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
     return thread
 
 
+class BackgroundQueue:
+    """Makes calls one after another in a thread of its own, so that a call which blocks delays no other work.
+
+    The queue is bounded: when it is full, it drops its oldest call. It reports how many it has dropped before it makes
+    the next call, in its own thread.
+
+    Args:
+        name: of the thread.
+        size: calls that may wait.
+        report_dropped: called with the number of calls that were dropped since the last report.
+    """
+
+    def __init__(self, name: str, size: int, report_dropped: Callable[[int], None]) -> None:
+        self._size = size
+        self._report_dropped = report_dropped
+        self._changed = threading.Condition()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._dropped = 0
+        self._call_began: float | None = None
+        self._is_closed = False
+        start_thread(self._run, name)
+
+    def __len__(self) -> int:
+        """Return the number of waiting calls, without the running one."""
+        return len(self._calls)
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds since the running call began; 0 if none runs."""
+        began = self._call_began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def put(self, call: Callable[[], None]) -> int:
+        """Queue a call and return immediately. A closed queue ignores it.
+
+        Args:
+            call: handles its own exceptions; an exception that it raises ends the process, as in all background work.
+
+        Returns:
+            How many calls were dropped since the last report, for room for this one and those before it.
+        """
+        with self._changed:
+            if self._is_closed:
+                return 0
+            if len(self._calls) == self._size:
+                self._calls.popleft()
+                self._dropped += 1
+            self._calls.append(call)
+            self._changed.notify_all()
+            return self._dropped
+
+    def close(self, deadline: float) -> bool:
+        """Take no more calls, and wait until those in the queue have been made.
+
+        Args:
+            deadline: time of `time.monotonic()` at which the wait ends. The thread continues after it.
+
+        Returns:
+            Whether all calls were made by then.
+        """
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            remaining_s = max(0.0, deadline - time.monotonic())
+            return self._changed.wait_for(lambda: self._call_began is None and not self._calls, remaining_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._call_began = None
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._calls or self._is_closed)
+                if not self._calls:
+                    return
+                call = self._calls.popleft()
+                dropped, self._dropped = self._dropped, 0
+                self._call_began = time.monotonic()
+            if dropped:
+                self._report_dropped(dropped)
+            call()
+
+
 def on_failure(handler: Handler) -> Handler:
-    """Say what happens when background work fails: called with its name and the exception; the former handler."""
+    """Set the function that handles failed background work, called with its name and the exception.
+
+    Returns:
+        The handler that it replaces.
+    """
     global _handler
     former, _handler = _handler, handler
     return former
 
 
 def watch_event_loop(limit_s: float, log: Callable[[str], None]) -> None:
-    """Notice, from a thread, when something blocks the running event loop, and say which line it is; until it closes.
+    """Log the stack of a call that blocks the running event loop. A thread watches the loop until it is closed.
 
     Args:
-        limit_s: after which it ends as background work that failed, with `RunError`.
-        log: called in that thread with what is to be said.
+        limit_s: seconds of blocking that end the process, as failed background work with a `RunError`.
+        log: called in that thread with a message.
     """
     beats, loop_thread, loop = [0], threading.get_ident(), asyncio.get_running_loop()
 
@@ -88,12 +176,12 @@ def watch_event_loop(limit_s: float, log: Callable[[str], None]) -> None:
                 return
             if beats[0] != seen:
                 if is_reported:
-                    log("the event loop goes on")
+                    log("the event loop continues")
                 seen, blocked_s, is_reported = beats[0], 0.0, False
                 continue
-            # Its own ticks are counted, and no clock is read: a process that was stopped as a whole has not blocked.
+            # Count ticks instead of reading a clock: a process that was suspended as a whole has not blocked.
             blocked_s += TICK_S
-            if blocked_s < TOLD_S or (is_reported and blocked_s < limit_s):
+            if blocked_s < LOGGED_AFTER_S or (is_reported and blocked_s < limit_s):
                 continue
             frame = sys._current_frames().get(loop_thread)
             stack = "".join(traceback.format_stack(frame)[-SHOWN_FRAMES:])
@@ -116,7 +204,7 @@ def _task_ended(task: asyncio.Task[Any], name: str) -> None:
 
 
 def _interrupt(name: str, error: BaseException) -> None:
-    """In a program that is no process of a run: tell, and interrupt its main thread."""
+    """Handle failed work in a program that is no process of a run: print the error and interrupt the main thread."""
     sys.stderr.write(f"areal: background work failed: {name}\n{''.join(traceback.format_exception(error))}")
     if not callable(signal.getsignal(signal.SIGINT)):  # ignored, as a shell's background jobs do: nothing to interrupt
         sys.stderr.flush()
@@ -125,5 +213,5 @@ def _interrupt(name: str, error: BaseException) -> None:
 
 
 _tasks: set[asyncio.Task[Any]] = set()
-"""An event loop holds its tasks weakly; these are those under way."""
+"""Running tasks. An event loop holds its tasks only weakly."""
 _handler: Handler = _interrupt

@@ -1,5 +1,4 @@
-"""Writing to disk so that a power cut takes nothing that was called durable, and saying which disk refuses; and what
-is in the weights of a model's folder."""
+"""Files that survive a power cut, errors that name the full disk, and the names and shapes of a model's weights."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from areal_core.errors import RunError
 
@@ -21,35 +20,39 @@ if TYPE_CHECKING:
 
 
 PATIENCE_S = 60.0
-"""How long a run waits for a disk that refuses: somebody may be making room, or another program may just be done."""
+"""Seconds for which a refused write is retried. The user may be freeing space, or another program may end."""
 RETRY_INTERVAL_S = 0.25
+"""Seconds between two tries."""
 READERS = 8
-"""Files that are read at once for their digests: a disk of many is slow to a single reader."""
+"""Files that are read concurrently for their digests. A network disk is slow for a single reader."""
 CHUNK_BYTES = 1 << 22
+"""Bytes that are read from a file at a time."""
+WEIGHTS_INDEX = "model.safetensors.index.json"
+"""Name of the file that maps each tensor of a model to its file."""
 _STATES = ("new", "former")
-"""Of hidden folders beside one that is being replaced."""
+"""Suffixes of the hidden folders beside a folder that is being replaced."""
 FULL_BYTES = 1 << 20
-"""Less than this free is full: whoever fails now failed for want of room."""
+"""Free bytes below which a failed write is reported as a full disk."""
 
 
 class DiskError(RunError):
-    """The disk refuses to be written: it is full, read-only, or not ours. It may take the same again a moment later."""
+    """The disk refuses a write: it is full, read-only, or belongs to another user. A retry may succeed."""
 
 
 @contextmanager
 def writing(what: str, path: Path) -> Iterator[None]:
-    """Turn what the system says of a failed write into one sentence.
+    """Turn the errors of failed writes in the block into `DiskError`.
 
     Args:
-        what: is written, in words: "the ledger".
-        path: where.
+        what: name of what is written, for the message, such as "the ledger".
+        path: file or folder that is written.
 
     Raises:
-        DiskError: names the disk, why it refuses, and what is free on it.
+        DiskError: the disk refuses. The message has the cause, and the hints have the free space.
     """
     try:
         yield
-    except RunError:  # it is in our words already
+    except RunError:  # it has a message of areal already
         raise
     except Exception as error:
         if reason := _reason(error, path):
@@ -58,59 +61,61 @@ def writing(what: str, path: Path) -> Iterator[None]:
 
 
 def _reason(error: Exception, path: Path) -> str:
-    """Why the disk refused; empty for an error that is none of the disk's."""
+    """Return why the disk refused; empty if the disk did not cause the error."""
     if isinstance(error, OSError):
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return "the disk is full" if is_full else str(error.strerror or error)
-    # PyTorch and safetensors say it in words of their own ("iostream error", "unexpected pos 704").
+    # PyTorch and safetensors raise errors of their own for a full disk ("iostream error", "unexpected pos 704").
     return "the disk is full" if free_bytes(path) < FULL_BYTES else ""
 
 
 def free_bytes(path: Path) -> int:
-    """Return the bytes that are free on the disk of a folder, which need not exist yet."""
+    """Return the free bytes on the disk of a folder. The folder need not exist yet."""
     return shutil.disk_usage(_nearest(path)).free
 
 
 def _nearest(path: Path) -> Path:
-    """The folder itself, or the lowest one above it that exists."""
+    """Return the folder itself, or its nearest parent that exists."""
     return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
 def in_mebibytes(size: int) -> str:
-    """Return a number of bytes for people."""
+    """Format a number of bytes in KiB or MiB."""
     return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size / 2**10:,.1f} KiB"
 
 
 def refused(what: str, path: Path, reason: str) -> DiskError:
-    """The error of a write that was refused, with what is free there."""
-    usage = shutil.disk_usage(place := _nearest(path))
+    """Return the error of a refused write, with the free space in its hints."""
+    folder = _nearest(path)
+    usage = shutil.disk_usage(folder)
     return DiskError(
         f"{what} cannot be written to {path}: {reason}",
         hints=[
-            f"{in_mebibytes(usage.free)} of {in_mebibytes(usage.total)} are free on the disk of {place}",
-            "nothing committed is lost: make room, then continue with --resume",
+            f"{in_mebibytes(usage.free)} of {in_mebibytes(usage.total)} are free on the disk of {folder}",
+            "nothing committed is lost: free some space, then continue with --resume",
         ],
     )
 
 
 def require_room(what: str, folder: Path, size: int) -> None:
-    """Raise `DiskError` where fewer than `size` bytes are free."""
+    """Raise `DiskError` if fewer than `size` bytes are free."""
     if free_bytes(folder) < max(size, FULL_BYTES):
         raise refused(what, folder, f"it takes {in_mebibytes(size)}, and the disk is full")
 
 
 def wait_for_room(what: str, folder: Path, size: int, log: Callable[[str], None]) -> None:
-    """Return when `size` bytes are free; raises as `patiently`, after as long a wait."""
-    patiently(lambda: require_room(what, folder, size), log)
+    """Wait until `size` bytes are free; see `retry_refused`."""
+    retry_refused(lambda: require_room(what, folder, size), log)
 
 
-def patiently(write: Callable[[], None], log: Callable[[str], None]) -> None:
-    """Write, again and again for a while where the disk refuses, and say so once.
+def retry_refused(write: Callable[[], None], log: Callable[[str], None]) -> None:
+    """Call `write`, and retry it for `PATIENCE_S` seconds while the disk refuses. Log the first refusal.
 
     Raises:
-        DiskError: it still does.
+        DiskError: the disk still refuses.
     """
-    deadline, is_reported = time.monotonic() + PATIENCE_S, False
+    deadline = time.monotonic() + PATIENCE_S
+    is_reported = False
     while True:
         try:
             return write()
@@ -123,8 +128,19 @@ def patiently(write: Callable[[], None], log: Callable[[str], None]) -> None:
         time.sleep(RETRY_INTERVAL_S)
 
 
+def open_private(path: Path, mode: str, **options: Any) -> IO[Any]:
+    """Open a file for writing. A new file can be read by its user only: it may have prompts, secrets or logs.
+
+    Args:
+        path: the file.
+        mode: see `open`.
+        options: see `open`.
+    """
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600), **options)
+
+
 def append_line(what: str, path: Path, line: str) -> None:
-    """Append a line whole or not at all.
+    """Append a line to a file, completely or not at all.
 
     Raises:
         DiskError: the disk refuses.
@@ -134,42 +150,44 @@ def append_line(what: str, path: Path, line: str) -> None:
         end = file.tell()
         try:
             if file.write(data) < len(data):
-                raise OSError(errno.ENOSPC, "the disk took a part of it")
+                raise OSError(errno.ENOSPC, "only a part was written")
         except OSError:
             file.truncate(end)
             raise
 
 
 def append_events(path: Path, *events: Mapping[str, object]) -> None:
-    """Append lines of JSON to what a run records of itself; a disk that is full costs the lines."""
+    """Append lines of JSON to a timeline. If the disk is full, the lines are lost."""
     with suppress(OSError), path.open("a", encoding="utf-8") as file:
         file.write("".join(f"{json.dumps(event)}\n" for event in events))
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects with a step in a file, a line each, and nothing else: a crash may have cut a line off, and a
-    damaged disk may hold anything."""
+    """Read the lines of a file that are JSON objects with an integer `step`.
+
+    Other lines are skipped: a crash may have cut a line off, and a damaged disk may return anything.
+    """
     steps = []
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         with suppress(ValueError, RecursionError):
-            found = json.loads(line)
-            if isinstance(found, dict) and type(found.get("step")) is int:
-                steps.append(found)
+            step = json.loads(line)
+            if isinstance(step, dict) and type(step.get("step")) is int:
+                steps.append(step)
     return steps
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
-    """Bytes of each file below a folder, by its path in it."""
+    """Return the size in bytes of each file below a folder, by its relative path."""
     return {str(file.relative_to(folder)): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
 
 
 def changed_files(folder: Path, sizes: Mapping[str, int], digests: Mapping[str, int] | None = None) -> list[str]:
-    """Of the files that a folder had, those that are not there any more or have another size or digest, in words.
+    """Describe each file of a folder that is missing or has another size or digest than before.
 
     Args:
-        folder: of the files.
-        sizes: as `file_sizes` gave them.
-        digests: as `file_digests` gave them; None or empty reads no file.
+        folder: folder of the files.
+        sizes: former result of `file_sizes`.
+        digests: former result of `file_digests`; None or empty skips the comparison of digests.
 
     Raises:
         OSError: a file cannot be read.
@@ -180,13 +198,15 @@ def changed_files(folder: Path, sizes: Mapping[str, int], digests: Mapping[str, 
         for name, size in sizes.items()
         if now.get(name) != size
     ]
-    found = file_digests(folder) if digests and not changed else {}
-    odd = [name for name, digest in (digests or {}).items() if found and found.get(name) != digest]
-    return changed + [f"{folder / name} holds other bytes than were written" for name in odd]
+    if changed or not digests:
+        return changed
+    digests_now = file_digests(folder)
+    damaged = [name for name, digest in digests.items() if digests_now.get(name) != digest]
+    return [f"{folder / name} has other contents than were written" for name in damaged]
 
 
 def file_digests(folder: Path) -> dict[str, int]:
-    """CRC-32 of each file below a folder, by its path in it; big files are never in memory whole.
+    """Return the CRC-32 of each file below a folder, by its relative path. Files are read in chunks.
 
     Raises:
         OSError: a file cannot be read.
@@ -197,7 +217,7 @@ def file_digests(folder: Path) -> dict[str, int]:
 
 
 def file_digest(path: Path) -> int:
-    """CRC-32 of a file."""
+    """Return the CRC-32 of a file."""
     digest = 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -206,12 +226,12 @@ def file_digest(path: Path) -> int:
 
 
 def tree_size(folder: Path) -> int:
-    """Bytes of all files below a folder."""
+    """Return the size in bytes of all files below a folder."""
     return sum(file_sizes(folder).values())
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a file; when this returns, file and name outlast a power cut. Where the disk refuses, nothing is left."""
+    """Write a file and sync it and its name to disk. If the disk refuses, remove the file and raise `OSError`."""
     try:
         with path.open("wb") as file:
             file.write(data)
@@ -220,12 +240,12 @@ def write_durably(path: Path, data: bytes) -> None:
         sync_folder(path.parent)
     except OSError:
         with suppress(OSError):
-            path.unlink()  # the half of it that was written would only take room
+            path.unlink()  # an incomplete file only takes space
         raise
 
 
 def replace_durably(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, also where the power is cut."""
+    """Replace a file atomically. After a power cut it has the old or the new contents."""
     fresh = path.with_name(f".{path.name}.new")
     write_durably(fresh, data)
     fresh.replace(path)
@@ -234,12 +254,12 @@ def replace_durably(path: Path, data: bytes) -> None:
 
 @contextmanager
 def replacing_folder(what: str, folder: Path, *, swaps: bool = True) -> Iterator[Path]:
-    """A hidden folder to write into; it takes the place of another one, whole and synced, when the block ends.
+    """Yield a hidden folder to write into. When the block ends, sync it and let it replace `folder`.
 
     Args:
-        what: is written, in words.
-        folder: is replaced, where it is there; it stays as it was where the block fails.
-        swaps: False on ranks that help to write, and leave the rest to the first one.
+        what: name of what is written, for the error message.
+        folder: folder to create or replace. It does not change if the block raises.
+        swaps: False on ranks that only help to write; the main rank replaces the folder.
 
     Raises:
         DiskError: the disk refuses.
@@ -255,12 +275,12 @@ def replacing_folder(what: str, folder: Path, *, swaps: bool = True) -> Iterator
 
 
 def fresh_folder(folder: Path) -> Path:
-    """Where what may replace a folder is written first; `settle_folder` removes it."""
+    """Return the path of the hidden folder that may replace a folder. `settle_folder` removes it."""
     return folder.with_name(f".{folder.name}.{_STATES[0]}")
 
 
 def _swap(folder: Path) -> None:
-    """Let what is fresh take the place of a folder, whole and synced."""
+    """Sync the new folder and let it replace the former one."""
     fresh, former = (folder.with_name(f".{folder.name}.{state}") for state in _STATES)
     sync_tree(fresh)
     if folder.exists():
@@ -270,16 +290,16 @@ def _swap(folder: Path) -> None:
 
 
 def settle_folder(folder: Path) -> None:
-    """Put right what a process has left that was killed within `replacing_folder`, or between two of its own steps."""
+    """Complete or undo a replacement that a kill interrupted in `replacing_folder`."""
     fresh, former = (folder.with_name(f".{folder.name}.{state}") for state in _STATES)
-    if former.exists() and not folder.exists():  # between the two renames: what is fresh is whole
+    if former.exists() and not folder.exists():  # killed between the two renames: the new folder is complete
         (fresh if fresh.exists() else former).rename(folder)
     for left in (fresh, former):
         shutil.rmtree(left, ignore_errors=True)
 
 
 def sync_names(folder: Path, top: Path) -> None:
-    """Let the name of a folder, and of all above it up to that of `top`, outlast a power cut."""
+    """Sync the name of a folder, and the names of its parents up to `top`, to disk."""
     for path in (folder, *folder.parents):
         sync_folder(path)
         if path == top.parent:
@@ -287,7 +307,7 @@ def sync_names(folder: Path, top: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Let the names in a folder outlast a power cut."""
+    """Sync the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -296,7 +316,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Let everything below a folder, and its own name, outlast a power cut."""
+    """Sync everything below a folder, and the folder's name, to disk."""
     for path, _, names in os.walk(folder):
         for name in names:
             with Path(path, name).open("rb") as file:
@@ -306,40 +326,66 @@ def sync_tree(folder: Path) -> None:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder is there; a name that is too long for one is none (`Path.is_dir` raises)."""
+    """Return whether a folder exists. Unlike `Path.is_dir`, this does not raise if the name is too long."""
     return os.path.isdir(path)  # noqa: PTH112
 
 
-def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor in the safetensors files of a folder, from their headers; imports no torch.
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files from which transformers loads a model; empty if there are none.
+
+    These are `model.safetensors`, or else the files in the index. A folder without both was written by areal, and all
+    its files count. Other files, such as `consolidated.safetensors`, have the same weights under other names.
 
     Raises:
-        RunError: there are none, or one of them is not complete; or there is an index that does not fit them.
+        RunError: the index cannot be read, or it names files that are missing.
+    """
+    if (single := folder / "model.safetensors").is_file():
+        return [single]
+    if not (folder / WEIGHTS_INDEX).is_file():
+        return sorted(folder.glob("*.safetensors"))
+    return [folder / name for name in sorted(set(_indexed(folder).values()))]
+
+
+def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Read the name and shape of every tensor in `weight_files` from the files' headers, without torch.
+
+    Raises:
+        RunError: there are no weights, a file is incomplete, or the index does not fit the files.
     """
     from safetensors import SafetensorError, safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    paths = weight_files(folder)
+    for path in paths:
         try:
-            if not path.is_file():  # a pipe would be waited for
-                raise OSError("it is not a file, nor a link to one")
+            if not path.is_file():  # opening a pipe would block
+                raise OSError("it is neither a file nor a link to a file")
             with safe_open(path, "np") as file:
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
-            raise RunError(f"the weights in {path} are not complete, or a Git LFS pointer: {error}") from None
+            raise RunError(f"the weights in {path} are incomplete, or are a Git LFS pointer: {error}") from None
         except OSError as error:
             raise RunError(f"the weights in {path} cannot be read: {error}") from None
     if not shapes:
-        raise RunError(f"there are no weights in {folder}: it holds no *.safetensors with tensors")
-    index = folder / "model.safetensors.index.json"
-    if index.is_file() and not (folder / "model.safetensors").is_file():  # which is read first
-        try:
-            places = {str(name): str(file) for name, file in json.loads(index.read_text())["weight_map"].items()}
-            missing = sorted({file for file in places.values() if not (folder / file).is_file()})
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise RunError(f"{index} is not an index: {type(error).__name__}: {error}") from error
-        if missing:
-            raise RunError(f"{index} names files that are missing: {', '.join(missing[:3])}")
-        if absent := sorted(places.keys() - shapes.keys()):
-            raise RunError(f"{index} names tensors that no file holds: {', '.join(absent[:3])}")
+        is_old = any(folder.glob("*.bin"))
+        hint = "it has weights in PyTorch's older format, *.bin: load them with transformers, then call save_pretrained"
+        raise RunError(
+            f"there are no weights in {folder}: it has no *.safetensors with tensors", hints=[hint] if is_old else []
+        )
+    is_indexed = (folder / WEIGHTS_INDEX).is_file() and paths != [folder / "model.safetensors"]
+    if is_indexed and (absent := sorted(_indexed(folder).keys() - shapes.keys())):
+        raise RunError(f"{folder / WEIGHTS_INDEX} names tensors that no file has: {', '.join(absent[:3])}")
     return shapes
+
+
+def _indexed(folder: Path) -> dict[str, str]:
+    """Return the file of each tensor from the folder's index. All these files exist."""
+    index = folder / WEIGHTS_INDEX
+    try:
+        places = {str(name): str(file) for name, file in json.loads(index.read_text())["weight_map"].items()}
+        missing = sorted({file for file in places.values() if not (folder / file).is_file()})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise RunError(f"{index} is not an index: {type(error).__name__}: {error}") from error
+    if missing:
+        raise RunError(f"{index} names files that are missing: {', '.join(missing[:3])}")
+    return places

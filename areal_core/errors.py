@@ -1,20 +1,19 @@
-"""Every error that areal raises on purpose, and the exit code that each one ends the program with.
+"""The errors that areal raises on purpose, and the exit code of the program for each.
 
     ArealError
-    ├── UsageError                 2   the command line itself is wrong
-    ├── ConfigError                2   a config, or a value in it, is wrong; carries all problems found
-    ├── PluginError                2   something about plugins; the subclasses say what
-    │   ├── PluginMissingError          2   a plugin that was named is not installed
-    │   ├── PluginBrokenError           2   it is installed and cannot be loaded, or supplies something invalid
-    │   ├── PluginIncompatibleError     2   its range on areal-core excludes the core that is installed, or is missing
+    ├── UsageError                 2   the command line is wrong
+    ├── ConfigError                2   a config, or a value in it, is wrong; has all problems of the config
+    ├── PluginError                2   a problem with plugins
+    │   ├── PluginMissingError          2   a plugin is not installed
+    │   ├── PluginBrokenError           2   a plugin cannot be loaded, or supplies something invalid
+    │   ├── PluginIncompatibleError     2   a plugin does not support the installed version of areal-core
     │   ├── PluginConflictError         2   two plugins claim one name
-    │   └── ComponentNotFoundError      2   no loaded plugin supplies a component of this name
-    └── RunError                   1   the request was right and the run failed
-        └── LostError              1   a process or a node was lost: from the last commit on it may well go better
+    │   └── ComponentNotFoundError      2   no loaded plugin has a component of this name
+    └── RunError                   1   the request was right, and the run failed
+        └── LostError              1   a process or a node was lost: a retry from the last commit may succeed
 
-An error is read by somebody who wants to go on working. Its message says what was asked and what is wrong; its hints,
-one line each, say first which command or edit repairs it and then what is available. The command line prints both
-without a traceback; `--debug` shows the traceback.
+The message of an error has what was requested and what is wrong. Its hints are lines: first the command or edit that
+repairs it, then what is available. The command line prints both without a traceback; `--debug` adds the traceback.
 """
 
 from __future__ import annotations
@@ -32,54 +31,54 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 _STEERING = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What steers a terminal instead of being shown; lines and tabs are shown."""
+"""Matches control sequences of terminals, except for newlines and tabs."""
 
 
 def printable(text: str) -> str:
-    """A text for a terminal, in which others may have had a word: the end of a log, what an agent raised."""
+    """Remove control sequences from a text that may come from others, such as the end of a log or an agent's error."""
     return _STEERING.sub("", text)
 
 
 def written_for(stream: TextIO, text: str) -> str:
-    """A text in the letters that a stream has: in the C locale it has none of other alphabets, and they are numbers."""
-    code = stream.encoding or "utf-8"
-    return text.encode(code, "backslashreplace").decode(code)
+    """Replace the characters that a stream cannot encode, such as non-ASCII letters in the C locale, with escapes."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def let_go(stream: TextIO) -> None:
-    """What a stream still holds goes nowhere: Python would try it again at the program's end, and end with 120."""
+    """Redirect a broken stream to /dev/null. Otherwise Python flushes it again at exit and exits with code 120."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def traceback_of(error: BaseException) -> str:
-    """As Python writes it; the last line says what failed, also of a group: its own words and its first error."""
+    """Format an error with its traceback. The last line of an exception group also names its first error."""
     first = error
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
-    words = "".join(traceback.format_exception(error))
-    return words if first is error else f"{words}{error}: {type(first).__name__}: {first}"
+    text = "".join(traceback.format_exception(error))
+    return text if first is error else f"{text}{error}: {type(first).__name__}: {first}"
 
 
 def own_lines(error: BaseException) -> list[traceback.FrameSummary]:
-    """The lines that led to an error and are not of Python, of a library or of areal; the last one is nearest to it."""
+    """Return the frames of an error in the user's own code, without Python, libraries and areal, innermost last."""
     installed = (sys.prefix, sys.base_prefix, "<", str(Path(__file__).parent))
     return [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(installed)]
 
 
 def line_of(error: BaseException) -> str:
-    """The last of `own_lines`, and the first where that is another one, in brackets; empty without one."""
-    named = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in own_lines(error)]
-    return f" ({', called from '.join(dict.fromkeys((named[-1], named[0])))})" if named else ""
+    """Return the innermost and the outermost of `own_lines` in parentheses; empty if there are none."""
+    places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in own_lines(error)]
+    return f" ({', called from '.join(dict.fromkeys((places[-1], places[0])))})" if places else ""
 
 
 def writable(text: object) -> str:
-    """A text that UTF-8 can hold: half a character, such as half an emoji, is written as its number."""
+    """Replace unpaired surrogates, which UTF-8 cannot encode, with escapes."""
     return str(text).encode("utf-8", "backslashreplace").decode()
 
 
 class ArealError(Exception):
-    """The root of the tree: a message, hint lines and the exit code of the program."""
+    """Base of all errors: a message, hints, and the exit code of the program."""
 
     exit_code = 2
 
@@ -99,7 +98,7 @@ class UsageError(ArealError):
 
 
 class ConfigError(ArealError):
-    """A config is wrong. `problems` holds each mistake with its place; all of them are found before any is told."""
+    """A config is wrong. `problems` has every mistake with its place."""
 
     def __init__(self, message: str, *, hints: Iterable[str] = (), problems: Sequence[str] = ()) -> None:
         super().__init__(message, hints=hints)
@@ -107,9 +106,9 @@ class ConfigError(ArealError):
 
 
 class PluginError(ArealError):
-    """Something about plugins is wrong; the message names the plugin, its distribution and its version.
+    """A problem with plugins. The message names the plugin, its distribution and its version.
 
-    Several errors found at once travel as one: `parts` are they, or the error itself.
+    If there are several problems, one error is raised and `parts` has an error for each. Otherwise `parts` has itself.
     """
 
     def __init__(self, message: str, *, hints: Iterable[str] = (), parts: Sequence[PluginError] = ()) -> None:
@@ -118,7 +117,7 @@ class PluginError(ArealError):
 
 
 class PluginMissingError(PluginError):
-    """Plugins that were named are not installed; `names` are theirs."""
+    """Plugins are not installed; `names` has their names."""
 
     def __init__(self, message: str, *, hints: Iterable[str] = (), names: Sequence[str] = ()) -> None:
         super().__init__(message, hints=hints)
@@ -126,11 +125,11 @@ class PluginMissingError(PluginError):
 
 
 class PluginBrokenError(PluginError):
-    """A plugin is installed but cannot be imported, or what it supplies does not follow the rules."""
+    """A plugin is installed but cannot be imported, or supplies something invalid."""
 
 
 class PluginIncompatibleError(PluginError):
-    """A plugin's declared range on areal-core does not contain the core that is installed, or is not declared."""
+    """A plugin does not support the installed version of areal-core, or does not declare which it supports."""
 
 
 class PluginConflictError(PluginError):
@@ -148,4 +147,4 @@ class RunError(ArealError):
 
 
 class LostError(RunError):
-    """A process of the run was killed, hung or fell silent, or its node did: nothing that was asked is at fault."""
+    """A process or a node of the run was killed, hung, or stopped responding. The request is not at fault."""

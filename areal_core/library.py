@@ -34,7 +34,7 @@ from areal_core.config import resolve
 from areal_core.config.yaml_text import dump
 from areal_core.driver.execution import execute
 from areal_core.errors import ArealError, ConfigError
-from areal_core.runs.folder import cache_folder
+from areal_core.runtime.folder import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

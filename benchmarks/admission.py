@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from areal_core.interfaces import GenerationRequest, WorkflowContext
-    from areal_core.messages.workflows import GroupEnded, RunGroup
+    from areal_core.messages.workflows import GroupResult, RunGroup
 
 ROWS = 100_000
 
@@ -151,11 +151,11 @@ class WatchedGroups(GroupRunner):
         self._free = asyncio.Semaphore(at_once or ROWS)
         self.oldest: dict[int, int] = {}
 
-    async def run(self, task: RunGroup) -> GroupEnded:
+    async def run(self, task: RunGroup) -> GroupResult:
         """See `GroupRunner.run`."""
         async with self._free:
             ended = await super().run(task)
-        self.oldest[task.number] = ended.facts.versions[0]
+        self.oldest[task.number] = ended.outcome.versions[0]
         return ended
 
 

@@ -64,7 +64,7 @@ from asynchronous_table import summarize, table, table_of_load
 from gpu_runs import SIZES
 from run_ends import GONE_S, RUN_VARIABLE, end_run, leave_when_asked
 
-from areal_core.launchers.machine import free_port
+from areal_core.runtime.network import free_port
 
 AREAL = [sys.executable, "-m", "areal_core"]
 SERVER_OPTIONS = {

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from areal_core.data import Episode, Trajectory
-from areal_core.servers.fleet import ServerFleet
+from areal_core.inference.fleet import ServerFleet
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 

@@ -26,8 +26,9 @@ from areal_core.data import PackedBatch, Ragged
 from areal_core.disk import tree_size
 from areal_core.interfaces import ACTOR, LossResult, LossSpec, ModelReference, OptimizerSettings
 from areal_core.ledger.store import Ledger
-from areal_core.training.checkpoint import ConsumptionLog
 from areal_core.training.checkpointer import Checkpointer
+from areal_core.training.metrics_logger import SilentMetricsLogger
+from areal_core.training.state import TrainerState
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 
@@ -90,7 +91,7 @@ def main() -> int:
         run_dir = Path(folder) / "run"
         engine, source = make_engine(f"{folder}/model", arguments.hidden), Commits(run_dir)
         checkpoints = run_dir / "attempts/1/checkpoints"
-        rest: Any = ({"actor": engine}, source, None, source.phase, print)
+        rest: Any = ({"actor": engine}, source, SilentMetricsLogger(source.phase))
         savers = {
             k: Checkpointer(CheckpointSection(asynchronous=k), run_dir, checkpoints, *rest) for k in (False, True)
         }
@@ -100,10 +101,10 @@ def main() -> int:
         for step in range(1, 2 * arguments.rounds + 1):
             kind = step % 2 == 0
             source.waited_s = 0.0
-            savers[kind].save(step, ConsumptionLog(), is_last=False)
+            savers[kind].save(TrainerState(step), is_last=False)
             while savers[kind].is_writing:
                 beside.append(train(engine))
-                savers[kind].look()
+                savers[kind].poll()
             waits[kind].append(source.waited_s)
         size = tree_size(next(checkpoints.iterdir())) / 2**20
         before, first, after = median(waits[False]), waits[True][0], median(waits[True][1:])

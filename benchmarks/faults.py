@@ -28,10 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.driver import ask_driver
-from areal_core.launchers.guard import children
-from areal_core.launchers.identity import processes_with
-from areal_core.messages.hub import Driving, WhoDrives
 from areal_core.runs import RunFolder
+from areal_core.runtime.messages import RunStatus, StatusRequest
+from areal_core.runtime.process_tree import children, processes_with
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,11 +43,11 @@ STOPPED = ("trainer-0", "worker-0", "program:server-0")
 """Victims that the table also sends SIGSTOP."""
 
 
-def driving(run_dir: Path) -> Driving | None:
+def driving(run_dir: Path) -> RunStatus | None:
     """What the driver says of the run's processes; None where nobody answers."""
     attempt = RunFolder(run_dir).last_attempt
-    found = ask_driver(attempt, WhoDrives(), 2.0) if attempt is not None else None
-    return found if isinstance(found, Driving) else None
+    found = ask_driver(attempt, StatusRequest(), 2.0) if attempt is not None else None
+    return found if isinstance(found, RunStatus) else None
 
 
 def phase(run_dir: Path) -> str:

@@ -28,7 +28,7 @@ from gpu_faults import AREAL, OPTIONS, POLL_S, ROOT, Run, log, phase_of, place_f
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from areal_core.messages.hub import Driving
+    from areal_core.runtime.messages import RunStatus
 
 PATIENCE = {"group_timeout_s": 30, "update_timeout_s": 60}
 OWN, SECOND = "server-0", "second"
@@ -75,7 +75,7 @@ class Elastic:
         self._deadline = time.monotonic() + arguments.limit_s
         self._told = folder / "second.log"
         self._second: subprocess.Popen[bytes] | None = None
-        self._driving: Driving | None = None
+        self._driving: RunStatus | None = None
         self._mark = 0
 
     def go(self) -> None:

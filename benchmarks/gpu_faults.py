@@ -26,9 +26,9 @@ from typing import Any
 import yaml
 from gpu_runs import make_model
 
-from areal_core.driver.attempts import ask_driver
-from areal_core.messages.hub import Driving, WhoDrives
 from areal_core.runs import RunFolder
+from areal_core.runtime.attempts import ask_driver
+from areal_core.runtime.messages import RunStatus, StatusRequest
 
 ROOT = Path(__file__).parents[1]
 AREAL = [sys.executable, "-m", "areal_core"]
@@ -86,7 +86,7 @@ class Run:
         with self.output.open("wb") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **notes}, stdout=log, stderr=log)
 
-    def look(self) -> Driving | None:
+    def look(self) -> RunStatus | None:
         """Read what is new, and ask how the run is; ends the program where the run has failed."""
         now, (metrics, output) = time.monotonic(), self._read
         self.steps += [(now, json.loads(line)) for line in self._new(metrics)]
@@ -94,8 +94,8 @@ class Run:
         if self.process.poll():
             raise SystemExit(f"the run ended with {self.process.returncode}:\n{self.output.read_text()[-4000:]}")
         attempt = RunFolder(self.path).last_attempt
-        answer = ask_driver(attempt, WhoDrives(), ASK_TIMEOUT_S) if attempt is not None else None
-        return answer if isinstance(answer, Driving) else None
+        answer = ask_driver(attempt, StatusRequest(), ASK_TIMEOUT_S) if attempt is not None else None
+        return answer if isinstance(answer, RunStatus) else None
 
     def open_updates(self) -> int:
         """Broadcasts that the server's log tells the beginning of, and not the end."""
@@ -110,12 +110,12 @@ class Run:
         return data[start : self._read[path]].decode(errors="replace").splitlines()
 
 
-def phase_of(driving: Driving | None) -> str:
+def phase_of(driving: RunStatus | None) -> str:
     """What rank 0 is doing."""
     return driving.processes["trainer-0"].phase if driving and "trainer-0" in driving.processes else ""
 
 
-def server_of(driving: Driving | None) -> int:
+def server_of(driving: RunStatus | None) -> int:
     """Process id of the server; 0 where there is none."""
     return next((one.pid for one in driving.processes.values() if one.role == "server"), 0) if driving else 0
 

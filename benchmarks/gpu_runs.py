@@ -27,9 +27,9 @@ from pathlib import Path
 
 import yaml
 
-from areal_core.driver.attempts import ask_driver
-from areal_core.messages.hub import WhoDrives
 from areal_core.runs import RunFolder
+from areal_core.runtime.attempts import ask_driver
+from areal_core.runtime.messages import StatusRequest
 
 PORT = 30123
 """Of the server of `shared`."""
@@ -178,7 +178,7 @@ def watch_memory(run_dir: Path, stop: threading.Event, found: dict) -> None:
     """Memory of each GPU in MiB, by the trainer's phase."""
     while not stop.wait(0.1):
         try:
-            driving = ask_driver(RunFolder(run_dir).attempts()[-1], WhoDrives(), ASK_TIMEOUT_S)
+            driving = ask_driver(RunFolder(run_dir).attempts()[-1], StatusRequest(), ASK_TIMEOUT_S)
             phase = driving.processes["trainer-0"].phase
             text = subprocess.run(
                 ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],

@@ -11,6 +11,9 @@
 # asleep         one GPU does both in turns, weights through a folder
 # kept           one GPU does both, the server keeps its memory
 # killed         the server gets SIGKILL, and the run continues with another
+# graphs         SGLang alone, and only if named: seconds of a start and of prefills by the prefill graphs that are
+#                captured, with cold and with warm caches; MODEL is the folder of a model
+# weights        only if named: seconds to write the weights of a sync from a GPU to memory, by several ways
 #
 # Each part is one line of FOLDER/results.jsonl, and FOLDER/PART.log has its output. After a failure the next part
 # starts; the exit code is the number of failures. PYTHON is a Python with areal, its plugins and the server, such as the
@@ -68,6 +71,12 @@ part() {
         timeout 400 "$python" benchmarks/faults.py table "$config" "$apart" evaluation=null \
             inference_engine.health_timeout_s=5 --victims server-0
         ;;
+    graphs)
+        CUDA_VISIBLE_DEVICES=$generates timeout 900 "$python" benchmarks/prefill_graphs.py "${MODEL:?}" \
+            --program "$program" --options '{"attention_backend": "triton", "sampling_backend": "pytorch",
+            "grammar_backend": "none", "mem_fraction_static": 0.5, "max_running_requests": 512}'
+        ;;
+    weights) CUDA_VISIBLE_DEVICES=$trains timeout 300 "$python" benchmarks/weights_file.py --device cuda ;;
     *) echo "$1 is no part: ${parts[*]}" >&2 && return 2 ;;
     esac
 }

@@ -7,6 +7,8 @@ A policy gradient on a model of Qwen2-1.5B's sizes with random weights: 32,768 p
 3,835. Model FLOPs are 6 N T and causal attention's; MFU is against the bfloat16 matrix rate that an 8192-cubed product
 reaches in the same run. `--tiny` tries the script itself, on any machine, with `--size` an MoE's as well.
 
+`padded` is what transformers alone does with sequences of unequal lengths: a padded row for each.
+
 The slice has the widths of Qwen3-30B-A3B and four of its 48 layers. N is then what a token is computed with. Experts
 are computed by grouped matrix products in both programs; under autocast these would compute in float32, so the plain
 loop has parameters and optimizer in bfloat16, which the engine has in float32.
@@ -26,8 +28,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from gpu_train_step_sizes import MOES, SHAPES, head_size, make_config
-from plain_loop import plain_loop
+from gpu_train_step_sizes import HYBRIDS, MOES, SHAPES, SINKS, head_size, make_config
+from plain_loop import padded_loop, plain_loop
 from transformers import AutoModelForCausalLM
 
 from areal_core.data import Metric, PackedBatch, Ragged
@@ -37,6 +39,7 @@ from areal_fsdp.attention.kernels import _MAKERS
 from areal_fsdp.attention.packed import Reach
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
+from areal_fsdp.planning.decoder import Decoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -81,13 +84,12 @@ class Setting:
 
     def flops(self) -> float:
         """Of a step on one batch: 6 for each parameter and token, and causal attention."""
-        c = self.config
-        width = getattr(c, "moe_intermediate_size", 0) * getattr(c, "num_experts_per_tok", 0) or c.intermediate_size
-        query, key = (heads * head_size(c) for heads in (c.num_attention_heads, c.num_key_value_heads))
-        layer = c.hidden_size * (2 * query + 2 * key + 3 * width + getattr(c, "num_experts", 0))
-        parameters = c.num_hidden_layers * layer + c.vocab_size * c.hidden_size
-        attention = 6 * c.num_hidden_layers * query * sum(length**2 for length in self.lengths)
-        return 6.0 * parameters * self.tokens + attention
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(self.config)
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        decoder = Decoder.of(self.config.to_dict(), shapes)
+        assert decoder is not None
+        return decoder.training_flops(self.lengths)
 
     def log(self, text: str) -> None:
         """Print at once: a run that is cut off has still said what it measured."""
@@ -198,7 +200,7 @@ def measure_kernels(setting: Setting, names: list[str]) -> None:
     """Attention alone: milliseconds of all layers of a step, forward and backward."""
     c = setting.config
     head = head_size(c)
-    layout: Any = Layout.of(setting.lengths, setting.device, for_graphs=True).packed
+    layout: Any = Layout.of(setting.lengths, setting.device, "auto").packed
     shapes = [(setting.tokens, n, head) for n in (c.num_attention_heads, c.num_key_value_heads, c.num_key_value_heads)]
     q, k, v = (torch.randn(shape, device=setting.device, dtype=torch.bfloat16) for shape in shapes)
     grad, reach = torch.randn_like(q), Reach(max(setting.lengths), head**-0.5, 0)
@@ -297,7 +299,8 @@ def engine_rows(setting: Setting, folder: str, kernel: str, options: argparse.Na
     )  # fmt: skip
     start = time.perf_counter()
     engine.setup(ModelReference(folder, "bfloat16"), ACTOR, OptimizerSettings(1000, 1.0))
-    setting.log(f"setup {time.perf_counter() - start:.1f} s")
+    rung = engine._choice.rung if engine._choice else ""
+    setting.log(f"setup {time.perf_counter() - start:.1f} s; computed as: {rung}")
     label = f"engine, {kernel} attention" + (f", {kind}" if kind != "engine" else "")
     batch, total = make_batch(setting), setting.tokens
     metric, both = loss_of(total, 0.0), ["logprobs", "entropy"]
@@ -334,7 +337,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="print where the device's time goes")
     parser.add_argument("--attention", action="store_true", help="time each attention kernel by itself first")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--size", choices=[*SHAPES, *MOES], default="1.5b")
+    parser.add_argument("--size", choices=[*SHAPES, *MOES, *HYBRIDS, *SINKS], default="1.5b")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     setting = make_setting(options.size, repeat=options.repeat, tiny=options.tiny)
@@ -355,6 +358,10 @@ def main() -> None:
             setting.measure(label, step)
             del step
             setting.free()
+    if "padded" in options.rows:
+        columns = {key: value.to(setting.device) for key, value in make_batch(setting).tokens.values.items()}
+        setting.measure("transformers, padded rows", padded_loop(setting.config, columns, setting.lengths))
+        setting.free()
     with tempfile.TemporaryDirectory() as folder:
         with setting.device:
             AutoModelForCausalLM.from_config(setting.config, dtype=torch.bfloat16).save_pretrained(folder)

@@ -50,24 +50,24 @@ from areal_core.config.sections import RolloutSection
 from areal_core.data import Episode, PackedBatch
 from areal_core.data.trajectory import TrajectoryBuilder
 from areal_core.interfaces import ModelReference, SamplingParameters, WeightUpdate
-from areal_core.launchers.guard import kill_tree
-from areal_core.launchers.machine import free_port
 from areal_core.ledger.segments import SegmentWriter, read_record
-from areal_core.messages import connect
 from areal_core.messages.workflows import RunGroup, Welcome, WorkflowsReady
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
 from areal_core.rollout.remote import RemoteSlots, WorkerService
 from areal_core.rollout.workers import RolloutWorkers
-from areal_core.runs.event_loops import run_event_loop
+from areal_core.runtime.event_loops import run_event_loop
+from areal_core.runtime.network import free_port
+from areal_core.runtime.process_tree import kill_tree
+from areal_core.runtime.rpc import connect
 from areal_core.testing.conformance.models import VOCABULARY, make_constant_model, make_model
 from areal_core.testing.fakes import CountingDataset, FakeTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from areal_core.interfaces import SlotHolder, Want, WorkflowContext
+    from areal_core.interfaces import LeaseHolder, SlotRequest, WorkflowContext
 
 SERVERS_ON_CPU = Path(__file__).parent.parent / "tests" / "servers_on_cpu"
 PROGRAMS = {"sglang": [str(SERVERS_ON_CPU / "sglang_cpu.py")], "vllm": ["-m", "vllm.entrypoints.openai.api_server"]}
@@ -218,12 +218,12 @@ class CountedSlots:
     def __init__(self, engine: Any) -> None:
         self._engine, self.live = engine, 0
 
-    def acquire(self, want: Want, holder: SlotHolder) -> None:
+    def acquire(self, request: SlotRequest, holder: LeaseHolder) -> None:
         """See `Slots.acquire`."""
         self.live += 1
-        self._engine.acquire(want, holder)
+        self._engine.acquire(request, holder)
 
-    def release(self, holder: SlotHolder, *, has_failed: bool = False) -> None:
+    def release(self, holder: LeaseHolder, *, has_failed: bool = False) -> None:
         """See `Slots.release`."""
         self.live -= 1
         self._engine.release(holder, has_failed=has_failed)
@@ -301,7 +301,7 @@ class Audited:
     @property
     def version(self) -> str:
         """Of the engine's program."""
-        members = [*self.engine.pool.members.values()] if hasattr(self.engine, "pool") else []
+        members = [*self.engine.pool.servers.values()] if hasattr(self.engine, "pool") else []
         return members[0].identity.version if members else f"(transformers {transformers_version})"
 
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from clusters import cluster
 
-from areal_core.launchers.machine import free_port
 from areal_core.runs import RunFolder
+from areal_core.runtime.network import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -67,24 +67,73 @@ def plain_loop(
     if device.type == "cuda":
         register_attention(bounds, max(lengths))
         attention = "plain_varlen"
-    # Grouped matrix products compute in their parameters' dtype, whatever autocast says.
-    dtype = torch.bfloat16 if getattr(config, "num_experts", 0) else torch.float32
-    with device:
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+    model = _make_model(config, device, attention)
     for layer in model.model.layers:
         forward = torch.compile(layer.forward) if compiles and device.type == "cuda" else layer.forward
         layer.forward = partial(checkpoint, forward, use_reentrant=False) if recompute else forward
+    boundaries = {"cu_seq_lens_q": bounds} if device.type == "cuda" else {}  # flash-linear-attention reads them
+
+    def forward_packed() -> torch.Tensor:
+        ids, places = batch["input_ids"][None], position_ids[None]
+        hidden: torch.Tensor = model.model(input_ids=ids, position_ids=places, use_cache=False, **boundaries)[0][0]
+        return hidden
+
+    return _update(model, forward_packed, batch)
+
+
+def padded_loop(
+    config: PreTrainedConfig,
+    batch: dict[str, torch.Tensor],
+    lengths: list[int],
+    *,
+    recompute: bool = True,
+    autocast: bool = True,
+) -> Callable[[], None]:
+    """One update by transformers alone, as a function: a padded row for each sequence.
+
+    Args:
+        config: of the model, whose weights are random.
+        batch: as for `plain_loop`.
+        lengths: of the sequences.
+        recompute: whether layers are computed again.
+        autocast: whether products are in bfloat16.
+    """
+    device = batch["input_ids"].device
+    needs_eager = config.model_type in ("gpt_oss", "gemma2")
+    model = _make_model(config, device, "eager" if needs_eager else "sdpa")
+    if recompute:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    mask = torch.arange(max(lengths), device=device)[None] < torch.tensor(lengths, device=device)[:, None]
+    ids = torch.zeros(mask.shape, dtype=torch.int64, device=device).masked_scatter(mask, batch["input_ids"])
+
+    def forward_rows() -> torch.Tensor:
+        hidden: torch.Tensor = model.model(input_ids=ids, attention_mask=mask.long(), use_cache=False)[0]
+        return hidden[mask]
+
+    return _update(model, forward_rows, batch, autocast=autocast)
+
+
+def _make_model(config: PreTrainedConfig, device: torch.device, attention: str) -> Any:
+    # Grouped matrix products compute in their parameters' dtype, whatever autocast says.
+    is_moe = getattr(config, "num_experts", 0) or getattr(config, "num_local_experts", 0)
+    dtype = torch.bfloat16 if is_moe else torch.float32
+    with device:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+
+
+def _update(
+    model: Any, forward: Callable[[], torch.Tensor], batch: dict[str, torch.Tensor], *, autocast: bool = True
+) -> Callable[[], None]:
+    """A policy gradient from the hidden states [T, hidden size] that `forward` gives, and an optimizer's step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
     total = len(batch["targets"])
 
     def step() -> None:
-        with torch.autocast(device.type, torch.bfloat16):
-            hidden = model.model(input_ids=batch["input_ids"][None], position_ids=position_ids[None], use_cache=False)[
-                0
-            ][0]
+        with torch.autocast(batch["targets"].device.type, torch.bfloat16, enabled=autocast):
             parts = [
                 checkpoint(chunk_logprobs, h, model.lm_head.weight, t, use_reentrant=False)
-                for h, t in zip(hidden.split(CHUNK), batch["targets"].split(CHUNK), strict=True)
+                for h, t in zip(forward().split(CHUNK), batch["targets"].split(CHUNK), strict=True)
             ]
             loss = -(batch["advantages"] * torch.cat(parts)).sum() / total
         loss.backward()

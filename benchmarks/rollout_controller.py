@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any
 from areal_core.config.sections import RolloutSection
 from areal_core.data import Episode, FinishReason, Generation, Trajectory
 from areal_core.data.sampler import PromptSampler
-from areal_core.interfaces import Grant, SamplingParameters, Slot, Want, WeightUpdate
+from areal_core.interfaces import Grant, SamplingParameters, SlotLease, SlotRequest, WeightUpdate
 from areal_core.ledger.segments import SegmentWriter
 from areal_core.ledger.store import Ledger
-from areal_core.messages import connect
 from areal_core.messages.workflows import Welcome, WorkflowsReady
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.controller import RolloutController
@@ -35,14 +34,15 @@ from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
 from areal_core.rollout.remote import RemoteSlots, WorkerService
 from areal_core.rollout.workers import RolloutWorkers
-from areal_core.runs.event_loops import run_event_loop
-from areal_core.runs.rollout_worker import COLLECTED_EVERY
+from areal_core.runs.rollout_worker import GC_THRESHOLD
+from areal_core.runtime.event_loops import run_event_loop
+from areal_core.runtime.rpc import connect
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from areal_core.interfaces import GenerationRequest, SlotHolder, WorkflowContext
+    from areal_core.interfaces import GenerationRequest, LeaseHolder, WorkflowContext
 
 ROWS = 100_000
 SPAWN = multiprocessing.get_context("spawn")
@@ -67,11 +67,11 @@ class Pool:
     def __init__(self, engine: FakeEngine) -> None:
         self._engine = engine
 
-    def acquire(self, want: Want, holder: SlotHolder) -> None:
+    def acquire(self, request: SlotRequest, holder: LeaseHolder) -> None:
         """At once."""
         holder.give(Grant("server", "", self._engine.version, "", labels_tokens=True, context=1 << 20, vocabulary=256))
 
-    def release(self, holder: SlotHolder, *, has_failed: bool = False) -> None:
+    def release(self, holder: LeaseHolder, *, has_failed: bool = False) -> None:
         """There are enough."""
 
 
@@ -85,7 +85,7 @@ class ZeroLatencyClient:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """As soon as there is a slot."""
-        async with Slot(self._slots, Want(), request.on_slot) as grant:
+        async with SlotLease(self._slots, SlotRequest(), request.on_slot) as grant:
             return Generation(self._ids, self._logprobs, [grant.version] * len(self._ids), FinishReason.STOP)
 
 
@@ -102,7 +102,7 @@ def work(address: str, folder: Path, tokens: int, number: int) -> None:
         peer.notify(WorkflowsReady(ROWS, 0))
         gc.collect()
         gc.freeze()  # as a worker does
-        gc.set_threshold(COLLECTED_EVERY)
+        gc.set_threshold(GC_THRESHOLD)
         await WorkerService(peer, groups, slots).serve()
 
     run_event_loop(run())

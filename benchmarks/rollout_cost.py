@@ -28,15 +28,15 @@ from areal_core.data import Episode
 from areal_core.data.trajectory import TrajectoryBuilder
 from areal_core.interfaces import ModelReference, SamplingParameters
 from areal_core.ledger.segments import SegmentWriter
-from areal_core.messages import connect
 from areal_core.messages.workflows import RunGroup, Welcome, WorkflowsReady
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
 from areal_core.rollout.remote import RemoteSlots, WorkerService
 from areal_core.rollout.workers import RolloutWorkers
-from areal_core.runs.event_loops import run_event_loop
-from areal_core.runs.rollout_worker import COLLECTED_EVERY
+from areal_core.runs.rollout_worker import GC_THRESHOLD
+from areal_core.runtime.event_loops import run_event_loop
+from areal_core.runtime.rpc import connect
 from areal_core.testing.conformance.models import make_model
 from areal_core.testing.fakes import CountingDataset, FakeTokenizer
 from areal_sglang.config import SGLangConfig
@@ -134,7 +134,7 @@ def work(address: str, server: str, folder: str, model: str, turns: int, times: 
         peer.notify(WorkflowsReady(1 << 20, 0))
         gc.collect()
         gc.freeze()  # as a worker does
-        gc.set_threshold(COLLECTED_EVERY)
+        gc.set_threshold(GC_THRESHOLD)
         serving = asyncio.ensure_future(WorkerService(peer, groups, slots).serve())
         while not serving.done():
             times[number] = time.process_time()

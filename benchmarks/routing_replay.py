@@ -32,7 +32,7 @@ from areal_core.interfaces import (
     OptimizerSettings,
     SamplingParameters,
 )
-from areal_core.servers.experts import ROUTED_EXPERTS
+from areal_core.models.experts import ROUTED_EXPERTS
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_grpo.demonstration.additions import problems

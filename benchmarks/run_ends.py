@@ -7,8 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from areal_core.launchers.guard import kill_tree
-from areal_core.launchers.identity import processes_with
+from areal_core.runtime.process_tree import kill_tree, processes_with
 
 if TYPE_CHECKING:
     import subprocess

@@ -34,16 +34,16 @@ from torch.distributed import PrefixStore, TCPStore
 from areal_core.config.sections import RolloutSection
 from areal_core.data import Episode, Trajectory
 from areal_core.data.sampler import PromptSampler
+from areal_core.inference import http_client
+from areal_core.inference.fleet import ServerFleet
 from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, TensorDescription, WeightUpdate
 from areal_core.ledger.segments import SegmentWriter
 from areal_core.ledger.store import Ledger
-from areal_core.messages import encode_frame
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
-from areal_core.servers import exchange
-from areal_core.servers.fleet import ServerFleet
+from areal_core.runtime.rpc import encode_frame
 from areal_core.testing.fakes import CountingDataset
 from areal_core.training.batches import read_batch
 from areal_sglang.adapter import SGLangAdapter
@@ -96,14 +96,14 @@ _NAME = re.compile(rb'"id":\s*"([^"]+)\.\d+"')
 def note_arrivals() -> dict[bytes, list[float]]:
     """From now on: when something of a request came, across partial generations. Decoded when they end."""
     arrivals: dict[bytes, list[float]] = {}
-    as_before = exchange._Exchange.on_body
+    as_before = http_client._Socket.on_body
 
-    def on_body(self: exchange._Exchange, data: bytes) -> None:
+    def on_body(self: http_client._Socket, data: bytes) -> None:
         if named := _NAME.search(data):
             arrivals.setdefault(named[1], []).append(time.monotonic())
         as_before(self, data)
 
-    exchange._Exchange.on_body = on_body
+    http_client._Socket.on_body = on_body
     return arrivals
 
 
@@ -319,7 +319,7 @@ async def throughput(arguments: argparse.Namespace) -> None:
         settings_of(arguments, arguments.interval), log, gpus=[0] if torch.cuda.is_available() else None
     )
     await engine.start(ModelReference(arguments.model, arguments.dtype))
-    (connection,) = (member.connection for member in engine.pool.members.values())
+    (connection,) = (member.connection for member in engine.pool.servers.values())
     address = connection.address
     ratios = []
     try:

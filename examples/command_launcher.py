@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.errors import RunError
 from areal_core.interfaces import Node, describe_exit
-from areal_core.launchers import member_environment
+from areal_core.runtime.environment import member_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

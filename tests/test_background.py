@@ -38,7 +38,7 @@ def run(seconds: float, limit: float, interrupts: str = "default_int_handler") -
 def test_who_blocks_the_event_loop_is_told_with_the_line() -> None:
     ended = run(seconds=9, limit=300)
     assert "users_function" in ended.stdout
-    assert "the event loop goes on" in ended.stdout
+    assert "the event loop continues" in ended.stdout
     assert ended.stdout.endswith("ENDED WELL\n")
 
 

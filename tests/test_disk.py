@@ -12,7 +12,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from areal_core.disk import DiskError, append_line, patiently, replacing_folder, require_room, settle_folder, writing
+from areal_core.disk import (
+    DiskError,
+    append_line,
+    replacing_folder,
+    require_room,
+    retry_refused,
+    settle_folder,
+    writing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,5 +131,5 @@ def test_a_disk_is_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
         raise DiskError("no room")
 
     with pytest.raises(DiskError, match="no room"):
-        patiently(write, told.append)
+        retry_refused(write, told.append)
     assert told == ["no room; retrying for 0.3 s"]

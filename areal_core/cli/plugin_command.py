@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from areal_core.cli.output import print_out
 from areal_core.errors import UsageError
 from areal_core.plugins import PluginManager
+from areal_core.plugins.catalog import SUPPLIERS
 from areal_core.plugins.records import normalize
 from areal_core.plugins.survey import survey
 
@@ -55,9 +56,10 @@ def _only_command(catalog: Catalog, word: str, core_commands: Sequence[str]) -> 
             hints=(f"write {' or '.join(f'areal {command.plugin} {command.name}' for command in matches)}",),
         )
     if not matches:
-        missing = catalog.missing([word])
+        supplier = SUPPLIERS.get(("commands", normalize(word)))
+        missing = catalog.missing([supplier or word])
         known = [*core_commands, *catalog.names(), *(command.name for command in commands)]
-        near = [f"did you mean 'areal {name}'?" for name in difflib.get_close_matches(word, known, n=1)]
+        near = [f"did you mean 'areal {name}'?" for name in difflib.get_close_matches(word, known, n=1) if not supplier]
         raise UsageError(
             f"areal has no command '{word}', and {missing.message}",
             hints=(*near, *missing.hints[:-1], f"commands: {', '.join(core_commands)}", *missing.hints[-1:]),

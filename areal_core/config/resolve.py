@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
 import areal_core
+from areal_core.config.automatic import AUTO, candidates, is_automatic, is_local
 from areal_core.config.context import ResolutionContext
 from areal_core.config.numbering import NUMBERED
 from areal_core.config.presets import Source, default_preset, find_preset, read_file
@@ -45,7 +46,7 @@ class Resolved:
 
     `origins` tells for every single value, by its dotted path, where it came from. `files` holds the SHA-256 of every
     Python file that was loaded by path. `name` is the stem of the config or the name of the preset; `run_dir` is set
-    if somebody set it.
+    if somebody set it. `notes` tell which engine `inference_engine: auto` is, and why not a faster one.
     """
 
     config: RunConfig
@@ -55,6 +56,7 @@ class Resolved:
     files: Mapping[str, str]
     name: str
     run_dir: Path | None = None
+    notes: tuple[str, ...] = ()
 
     def to_tree(self) -> dict[str, Any]:
         """Every value, defaults included, as plain mappings, lists and scalars."""
@@ -144,6 +146,33 @@ def _finish(tree: Tree, manager: PluginManager, errors: list[PluginError], folde
     run_dir = values.pop("run_dir", None)
     folder = Path(str(values.pop("base_dir", folder)))
     values["plugins"] = []
+    notes: list[str] = []
+    found = _automatic(values, manager, folder, notes) if is_automatic(values) else _validate(values, manager, folder)
+    problems = list(found.problems)
+    errors = [*errors, *found.errors]
+    if run_dir is not None and not isinstance(run_dir, str):
+        problems.append(Problem(("run_dir",), "must be the path of a folder"))
+    if found.config is None or problems or errors:
+        raise _joined(tree, found.plugins, errors, problems, name)
+    config = found.config.model_copy(update={"plugins": found.plugins.names})
+    origins = {path: _origin(tree, path, value) for path, value in leaves(config.model_dump(mode="json")).items()}
+    home = Path(run_dir) if run_dir else None
+    return Resolved(config, origins, found.plugins, folder, found.files, name, home, tuple(notes))
+
+
+class _Validated(NamedTuple):
+    """What validating a config's values has found; `config` is None where some value is wrong."""
+
+    config: RunConfig | None
+    problems: list[Problem]
+    errors: list[PluginError]
+    plugins: PluginManager
+    files: Mapping[str, str]
+
+
+def _validate(values: Mapping[str, Any], manager: PluginManager, folder: Path) -> _Validated:
+    """Validate, and load the plugins that the config names, until it names no further ones."""
+    errors: list[PluginError] = []
     while True:
         known, context = manager.names, ResolutionContext(manager, folder)
         config, problems = None, []
@@ -154,14 +183,39 @@ def _finish(tree: Tree, manager: PluginManager, errors: list[PluginError], folde
             problems = from_validation(error)
         errors += context.plugin_errors
         if manager.names == known:
-            break
-    if run_dir is not None and not isinstance(run_dir, str):
-        problems.append(Problem(("run_dir",), "must be the path of a folder"))
-    if config is None or problems or errors:
-        raise _joined(tree, manager, errors, problems, name)
-    config = config.model_copy(update={"plugins": manager.names})
-    origins = {path: _origin(tree, path) for path in leaves(config.model_dump(mode="json"))}
-    return Resolved(config, origins, manager, folder, context.files, name, Path(run_dir) if run_dir else None)
+            return _Validated(config, problems, errors, manager, context.files)
+
+
+def _automatic(values: dict[str, Any], manager: PluginManager, folder: Path, notes: list[str]) -> _Validated:
+    """Validate with one engine after the other, and return the first result without problems.
+
+    If there is none, the result has what all engines refuse, or else the reasons of the fastest one.
+
+    Args:
+        values: whose inference engine is `auto`.
+        manager: with the plugins that the config asks for.
+        folder: of the config.
+        notes: get a line about the choice, and one about each engine that was passed over.
+
+    Raises:
+        ConfigError: no engine can run on this machine.
+    """
+    tried: list[_Validated] = []
+    for candidate in candidates(values, manager.catalog):
+        plugins = PluginManager(catalog=manager.catalog)
+        _add(plugins, manager.names)
+        found = _validate(candidate.values, plugins, folder)
+        if not found.problems and not found.errors:
+            where = "on this machine" if is_local(values) else "on a cluster, where only placement names GPUs"
+            notes.append(f"inference_engine: auto is {candidate.engine} {where}")
+            return found
+        tried.append(found)
+        reasons = [f"{dotted(problem.path)}: {problem.message}" for problem in found.problems]
+        reasons += [error.message for error in found.errors]
+        notes.append(f"inference_engine: auto is not {candidate.engine}: {'; '.join(reasons)}")
+    # What every engine refuses is the config's own mistake; else the fastest engine's reasons are worth most.
+    common = [problem for problem in tried[0].problems if all(problem in found.problems for found in tried)]
+    return tried[0]._replace(problems=common) if common else tried[0]
 
 
 def _joined(
@@ -189,7 +243,7 @@ def _placed(tree: Tree, problem: Problem) -> str:
     return f"{f'{origin}: ' if origin else ''}{dotted(problem.path) or 'the config'}: {problem.message}"
 
 
-def _origin(tree: Tree, path: str) -> str:
+def _origin(tree: Tree, path: str, value: object) -> str:
     """The origin of one value; a section that only chooses a component has its other values by default."""
     parts = tuple(int(part) if part.isdigit() else part for part in path.split("."))
     exact = "merged" if parts[0] == "plugins" else tree.origins.get(parts)
@@ -197,6 +251,8 @@ def _origin(tree: Tree, path: str) -> str:
         exact = tree.origins.get(parts[:-1])
     if exact is None and (parts[0] == "placement" or parts in NUMBERED):
         exact = _origin_of_words(tree)
+    if exact is None and parts[0] == "placement" and value is not None and is_automatic(tree.values):
+        exact = f"inference_engine: {AUTO}"
     if exact is None and path == "inference_engine.servers":
         exact = tree.origins.get(("placement", "generation"))
     return exact or "default"

@@ -50,7 +50,7 @@ class RunConfig(Section):
     training: sections.TrainingSection = sections.TrainingSection()
     """what is done with a batch"""
     inference_engine: Selection | None = component("inference_engines")
-    """generates; null in fine-tuning"""
+    """generates: an engine, or auto, the fastest installed one, placed on this machine's GPUs; null in fine-tuning"""
     weight_sync: sections.WeightSyncSection = sections.WeightSyncSection()
     """how new weights reach the inference engine"""
     placement: sections.PlacementSection = sections.PlacementSection()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ from pydantic import AfterValidator, Field, model_serializer, model_validator
 from areal_core.config.place import component
 from areal_core.config.selection import Selection  # noqa: TC001  pydantic evaluates annotations
 from areal_core.config.settings import Seconds, Section
+from areal_core.gpus import gpu_bytes
 
 COLDEST = 0.01
 """Temperature below which logits that are divided by it leave what engines compute with."""
@@ -21,10 +23,14 @@ def _greedy_or_warm(temperature: float) -> float:
     return temperature
 
 
+HomePath = Annotated[str, AfterValidator(os.path.expanduser)]
+"""A folder, or a name that is none; `~` is the user's home."""
+
+
 class ModelSection(Section):
     """The language model that is trained."""
 
-    path: str | None = None
+    path: HomePath | None = None
     """a Hugging Face model: a folder, or a name on the hub"""
     source: Selection | None = component("models")
     """a component that makes or fetches the model's folder"""
@@ -43,7 +49,7 @@ class ModelSection(Section):
 class RoleTerm(Section):
     """What stands beside the settings of the training engine in an entry of `roles`."""
 
-    path: str | None = Field(default=None, min_length=1)
+    path: HomePath | None = Field(default=None, min_length=1)
     """a Hugging Face model, a folder or a name on the hub; null is the run's own model, as it was before the run"""
 
 
@@ -194,7 +200,7 @@ class PlacementSection(Section):
     training: list[GPU] | None = None
     """GPUs of one machine for the trainer's ranks; null is all"""
     gpu_memory_gib: float | None = Field(default=None, ge=0.001, le=100_000)
-    """memory of each GPU where the run will be, for its plan; null is that of this machine's, if there are any"""
+    """GiB of each GPU where the run will be, for its plan and for servers that share a GPU; null asks the machine"""
 
     @model_validator(mode="before")
     @classmethod
@@ -224,6 +230,12 @@ class PlacementSection(Section):
         written: dict[str, Any] = write(self)
         return written | ({"generation": None, "training": None} if self.is_counted else {})
 
+    def gpu_bytes(self) -> int | None:
+        """Return the memory of the smallest GPU that trains: as planned, or else as this machine's driver says."""
+        if self.gpu_memory_gib is not None:
+            return round(self.gpu_memory_gib * (1 << 30))
+        return gpu_bytes(self.training or ())
+
     @property
     def is_counted(self) -> bool:
         """Whether it says how many GPUs, and not which."""
@@ -250,13 +262,13 @@ MOST_SERVERS = 100_000
 
 
 class ServerBounds(Section):
-    """How many servers there are where they come and go with their nodes."""
+    """Bounds of an elastic fleet, whose servers come and go with their nodes."""
 
     minimum: int = Field(1, ge=1, le=MOST_SERVERS)
-    """servers, whoever started them, that must be ready before the run begins; with fewer it goes on for
+    """ready servers, of the run or from elsewhere, with which the run begins; with fewer it continues for
     `start_timeout_s`"""
     maximum: int = Field(ge=0, le=MOST_SERVERS)
-    """servers that the run starts, wherever and whenever a node has room for one"""
+    """servers that the run starts, as soon as nodes have room for them"""
 
     def __bool__(self) -> bool:
         return self.maximum > 0

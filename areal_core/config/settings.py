@@ -77,6 +77,9 @@ class Settings(BaseModel):
     scores_answers: ClassVar[bool] = False
     """For settings of a workflow: the config's rewards score its answers, so that to have none is a mistake."""
 
+    needs_gpu: ClassVar[bool] = False
+    """For settings of an inference engine: `inference_engine: auto` names GPUs for it in placement."""
+
     @field_validator("*", mode="before")
     @classmethod
     def _count(cls, value: Any, info: ValidationInfo) -> Any:
@@ -126,6 +129,33 @@ class Settings(BaseModel):
         from areal_core.interfaces.model import Estimate
 
         return Estimate()
+
+    def plan_memory(self, config: Any, trainer: Estimate, model: StoredModel) -> Estimate:
+        """For settings of an inference engine: what servers take of GPUs that they share, and why they do not fit.
+
+        Args:
+            config: of the run.
+            trainer: what the train engine's `estimate` returned.
+            model: which the servers hold.
+        """
+        del config, trainer, model
+        from areal_core.interfaces.model import Estimate
+
+        return Estimate()
+
+    @classmethod
+    def automatic_rank(cls, gpus: int) -> int:
+        """Return an inference engine's rank for `inference_engine: auto`, which takes the highest.
+
+        Args:
+            gpus: of this machine.
+
+        Returns:
+            1 for the embedded engine, more for a faster one; 0 if it cannot run here, because its program is not
+            installed for example.
+        """
+        del gpus
+        return 0
 
     def notes(self, config: Any) -> Iterable[str]:
         """What is no mistake and yet worth a look beside the rest of the config, one line each; a run goes ahead."""

@@ -1,7 +1,7 @@
-"""Trajectories, columns of numbers, and packed batches, ragged PyTorch tensors that are never padded.
+"""Trajectories, and batches of them without padding.
 
-A workflow makes a `Trajectory`; many trajectories become one `PackedBatch`, in which the values of all sequences
-stand one behind another, with their lengths beside them. Nothing in this package knows about models or servers.
+A workflow builds a `Trajectory`. Many trajectories form a `PackedBatch`, which has the concatenated values of all
+sequences and their lengths. Nothing in this package depends on models or servers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _IN_TORCH = {
     "prediction": ("shift_to_predictions",),
     "split": ("split_by_tokens", "split_into_microbatches"),
 }
-"""By module. They are imported when somebody asks for them: a rollout worker needs none, and torch takes a second."""
+"""Names by the module that defines them. They are imported on first use, because they need torch: rollout workers use
+none of them, and importing torch takes a second."""
 
 __all__ = [
     "Episode",

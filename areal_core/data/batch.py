@@ -1,8 +1,7 @@
-"""Many sequences of different lengths in one batch, without padding.
+"""Batches of sequences of different lengths, without padding.
 
-The values of a key are stored flat, one sequence behind another, with one set of lengths for all keys of a level. The
-same form goes over every channel, into the ledger and to the trainer's ranks: a safetensors buffer of flat values and
-lengths.
+The values of a key are concatenated along the first dimension. All keys of one level (tokens, turns, images) share one
+set of lengths. Segments and messages have the same form: a safetensors buffer of flat values and lengths.
 """
 
 from __future__ import annotations
@@ -23,14 +22,19 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Ragged:
-    """Flat values of several keys that share one set of row lengths.
+    """Concatenated rows of several keys that share one set of row lengths.
 
     Attributes:
-        lengths: [B] int64.
-        values: by key, [sum(lengths), ...].
+        lengths: number of values in each row, [B] int64.
+        values: values of each key, [sum(lengths), ...].
 
     Raises:
-        ValueError: a key's values are not as long as the lengths say.
+        ValueError: a key does not have sum(lengths) values.
+
+    Example:
+        >>> ragged = Ragged(torch.tensor([2, 1]), {"input_ids": torch.tensor([5, 6, 7])})
+        >>> [row["input_ids"].tolist() for row in ragged.rows()]
+        [[5, 6], [7]]
     """
 
     lengths: torch.Tensor
@@ -40,26 +44,26 @@ class Ragged:
         total = int(self.lengths.sum())
         for key, value in self.values.items():
             if len(value) != total:
-                raise ValueError(f"key '{key}' holds {len(value)} values, the lengths of the rows add up to {total}")
+                raise ValueError(f"key '{key}' has {len(value)} values, and the lengths of the rows add up to {total}")
 
     @property
     def offsets(self) -> torch.Tensor:
-        """[B + 1] int64: row i is `offsets[i]:offsets[i + 1]`."""
+        """Start of each row, and the end of the last: row i is `offsets[i]:offsets[i + 1]`. Shape [B + 1], int64."""
         return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0))
 
     @property
     def row_index(self) -> torch.Tensor:
-        """[sum(lengths)] int64: the row that each value belongs to."""
+        """Row of each value, [sum(lengths)] int64."""
         return torch.repeat_interleave(torch.arange(len(self.lengths), device=self.lengths.device), self.lengths)
 
     def rows(self) -> list[dict[str, torch.Tensor]]:
-        """The values of each row by key, as views."""
+        """Return the values of each row by key, as views."""
         lengths = self.lengths.tolist()
         columns = {key: torch.split(value, lengths) for key, value in self.values.items()}
         return [{key: column[row] for key, column in columns.items()} for row in range(len(lengths))]
 
     def select(self, rows: torch.Tensor) -> Ragged:
-        """These rows, in this order."""
+        """Return a copy of the rows with these indices [N] int64, in this order."""
         starts, lengths = self.offsets[:-1][rows], self.lengths[rows]
         within = Ragged(lengths)
         index = torch.arange(int(lengths.sum()), device=lengths.device)
@@ -67,30 +71,30 @@ class Ragged:
         return Ragged(lengths, {key: value[index] for key, value in self.values.items()})
 
     def to(self, device: torch.device | str) -> Ragged:
-        """The same on another device."""
+        """Return a copy on a device."""
         return Ragged(self.lengths.to(device), {key: value.to(device) for key, value in self.values.items()})
 
     @staticmethod
     def concatenate(parts: Sequence[Ragged]) -> Ragged:
-        """The rows of all parts, in order; every part must have the same keys."""
+        """Concatenate the rows of all parts, which must have the same keys."""
         lengths = torch.cat([part.lengths for part in parts])
         return Ragged(lengths, _concatenate_columns([part.values for part in parts]))
 
 
 @dataclass(slots=True)
 class PackedBatch:
-    """Packed sequences with values of each token, of each turn, of the whole sequence and of each unit of sequences.
+    """Packed sequences with values per token, per turn, per sequence and per unit.
 
-    A unit is what belongs together, such as the two sides of a preference or the sequences of a chat: its sequences
-    stay together in every split.
+    A unit is a set of sequences that every split keeps together, such as the two sides of a preference or the
+    trajectories of one episode.
 
     Attributes:
-        tokens: per-token values, flat [sum(T), ...]; `input_ids` is always among them.
-        sequences: per-sequence values, [B, ...].
-        turns: per-turn values, flat [sum(turns), ...].
-        multimodal: values of further things that a sequence has some of, such as its images, by what they are; flat.
-        units: per-unit values, [U, ...].
-        unit_index: [B] int64, the unit of each sequence, from 0 to U - 1; None where every sequence is its own.
+        tokens: values per token, [sum(T), ...]. The key `input_ids` is required.
+        sequences: values per sequence, [B, ...].
+        turns: values per turn, [sum(turns), ...].
+        multimodal: further values with lengths of their own, by what they describe, such as `images`.
+        units: values per unit, [U, ...].
+        unit_index: unit of each sequence, from 0 to U - 1, [B] int64; None if each sequence is a unit.
     """
 
     tokens: Ragged
@@ -119,10 +123,10 @@ class PackedBatch:
         return len(self.tokens.lengths)
 
     def __getitem__(self, key: str) -> torch.Tensor:
-        """The flat values of a token key, or else the values of a sequence key, a turn key or a unit key.
+        """Return the values of a key per token, sequence, turn, unit or multimodal value, in this order.
 
         Raises:
-            KeyError: the batch has no such key; the message lists those it has.
+            KeyError: the batch has no such key. The message lists its keys.
         """
         for values in self._levels():
             if key in values:
@@ -130,7 +134,7 @@ class PackedBatch:
         raise KeyError(f"the batch has no key '{key}'; it has {sorted(k for level in self._levels() for k in level)}")
 
     def get(self, key: str) -> torch.Tensor | None:
-        """As indexing, None where the batch has no such key."""
+        """Return the values of a key like `batch[key]`; None if the batch has no such key."""
         return next((values[key] for values in self._levels() if key in values), None)
 
     def __contains__(self, key: object) -> bool:
@@ -142,19 +146,19 @@ class PackedBatch:
 
     @property
     def lengths(self) -> torch.Tensor:
-        """[B] int64, tokens of each sequence."""
+        """Number of tokens of each sequence, [B] int64."""
         return self.tokens.lengths
 
     @property
     def unit_count(self) -> int:
-        """How many units there are."""
+        """Number of units."""
         if self.unit_index is None:
             return len(self)
         return int(self.unit_index.max()) + 1 if len(self) else 0
 
     @property
     def unit_rows(self) -> list[list[int]]:
-        """The sequences of each unit, in order."""
+        """Indices of the sequences of each unit, in order."""
         if self.unit_index is None:
             return [[row] for row in range(len(self))]
         rows: list[list[int]] = [[] for _ in range(self.unit_count)]
@@ -164,36 +168,36 @@ class PackedBatch:
 
     @property
     def token_count(self) -> int:
-        """Tokens in the whole batch."""
+        """Number of tokens in the batch."""
         return len(self.tokens.values["input_ids"])
 
     @classmethod
     def from_trajectories(cls, trajectories: Sequence[Trajectory]) -> PackedBatch:
-        """Pack trajectories, in order. All must carry the same keys.
+        """Pack trajectories in order. All must have the same keys.
 
         Raises:
-            ValueError: there are none, or their keys differ (the message names the odd ones).
+            ValueError: there are no trajectories, or their keys differ. The message names the differing keys.
         """
         return cls.from_columns(packing.pack(trajectories))
 
     def to_trajectories(self) -> list[Trajectory]:
-        """The sequences one by one, as views into this batch; units are not among what they know."""
+        """Return the sequences as trajectories, which are views into this batch. They have no units."""
         return packing.unpack(self.columns())
 
     def with_tokens(self, **values: torch.Tensor) -> PackedBatch:
-        """A batch with these per-token values added or replaced; the other tensors are shared."""
+        """Return a batch with these values per token added or replaced. The other tensors are shared."""
         tokens = Ragged(self.tokens.lengths, {**self.tokens.values, **values})
         return replace(self, tokens=tokens)
 
     def with_sequences(self, **values: torch.Tensor) -> PackedBatch:
-        """A batch with these per-sequence values added or replaced; the other tensors are shared."""
+        """Return a batch with these values per sequence added or replaced. The other tensors are shared."""
         return replace(self, sequences={**self.sequences, **values})
 
     def with_columns(self, columns: Mapping[str, torch.Tensor]) -> PackedBatch:
-        """A batch with these columns added or replaced, each at the level whose length it has: [T], [B] or [U].
+        """Return a batch with these columns added or replaced, per token, sequence or unit by their lengths.
 
         Raises:
-            ValueError: a column is as long as none of them.
+            ValueError: a column has the length of none of them.
         """
         batch = self
         for name, values in columns.items():
@@ -209,11 +213,11 @@ class PackedBatch:
         return batch
 
     def with_units(self, unit_index: torch.Tensor | None, **values: torch.Tensor) -> PackedBatch:
-        """A batch whose sequences belong to these units, None where each is its own, with these per-unit values."""
+        """Return a batch with these units (see `unit_index`) and values per unit."""
         return replace(self, units=values, unit_index=unit_index)
 
     def select(self, rows: torch.Tensor | Sequence[int]) -> PackedBatch:
-        """These sequences, in this order."""
+        """Return a copy of the sequences with these indices, in this order."""
         index = torch.as_tensor(rows, dtype=torch.int64, device=self.lengths.device)
         kept, unit_index = index, None
         if self.unit_index is not None:
@@ -228,7 +232,7 @@ class PackedBatch:
         )
 
     def to(self, device: torch.device | str) -> PackedBatch:
-        """The same on another device."""
+        """Return a copy on a device."""
         return PackedBatch(
             self.tokens.to(device),
             {key: value.to(device) for key, value in self.sequences.items()},
@@ -240,7 +244,7 @@ class PackedBatch:
 
     @staticmethod
     def concatenate(batches: Sequence[PackedBatch]) -> PackedBatch:
-        """The sequences of all batches, in order; every batch must have the same keys."""
+        """Concatenate the sequences of all batches, which must have the same keys."""
         turns = [batch.turns for batch in batches if batch.turns is not None]
         if turns and len(turns) != len(batches):
             raise ValueError(f"turn keys are given in {len(turns)} of {len(batches)} batches")
@@ -255,7 +259,7 @@ class PackedBatch:
         )
 
     def columns(self) -> packing.Columns:
-        """The values by name, as NumPy sees them: in the same memory where that is the CPU's."""
+        """Return the values by name as NumPy arrays, which share memory with tensors on the CPU."""
         flat = {"tokens/lengths": self.tokens.lengths}
         flat |= {f"tokens.{key}": value for key, value in self.tokens.values.items()}
         flat |= {f"sequences.{key}": value for key, value in self.sequences.items()}
@@ -272,44 +276,47 @@ class PackedBatch:
 
     @classmethod
     def from_columns(cls, columns: packing.Columns) -> PackedBatch:
-        """The batch of some columns, in the same memory. The lengths are checked against every key."""
+        """Create a batch from columns, sharing their memory. The lengths are checked against every key."""
         flat = {name: torch.from_numpy(values) for name, values in columns.items()}
         level = partial(packing.level_of, flat)
         turns = Ragged(flat["turns/lengths"], level("turns")) if "turns/lengths" in flat else None
         tokens = Ragged(flat["tokens/lengths"], level("tokens"))
-        found = [key.removeprefix("multimodal.") for key in flat if key.startswith("multimodal.") and "/" in key]
-        named = [key.removesuffix("/lengths") for key in found]
-        multimodal = {name: Ragged(flat[f"multimodal.{name}/lengths"], level(f"multimodal.{name}")) for name in named}
+        lengths = [key.removeprefix("multimodal.") for key in flat if key.startswith("multimodal.") and "/" in key]
+        names = [key.removesuffix("/lengths") for key in lengths]
+        multimodal = {name: Ragged(flat[f"multimodal.{name}/lengths"], level(f"multimodal.{name}")) for name in names}
         return cls(tokens, level("sequences"), turns, level("units"), flat.get("units/index"), multimodal)
 
     def to_bytes(self) -> bytes:
-        """The batch as one safetensors buffer."""
+        """Encode the batch as a safetensors buffer."""
         return packing.to_bytes(self.columns())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> PackedBatch:
-        """Read back what `to_bytes` wrote, or the record of a group. The lengths are checked again."""
+        """Decode the result of `to_bytes`, or the record of a group. The lengths are checked."""
         return cls.from_columns(packing.from_bytes(data))
 
 
 def join_batches(parts: Sequence[PackedBatch]) -> PackedBatch | None:
-    """Return the sequences of all parts in order, or None if there are none.
+    """Concatenate the sequences of all parts; return None if there are no parts.
 
-    A named reward that judged nothing in a part is NaN there.
+    A component of the reward that a part does not have is NaN there.
     """
     names = {key for part in parts for key in part.sequences if key.startswith("reward.")}
-    same = [p.with_sequences(**{key: torch.full((len(p),), torch.nan) for key in names if key not in p}) for p in parts]
-    return PackedBatch.concatenate(same) if same else None
+    completed = [
+        part.with_sequences(**{key: torch.full((len(part),), torch.nan) for key in names if key not in part})
+        for part in parts
+    ]
+    return PackedBatch.concatenate(completed) if completed else None
 
 
 def _concatenate_units(batches: Sequence[PackedBatch]) -> torch.Tensor | None:
-    """The units of all batches, one behind another; None where none of them has units of several sequences."""
+    """Return the unit of each sequence of all batches; None if no batch has a `unit_index`."""
     if all(batch.unit_index is None for batch in batches):
         return None
     indices, start = [], 0
     for batch in batches:
-        own = torch.arange(len(batch), device=batch.lengths.device) if batch.unit_index is None else batch.unit_index
-        indices.append(own + start)
+        index = torch.arange(len(batch), device=batch.lengths.device) if batch.unit_index is None else batch.unit_index
+        indices.append(index + start)
         start += batch.unit_count
     return torch.cat(indices)
 

@@ -1,4 +1,4 @@
-"""Metrics that know what they are, so that micro-batches, ranks and updates can be put together without being told."""
+"""Metrics that know how to combine: over micro-batches, ranks and updates, each by its own kind."""
 
 from __future__ import annotations
 
@@ -16,14 +16,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number, or a few, in a form in which parts of a batch can be put together. Made by `mean`, `sum`, ...
+    """A metric of a part of a batch, which `+` combines with those of other parts.
+
+    Create it with `mean`, `sum`, `maximum`, `histogram` or `effective_share`.
 
     Attributes:
-        kind: how parts are put together.
-        values: [n] float64 on the CPU or the device where it was made: the weighted sum of a mean, a sum, a maximum,
-            the counts of a histogram, or of an effective share the sum of weights and that of their squares.
-        weights: [n] float64: of a mean, the sum of weights; of an effective share, how many there are; 0 elsewhere.
-        bounds: of a histogram: count i is of values below `bounds[i]`, the last one of those above all.
+        kind: how parts combine.
+        values: [n] float64 on the device of the inputs: the weighted sum of a mean, a sum, a maximum, the counts of a
+            histogram, or the sum of weights and the sum of squared weights of an effective share.
+        weights: [n] float64: the sum of weights of a mean, the number of weights of an effective share, otherwise 0.
+        bounds: upper bounds of a histogram's bins. The last bin has the values above all bounds.
+
+    Example:
+        >>> parts = [Metric.mean(torch.tensor([1.0, 3.0])), Metric.mean(torch.tensor([8.0]))]
+        >>> (parts[0] + parts[1]).as_numbers("loss")
+        {'loss': 4.0}
     """
 
     kind: Literal["mean", "sum", "max", "histogram", "effective_share"]
@@ -33,7 +40,7 @@ class Metric:
 
     @classmethod
     def mean(cls, values: torch.Tensor | float, weights: torch.Tensor | float = 1.0) -> Metric:
-        """The mean of values [T], each with its weight (a mask is one); values of weight 0 may be anything."""
+        """Weighted mean of values [T]. Weights are [T], such as a mask, or a number. Values of weight 0 are ignored."""
         value = torch.as_tensor(values, dtype=torch.float64).detach()
         weight = torch.as_tensor(weights, dtype=torch.float64, device=value.device).expand_as(value)
         total = torch.where(weight != 0, value, 0.0) * weight
@@ -41,39 +48,39 @@ class Metric:
 
     @classmethod
     def sum(cls, values: torch.Tensor | float) -> Metric:
-        """The sum of values [T]."""
+        """Sum of values [T]."""
         total = torch.as_tensor(values, dtype=torch.float64).detach().sum().reshape(1)
         return cls("sum", total, torch.zeros_like(total))
 
     @classmethod
     def maximum(cls, values: torch.Tensor | float) -> Metric:
-        """The largest of values [T], of which there must be one."""
+        """Maximum of values [T], with T of 1 or more."""
         largest = torch.as_tensor(values, dtype=torch.float64).detach().max().reshape(1)
         return cls("max", largest, torch.zeros_like(largest))
 
     @classmethod
     def histogram(cls, values: torch.Tensor, bounds: Sequence[float]) -> Metric:
-        """How many of values [T] lie between which bounds, which ascend."""
+        """Histogram of values [T] with ascending upper bounds of its bins."""
         edges = torch.tensor(bounds, dtype=torch.float64, device=values.device)
-        places = torch.bucketize(values.detach().double(), edges, right=True)
-        counts = torch.bincount(places, minlength=len(bounds) + 1).double()
+        bins = torch.bucketize(values.detach().double(), edges, right=True)
+        counts = torch.bincount(bins, minlength=len(bounds) + 1).double()
         return cls("histogram", counts, torch.zeros_like(counts), tuple(bounds))
 
     @classmethod
     def effective_share(cls, weights: torch.Tensor, mask: torch.Tensor) -> Metric:
-        """Of weights [T] inside a mask: (Σ w)² / (n Σ w²), the share of samples that the weighted ones are worth.
+        """Kish's effective sample size over the sample size: (Σ w)² / (n Σ w²) of weights [T] inside a mask [T].
 
-        Kish's effective sample size over n: 1 where all weigh the same.
+        It is 1 if all weights are equal.
         """
         inside = torch.where(mask, weights.detach().double(), 0.0)
         values = torch.stack([inside.sum(), inside.square().sum()])
         return cls("effective_share", values, mask.sum().double().expand(2).clone())
 
     def __add__(self, other: Metric) -> Metric:
-        """Two parts together.
+        """Combine the metrics of two parts.
 
         Raises:
-            ValueError: they are of different kinds.
+            ValueError: the metrics are of different kinds.
         """
         if (self.kind, self.bounds) != (other.kind, other.bounds):
             raise ValueError(f"a metric is a {self.kind} in one place and a {other.kind} in another")
@@ -81,7 +88,7 @@ class Metric:
         return Metric(self.kind, values, self.weights + other.weights, self.bounds)
 
     def as_numbers(self, name: str) -> dict[str, float]:
-        """As it stands in `metrics.jsonl`: one number, or a share for each place of a histogram."""
+        """Return the value for `metrics.jsonl`: one number, or the share of each bin of a histogram."""
         if self.kind == "mean":
             return {name: float(self.values / self.weights) if float(self.weights) else 0.0}
         if self.kind == "effective_share":
@@ -95,19 +102,22 @@ class Metric:
 
 
 def combine(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
-    """Metrics of several parts, by name; one that only some parts have is of those parts."""
+    """Combine the metrics of several parts by name. A metric may be missing in some parts."""
     combined: dict[str, Metric] = {}
     for part in parts:
         for name, metric in part.items():
             try:
                 combined[name] = combined[name] + metric if name in combined else metric
             except ValueError as error:
-                raise ValueError(f"'{name}': {error}; two parts log it under one name") from None
+                raise ValueError(f"'{name}': {error}; two parts use the same name") from None
     return combined
 
 
 def reduce_over_ranks(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Metrics of all ranks, on every rank, on the CPU; ranks may have different names. Collective."""
+    """Combine the metrics of all ranks. Every rank gets the result on the CPU. Ranks may have different names.
+
+    This is a collective operation.
+    """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return {name: replace(m, values=m.values.cpu(), weights=m.weights.cpu()) for name, m in metrics.items()}
     known = _agree_on_forms({name: [m.kind, list(m.bounds), len(m.values)] for name, m in metrics.items()})
@@ -133,12 +143,12 @@ def reduce_over_ranks(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
 
 
 def _agree_on_forms(own: dict[str, Any]) -> dict[str, Any]:
-    """Name, kind, bounds and size of every metric that any rank has, in the same order on all ranks.
+    """Return name, kind, bounds and size of every metric of any rank, in the same order on all ranks.
 
-    Mostly all ranks have the same ones: then a digest of 8 bytes is all that is sent.
+    Usually all ranks have the same metrics. Then they exchange only a digest of 8 bytes.
 
     Raises:
-        ValueError: one name is two metrics; on all ranks, so that none waits for another.
+        ValueError: one name belongs to different metrics. All ranks raise it, so that no rank waits for another.
     """
     text = json.dumps(own, sort_keys=True).encode()
     digest = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")

@@ -1,8 +1,8 @@
-"""Packing: what becomes of the trajectories of a prompt group, as columns of numbers and as the bytes of its record.
+"""Packing the trajectories of a prompt group into columns, and the columns into the bytes of a record.
 
-A column is the values of one key, one sequence behind another; beside the columns of tokens stand the lengths of the
-sequences. The bytes are a safetensors buffer of the columns. Nothing here imports torch: rollout workers pack, and
-trainer ranks read `PackedBatch.from_bytes`.
+A column has the concatenated values of one key. Each level of keys also has a column of lengths. The bytes are a
+safetensors buffer of the columns. This module does not import torch: rollout workers pack, and trainer ranks read with
+`PackedBatch.from_bytes`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Columns = dict[str, Values]
 
 _Numbers = TypeVar("_Numbers")
 _KINDS = {"b": "BOOL", "u": "U", "i": "I", "f": "F"}
-"""Of numbers, as NumPy and as safetensors name them; their bits follow in the latter."""
+"""Names of dtypes in safetensors, without the number of bits, by NumPy's kind."""
 
 
 def pack(trajectories: Sequence[Trajectory]) -> Columns:
-    """The columns of trajectories, in order. All must carry the same keys.
+    """Pack trajectories into columns, in order. All must have the same keys.
 
     Raises:
-        ValueError: there are none, or their keys differ (the message names the odd ones).
+        ValueError: there are no trajectories, or their keys differ. The message names the differing keys.
     """
     if not trajectories:
         raise ValueError("a batch needs at least one trajectory")
@@ -54,7 +54,7 @@ def pack(trajectories: Sequence[Trajectory]) -> Columns:
 
 
 def unpack(columns: Mapping[str, Values]) -> list[Trajectory]:
-    """The sequences one by one, as views."""
+    """Return the sequences of columns as trajectories, which are views."""
     rows: list[dict[str, dict[str, Values]]] = [{} for _ in columns["tokens/lengths"]]
     for name in [name.removesuffix("/lengths") for name in columns if name.endswith("/lengths")]:
         places = np.cumsum(columns[f"{name}/lengths"])[:-1]
@@ -78,18 +78,19 @@ def unpack(columns: Mapping[str, Values]) -> list[Trajectory]:
 
 
 def level_of(columns: Mapping[str, _Numbers], name: str) -> dict[str, _Numbers]:
-    """The columns of one level, by key: of `tokens`, `sequences`, `turns`, `multimodal.NAME` or `units`."""
+    """Return the columns of a level by key: `tokens`, `sequences`, `turns`, `multimodal.NAME` or `units`."""
     return {key.removeprefix(f"{name}."): values for key, values in columns.items() if key.startswith(f"{name}.")}
 
 
 def pack_group(number: int, prompt_id: tuple[int, int], group_size: int, episodes: Mapping[int, Episode]) -> Columns:
-    """Pack the episodes of one group, with what the runtime knows of each: reward and ids.
+    """Pack the episodes of one group, and add rewards and ids.
 
     Args:
-        number, prompt_id: of the group.
-        group_size: episodes that it was to have.
-        episodes: those that ended well, at least one, by sample index. A named reward that did not judge an episode is
-            NaN there.
+        number: number of the group.
+        prompt_id: data row and epoch.
+        group_size: number of episodes of a complete group.
+        episodes: one or more completed episodes, by sample index. A component of the reward that an episode does not
+            have is NaN.
     """
     placed = [(row, part, episode) for row, episode in episodes.items() for part in range(len(episode.trajectories))]
     names = sorted({name for episode in episodes.values() for name in episode.rewards})
@@ -109,14 +110,16 @@ def pack_group(number: int, prompt_id: tuple[int, int], group_size: int, episode
 
 
 def sampled_versions(columns: Mapping[str, Values]) -> list[int]:
-    """The weight versions that sampled tokens, the oldest first."""
-    found: list[int] = np.unique(columns["tokens.versions"][columns["tokens.loss_mask"]]).tolist()
-    return found
+    """Return the weight versions that sampled tokens, oldest first."""
+    versions: list[int] = np.unique(columns["tokens.versions"][columns["tokens.loss_mask"]]).tolist()
+    return versions
 
 
 def column_layout(columns: Mapping[str, Values]) -> dict[str, str]:
-    """The dtype and shape of every column but lengths and the named rewards, which may be missing:
-    `{"tokens.input_ids": "int64[]"}`."""
+    """Return the dtype and the shape of each value by column, such as `{"tokens.input_ids": "int64[]"}`.
+
+    Lengths, and components of rewards, which may be missing, are left out.
+    """
     named = {k: v for k, v in columns.items() if "/" not in k and not k.startswith("sequences.reward.")}
     return {key: _form(value.dtype, value.shape[1:]) for key, value in named.items()}
 
@@ -127,10 +130,10 @@ def _form(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
 
 
 def to_bytes(columns: Mapping[str, Values]) -> bytes:
-    """The columns as one safetensors buffer.
+    """Encode columns as a safetensors buffer.
 
-    As the library writes it, which takes ten times as long for the few kilobytes of a group: the widest numbers first,
-    so that each column begins where they may lie.
+    The result equals that of the library, which takes ten times as long for the few kilobytes of a group. Columns of
+    the widest numbers come first, so that every column is aligned.
     """
     header, parts, end = {}, [], 0
     for name, values in sorted(columns.items(), key=lambda item: (-item[1].itemsize, item[0])):
@@ -144,20 +147,22 @@ def to_bytes(columns: Mapping[str, Values]) -> bytes:
 
 
 def from_bytes(data: bytes) -> Columns:
-    """Read back what `to_bytes` wrote."""
+    """Decode the result of `to_bytes`."""
     columns: Columns = load(data)
     return columns
 
 
 def keys_in_common(rows: Sequence[Mapping[str, object]]) -> Iterable[str]:
-    """The keys of every row.
+    """Return the keys that all rows have.
 
     Raises:
-        ValueError: a row has others; the message names them.
+        ValueError: the keys of two rows differ. The message names the differing keys.
     """
     first = rows[0].keys()
     for row, other in enumerate(rows):
         if other.keys() != first:
-            odd = sorted(first ^ other.keys())
-            raise ValueError(f"row {row} of the batch differs from row 0 in keys {odd}: each must be in all or none")
+            differing = sorted(first ^ other.keys())
+            raise ValueError(
+                f"row {row} of the batch differs from row 0 in keys {differing}: each must be in all or none"
+            )
     return first

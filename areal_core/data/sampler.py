@@ -1,8 +1,7 @@
-"""Which prompt comes when, as a pure function of its number.
+"""The order of prompts and the seeds of samples, as pure functions of a group's number.
 
-The n-th prompt group of a run always asks the same row in the same epoch, and a sample's random numbers come from
-that prompt id. So a run's position in its data is one integer, and a group dispatched again after a crash is the
-same group.
+The n-th prompt group of a run always has the same row and epoch, and the seeds of its samples depend only on these. So
+one integer is a run's position in its data, and a group that is dispatched again after a crash is the same group.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from areal_core.errors import ConfigError
 
 
 class PromptSampler:
-    """Maps the number of a prompt group to (row, epoch): every row once in each epoch, shuffled anew for each.
+    """Maps the number of a prompt group to (row, epoch). Every epoch has each row once.
 
     Args:
-        rows: length of the data set.
-        seed: of the run.
-        shuffle: whether an epoch is permuted; otherwise rows come in their own order.
+        rows: number of rows in the data set.
+        seed: seed of the run.
+        shuffle: whether each epoch has a permutation of its own; otherwise rows come in order.
 
     Raises:
         ConfigError: the data set is empty.
@@ -45,6 +44,6 @@ class PromptSampler:
 
 
 def sample_seed(seed: int, row: int, epoch: int, sample_index: int, turn: int = 0) -> int:
-    """The 63-bit seed of one generation, from its prompt id and its place in the group."""
+    """Return the 63-bit seed of one generation."""
     name = f"{seed}/{row}/{epoch}/{sample_index}/{turn}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1

@@ -11,14 +11,14 @@ from bisect import bisect_left
 
 
 def split_by_tokens(lengths: list[int], parts: int) -> list[list[int]]:
-    """Deal sequences out to parts so that their token counts are close: longest first, to the lightest part.
+    """Distribute sequences over parts with balanced token counts: longest first, each to the lightest part.
 
     Args:
-        lengths: tokens of each sequence.
-        parts: how many; some stay empty where there are fewer sequences than parts.
+        lengths: number of tokens of each sequence.
+        parts: number of parts. Some stay empty if there are fewer sequences.
 
     Returns:
-        For each part the sequences' indices, ascending.
+        The indices of the sequences of each part, ascending.
     """
     shares: list[list[int]] = [[] for _ in range(parts)]
     lightest = [(0, 0, part) for part in range(parts)]
@@ -30,17 +30,17 @@ def split_by_tokens(lengths: list[int], parts: int) -> list[list[int]]:
 
 
 def split_into_microbatches(lengths: list[int], max_tokens: int) -> list[list[int]]:
-    """Deal sequences out to micro-batches of nearly equal token counts, as few as keep to a budget when dealt so.
+    """Distribute sequences over the fewest micro-batches with balanced token counts that keep to a budget.
 
-    A sequence over the budget is a micro-batch by itself: it may need more memory than was meant, but dropping it would
-    change what is learned, and ending the run would end every resume of it too.
+    A sequence over the budget gets a micro-batch of its own. It may need more memory than planned, but dropping it
+    would change what is learned, and an error would end every resume of the run, too.
 
     Args:
-        lengths: tokens of each sequence.
-        max_tokens: budget of one micro-batch.
+        lengths: number of tokens of each sequence.
+        max_tokens: token budget of one micro-batch.
 
     Returns:
-        For each micro-batch the sequences' indices, ascending.
+        The indices of the sequences of each micro-batch, ascending.
     """
 
     def fits(parts: int) -> bool:

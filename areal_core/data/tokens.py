@@ -1,6 +1,6 @@
-"""Tokens in growing arrays of numbers: a list of Python's own objects costs ten times as much to look through.
+"""Token ids and sampled tokens in growing arrays of numbers, which are ten times cheaper to read than Python lists.
 
-Nothing here imports torch: rollout workers live on it.
+This module does not import torch, because rollout workers use it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 HIGHEST_LOGPROB = 1e-2
-"""Of a token: 0, and what rounding may add."""
+"""Upper bound of a log-probability: 0 plus rounding error."""
 
 
 class TokenIds(Sequence[int]):
-    """Token ids that are only appended to, such as those of a conversation, and their JSON.
+    """A growing sequence of token ids, such as those of a conversation, with its JSON.
 
-    A server is sent all of them in each turn. What was written as JSON for one turn is kept for the next.
+    Each turn sends all ids to a server. The JSON of one turn is kept and extended for the next.
 
     Args:
-        ids: the first ones; of others of this kind what was written is kept too, by both.
+        ids: the first token ids. A copy of `TokenIds` shares nothing with the original, but keeps its JSON.
 
     Raises:
-        TypeError: one is no integer.
+        TypeError: an id is not an integer.
     """
 
     __slots__ = ("_ids", "_text", "_written")
@@ -42,7 +42,7 @@ class TokenIds(Sequence[int]):
 
     @classmethod
     def of(cls, ids: Iterable[int]) -> TokenIds:
-        """The same, or made of something else."""
+        """Return `ids` if it is a `TokenIds`, else a new one."""
         return ids if isinstance(ids, TokenIds) else cls(ids)
 
     def __len__(self) -> int:
@@ -60,30 +60,30 @@ class TokenIds(Sequence[int]):
     __hash__ = None  # type: ignore[assignment]
 
     def extend(self, ids: Iterable[int]) -> None:
-        """Append some; an array of type q is copied as it is."""
+        """Append ids. An array of type `q` is copied without a conversion."""
         self._ids.extend(ids)
 
     def followed_by(self, ids: Iterable[int]) -> TokenIds:
-        """These and then some more; neither changes the other."""
-        both = TokenIds(self)
-        both.extend(ids)
-        return both
+        """Return a copy with `ids` appended."""
+        extended = TokenIds(self)
+        extended.extend(ids)
+        return extended
 
     def tolist(self) -> list[int]:
-        """As a list of its own."""
+        """Return the ids as a new list."""
         return self._ids.tolist()
 
     def numpy(self) -> np.ndarray:
-        """[T] int64, a copy."""
+        """Return the ids as a new array [T] int64."""
         return np.array(self._ids)
 
     def bounds(self) -> tuple[int, int]:
-        """The smallest and the largest; there must be one."""
+        """Return the smallest and the largest id. The sequence must not be empty."""
         ids = np.frombuffer(self._ids, np.int64)
         return int(ids.min()), int(ids.max())
 
     def json(self) -> msgspec.Raw:
-        """As a JSON array."""
+        """Return the ids as a JSON array."""
         if fresh := self._ids[self._written :]:
             self._text += b"," * bool(self._written) + msgspec.json.encode(fresh.tolist())[1:-1]
             self._written = len(self._ids)
@@ -91,15 +91,16 @@ class TokenIds(Sequence[int]):
 
 
 class SampledTokens:
-    """Tokens that were sampled, with what is known of each.
+    """Sampled tokens with their log-probabilities and weight versions.
 
     Attributes:
-        ids: array of type q.
-        logprobs: array of type f: log-softmax(logits / temperature) under the weights that sampled it, not truncated.
-        versions: array of type i: the weight version that sampled it.
+        ids: token ids, an array of type `q` (int64).
+        logprobs: log-softmax(logits / temperature) of each token under the weights that sampled it, without truncation
+            (top-p, top-k); an array of type `f` (float32).
+        versions: weight version that sampled each token, an array of type `i` (int32).
 
     Raises:
-        TypeError, OverflowError: something is not of these types.
+        TypeError, OverflowError: a value does not fit these types.
     """
 
     __slots__ = ("ids", "logprobs", "versions")
@@ -111,16 +112,18 @@ class SampledTokens:
         return len(self.ids)
 
     def extend(self, ids: Iterable[int], logprobs: Iterable[float], versions: Iterable[int] = ()) -> None:
-        """Append some."""
+        """Append tokens with their log-probabilities and versions."""
         self.ids.extend(ids)
         self.logprobs.extend(logprobs)
         self.versions.extend(versions)
 
     def fault(self, vocabulary: int = 1 << 62) -> str:
-        """What shows that nobody has sampled these tokens so; empty where nothing does. Versions are not looked at.
+        """Describe what is impossible about these tokens; empty if nothing is. Versions are not checked.
+
+        Token ids must lie in the vocabulary, and log-probabilities must be finite and at most 0 plus rounding error.
 
         Args:
-            vocabulary: how many token ids there are.
+            vocabulary: number of token ids of the model.
         """
         if len(self.ids) != len(self.logprobs):
             return f"{len(self.ids)} tokens with {len(self.logprobs)} log-probabilities"

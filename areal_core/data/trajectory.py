@@ -1,4 +1,4 @@
-"""One token sequence that the policy (partly) wrote, and the episode that it belongs to."""
+"""Trajectories: token sequences that the policy wrote, in whole or in part, and the episodes that they form."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 Values = np.ndarray[Any, Any]
-"""Numbers of a trajectory. Tensors of PyTorch are taken as well and become such, without a copy."""
+"""Numbers of a trajectory. PyTorch tensors are accepted, too, and are converted without a copy."""
 
 
 class FinishReason(IntEnum):
-    """Why the last generation of a trajectory ended. Truncation is known, never inferred from a width.
+    """Why the last generation of a trajectory ended. The engine reports truncation; it is never inferred from lengths.
 
-    Compare with a member, `FinishReason.LENGTH`: only rewards get the reason as a text, "length".
+    Compare it with a member such as `FinishReason.LENGTH`. Only reward functions get the reason as a text ("length").
     """
 
     STOP = 0
@@ -31,23 +31,23 @@ class FinishReason(IntEnum):
 
 
 class Generation:
-    """What was generated for one request.
+    """The tokens that an engine generated for one request.
 
     Args:
-        output_ids: the sampled tokens, a stop token included.
-        logprobs: of each; see `SampledTokens`.
-        versions: the weight version that sampled each token, as the engine itself recorded it.
-        finish_reason: why it ended.
-        columns: further token keys of the trajectory, integers [T, ...] of the request's tokens and then the sampled
-            ones: what the engine knows of each token's prediction, 0 where it knows nothing, as behind their end.
+        output_ids: sampled token ids, including a stop token.
+        logprobs: log-probability of each sampled token; see `SampledTokens`.
+        versions: weight version that sampled each token, as recorded by the engine.
+        finish_reason: why the generation ended.
+        columns: further token keys of the trajectory: integers [T, ...] for the request's tokens followed by the
+            sampled ones, such as routed experts. A value is 0 if the engine does not know it.
 
     Attributes:
-        sampled: the tokens as arrays of numbers.
-        finish_reason, columns: as given.
+        sampled: the sampled tokens with log-probabilities and versions.
+        finish_reason, columns: as in the arguments.
 
     Raises:
-        TypeError: a token is no integer, or a log-probability no number.
-        ValueError: nobody has sampled these tokens so, or the three are not equally long.
+        TypeError: a token id is not an integer, or a log-probability is not a number.
+        ValueError: a value is impossible (see `SampledTokens.fault`), or the lengths differ.
     """
 
     __slots__ = ("columns", "finish_reason", "sampled")
@@ -71,24 +71,24 @@ class Generation:
     def of(
         cls, sampled: SampledTokens, finish_reason: FinishReason, columns: Mapping[str, Values] | None = None
     ) -> Generation:
-        """Of tokens that were looked at before."""
+        """Create a generation from tokens that were checked before."""
         self = cls.__new__(cls)
         self.sampled, self.finish_reason, self.columns = sampled, finish_reason, columns or {}
         return self
 
     @property
     def output_ids(self) -> list[int]:
-        """The sampled tokens, a stop token included; a list that is made each time."""
+        """Sampled token ids, including a stop token, as a new list."""
         return self.sampled.ids.tolist()
 
     @property
     def logprobs(self) -> list[float]:
-        """Of each token; a list that is made each time."""
+        """Log-probability of each sampled token, as a new list."""
         return self.sampled.logprobs.tolist()
 
     @property
     def versions(self) -> list[int]:
-        """Of each token; a list that is made each time."""
+        """Weight version that sampled each token, as a new list."""
         return self.sampled.versions.tolist()
 
     def __len__(self) -> int:
@@ -98,13 +98,13 @@ class Generation:
         return f"Generation({self.output_ids}, {self.logprobs}, {self.versions}, {self.finish_reason!r})"
 
 
-def joined_columns(known: Mapping[str, Values], told: Mapping[str, Values], count: int) -> dict[str, Values]:
-    """Columns of the first `count` tokens at most: what is known of them stays, what is told now goes on behind it."""
-    found = dict(known)
-    for name, column in told.items():
-        before = found.get(name, column[:0])
-        found[name] = np.concatenate([before, column[len(before) : count]])
-    return found
+def joined_columns(known: Mapping[str, Values], new: Mapping[str, Values], count: int) -> dict[str, Values]:
+    """Extend the known columns with the values of `new` beyond their ends, up to `count` tokens."""
+    columns = dict(known)
+    for name, column in new.items():
+        before = columns.get(name, column[:0])
+        columns[name] = np.concatenate([before, column[len(before) : count]])
+    return columns
 
 
 TOKEN_DTYPES = {
@@ -114,28 +114,27 @@ TOKEN_DTYPES = {
     "versions": np.dtype(np.int32),
     "turn_ids": np.dtype(np.int32),
 }
-"""The per-token keys that every trajectory has, each of shape [T]."""
+"""Keys per token that every trajectory has, each of shape [T], with their dtypes."""
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """One token sequence with what is known of each token, of each turn and of the whole.
+    """A token sequence with values per token, per turn and for the whole sequence.
 
     Attributes:
-        tokens: values of shape [T, ...]. Always there: `input_ids` int64; `loss_mask` bool, token was sampled by the
-            policy; `logprobs` float32, log-softmax(logits / temperature) of token t under the weights that sampled
-            it, 0 where not sampled; `versions` int32, the weight version that sampled token t, -1 where not sampled;
-            `turn_ids` int32, turn of a multi-turn episode, -1 outside. Further keys travel along untouched.
-        sequence: values of any fixed shape that hold for the whole sequence. The rollout runtime fills in scalars:
-            `reward` float32, `group_id`, `episode_id`, `sample_index` and `part_index` int64 (its place among the
-            trajectories of the episode), `agent_id` int64 (a digest of its name), `finish_reason` int8; and `prompt_id`
-            [2] int64.
-        turns: values of shape [turns, ...]; `turn_rewards` float32, where there are: what each
-            turn earned of `Episode.reward` and `reward` together; the rest is earned at the end.
-        multimodal: further values with lengths of their own, by what they are of, such as `images` and their `patches`.
-        agent_id: who wrote it, in an episode in which the policy plays several parts, such as a planner and a solver.
-            What is compared within a group is compared for each agent by itself.
-        reward: its own, beside the episode's; the `reward` of its sequence is the sum.
+        tokens: values of shape [T, ...]. These keys are required: `input_ids` int64; `loss_mask` bool, True if the
+            policy sampled the token; `logprobs` float32, log-softmax(logits / temperature) of token t under the weights
+            that sampled it, 0 for other tokens; `versions` int32, weight version that sampled token t, -1 for other
+            tokens; `turn_ids` int32, turn of a multi-turn episode, -1 for other tokens. Further keys are passed on.
+        sequence: values of any fixed shape for the whole sequence. The rollout runtime adds the scalars `reward`
+            float32, `group_id`, `episode_id`, `sample_index`, `part_index` int64 (position among the trajectories of
+            the episode), `agent_id` int64 (digest of the name) and `finish_reason` int8, and `prompt_id` [2] int64.
+        turns: values of shape [turns, ...]. The optional `turn_rewards` float32 is the share of each turn in the sum
+            of `Episode.reward` and `reward`. The rest belongs to the end of the episode.
+        multimodal: values with lengths of their own, by what they describe, such as `images` and their `patches`.
+        agent_id: name of the agent that wrote the sequence, if the policy plays several agents in one episode, such as
+            a planner and a solver. Comparisons within a group are made per agent.
+        reward: reward of this trajectory, which is added to that of the episode.
 
     Raises:
         ValueError: a required key is missing, has another dtype, or the lengths of the token keys differ.
@@ -152,7 +151,7 @@ class Trajectory:
         self.check()
 
     def check(self) -> None:
-        """Take what was put into it as arrays; raises as making one does."""
+        """Convert all values to arrays and check them, after you have changed them. Raises like the constructor."""
         self.tokens, self.sequence, self.turns = map(_arrays, (self.tokens, self.sequence, self.turns))
         self.multimodal = {name: _arrays(level) for name, level in self.multimodal.items()}
         for key, dtype in TOKEN_DTYPES.items():
@@ -172,7 +171,7 @@ class Trajectory:
 
     @classmethod
     def from_generation(cls, prompt_ids: Sequence[int], generation: Generation) -> Trajectory:
-        """The trajectory of one prompt and what the policy wrote behind it."""
+        """Build the trajectory of one prompt [P] and one generation [G], with T = P + G tokens."""
         builder = TrajectoryBuilder()
         builder.add_context(prompt_ids)
         builder.add_generation(generation)
@@ -180,14 +179,21 @@ class Trajectory:
 
 
 class TrajectoryBuilder:
-    """Collects the tokens of a trajectory in order, context and generations in turns; tokens are only appended.
+    """Builds a trajectory by appending context and generations in order.
 
-    A further column is put into what `build` returns: `trajectory.tokens["score"] = numpy.zeros(len(trajectory))`, as
-    long as the trajectory, and in every trajectory of the run. Losses and advantages find it under that name, shifted
-    by one as all columns of tokens are: at the place of a token stands what belongs to the token behind it.
+    To add a key per token, set it in the result: `trajectory.tokens["score"] = numpy.zeros(len(trajectory))`. It must
+    have the length of the trajectory and be in every trajectory of the run. Losses and advantages find it under this
+    name, shifted by one like all keys per token: position t has the value of token t + 1.
 
     Attributes:
-        input_ids: all tokens so far: what the next generation continues.
+        input_ids: all tokens so far, which the next generation continues.
+
+    Example:
+        >>> builder = TrajectoryBuilder()
+        >>> builder.add_context([1, 2, 3])
+        >>> builder.add_generation(Generation([4, 5], [-0.1, -0.2], [0, 0], FinishReason.STOP))
+        >>> builder.build().tokens["loss_mask"].tolist()
+        [False, False, False, True, True]
     """
 
     def __init__(self) -> None:
@@ -203,7 +209,7 @@ class TrajectoryBuilder:
         return len(self.input_ids)
 
     def add_context(self, token_ids: Sequence[int]) -> None:
-        """Append tokens that the policy did not write: the prompt, a tool's answer, the user's next turn."""
+        """Append tokens that the policy did not sample: the prompt, a tool's answer, the user's next turn."""
         self.input_ids.extend(token_ids)
         count = len(token_ids)
         self._logprobs.frombytes(bytes(4 * count))
@@ -211,10 +217,10 @@ class TrajectoryBuilder:
         self._turn_ids.extend(_NEVER * count)
 
     def add_generation(self, generation: Generation) -> None:
-        """Append what the policy wrote, as the next turn; its columns tell of what none before them has told.
+        """Append the tokens of a generation as the next turn. Its columns extend those of earlier generations.
 
         Raises:
-            ValueError: its columns are of more tokens than there are.
+            ValueError: a column is longer than the trajectory.
         """
         self._turn += 1
         sampled = generation.sampled
@@ -225,12 +231,12 @@ class TrajectoryBuilder:
         self._finish_reason = generation.finish_reason
         for name, column in generation.columns.items():
             if len(column) > len(self):
-                raise ValueError(f"'{name}' of a generation is of {len(column)} tokens, not {len(self)}")
+                raise ValueError(f"'{name}' of a generation has {len(column)} values for {len(self)} tokens")
         if generation.columns:
             self._columns = joined_columns(self._columns, generation.columns, len(self))
 
     def cut(self) -> None:
-        """The trajectory ends here by a limit, whatever ended its last generation."""
+        """Mark the trajectory as truncated by a limit, whatever ended its last generation."""
         self._finish_reason = FinishReason.LENGTH
 
     def build(
@@ -242,7 +248,13 @@ class TrajectoryBuilder:
         reward: float = 0.0,
         multimodal: Mapping[str, dict[str, Values]] | None = None,
     ) -> Trajectory:
-        """The trajectory; `sequence` adds per-sequence values such as named rewards, `turns` values of each turn."""
+        """Build the trajectory.
+
+        Args:
+            sequence: further values for the whole sequence.
+            turns: values per turn.
+            agent_id, reward, multimodal: see `Trajectory`.
+        """
         count, turn_ids = len(self), np.array(self._turn_ids)
         return Trajectory(
             tokens={
@@ -265,7 +277,7 @@ class TrajectoryBuilder:
 
 
 _NEVER = array("i", [-1])
-"""Of a token that was not sampled."""
+"""Version and turn of a token that was not sampled."""
 
 
 def _arrays(values: Mapping[str, Any]) -> dict[str, Values]:
@@ -274,15 +286,15 @@ def _arrays(values: Mapping[str, Any]) -> dict[str, Values]:
 
 @dataclass(slots=True)
 class Episode:
-    """What one run of a workflow brought: its trajectories, its reward, and what a reader of samples wants to see.
+    """The result of running a workflow for one sample: its trajectories, its reward and its metrics.
 
     Attributes:
-        trajectories: at least one; several where a template rewrites the prefix between turns.
-        reward: the outcome reward of the episode, given to each of its trajectories beside its own reward.
-        rewards: named components of the reward, for metrics.
-        text: prompt and completion as text, for the report; never used in training.
-        metrics: further figures of it, such as `agents/turns`; their means over episodes are logged under these names.
-            A name that areal's own metrics have, such as `step` or any below `train/`, fails the episode.
+        trajectories: one or more trajectories. There are several if a chat template rewrites the prefix between turns.
+        reward: reward of the episode, which is added to that of each trajectory.
+        rewards: components of the reward by name, for metrics.
+        text: prompt and completion as text, for the sample log only.
+        metrics: further metrics, such as `agents/turns`. areal logs their means over episodes under these names. A name
+            of areal's own metrics, such as `step` or a name below `train/`, fails the episode.
     """
 
     trajectories: list[Trajectory]

@@ -30,6 +30,16 @@ NEEDED: Final = ("time/step_s", "time/wait_s", "time/generation_idle_s")
 EPISODES: Final = ("agents/elsewhere_s", "agents/generating_s")
 
 
+def whole_steps(lines: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
+    """Return up to `count` of the latest steps that had neither an evaluation nor a checkpoint, the latest first."""
+    whole = (
+        line
+        for line in reversed(lines)
+        if all(key in line for key in NEEDED) and not {"time/evaluate_s", "time/checkpoint_s"} & line.keys()
+    )
+    return list(islice(whole, count))
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """GPUs that generate and GPUs that train, apart from one another.
@@ -79,12 +89,7 @@ class Balance:
     @classmethod
     def of(cls, lines: Sequence[Mapping[str, Any]]) -> Balance | None:
         """Of the last steps without an evaluation and without a checkpoint; None where there are too few."""
-        whole = (
-            line
-            for line in reversed(lines)
-            if all(key in line for key in NEEDED) and not {"time/evaluate_s", "time/checkpoint_s"} & line.keys()
-        )
-        latest = list(islice(whole, 2 * STEPS))
+        latest = whole_steps(lines, 2 * STEPS)
         if len(latest) < 2 * STEPS:
             return None
         # A long idle time may have begun before its step did.

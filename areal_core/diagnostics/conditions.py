@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.diagnostics.balance import STEPS, Split, bottleneck
+from areal_core.diagnostics.overlap import WORTH, Overlap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from areal_core.config.sections import RolloutSection
 
 KEPT_STEPS: Final = 200
 """Steps that are kept for the balance of GPUs, which leaves out those with an evaluation or a checkpoint."""
@@ -155,12 +158,15 @@ class Diagnostics:
 
     Args:
         split: of the run's GPUs, None where it has none for each half.
+        rollout: settings of the run; its asynchrony is judged where these are given.
     """
 
-    def __init__(self, split: Split | None = None) -> None:
+    def __init__(self, split: Split | None = None, rollout: RolloutSection | None = None) -> None:
         self._split = split
+        self._rollout = rollout
+        self._fresh_worth: float | None = None
         self._open = list(CONDITIONS)
-        self._balance_reported = False
+        self._balance_reported = self._overlap_reported = False
         self._first: dict[str, list[float]] = {}
         self.lines: deque[Mapping[str, Any]] = deque(maxlen=KEPT_STEPS)
 
@@ -191,4 +197,18 @@ class Diagnostics:
         if not self._balance_reported and (words := bottleneck(every, self._split)):
             self._balance_reported = True
             texts.append(words)
+        if not self._overlap_reported and (words := self._judge_asynchrony(every)):
+            self._overlap_reported = True
+            texts.append(words)
         return texts
+
+    def _judge_asynchrony(self, lines: Sequence[Mapping[str, Any]]) -> str:
+        """Return what `Overlap.describe` says; nothing in a synchronous run, and where no batch has been fresh."""
+        if self._rollout is None or not self._rollout.max_staleness:
+            return ""
+        if lines[-1].get("staleness/max") == 0 and WORTH in lines[-1]:
+            self._fresh_worth = lines[-1][WORTH]
+        overlap = None
+        if self._fresh_worth:
+            overlap = Overlap.of(lines, self._rollout.stale == "mask", self._fresh_worth)
+        return "" if overlap is None else overlap.describe()

@@ -58,7 +58,7 @@ class Watch:
         former: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         self._run_dir, self._log = run_dir, log
-        self._diagnostics = Diagnostics(Split.of(config))
+        self._diagnostics = Diagnostics(Split.of(config), config.rollout)
         self._has_failed = False
         for line in former:
             if line["step"] <= step and all(isinstance(value, int | float) for value in line.values()):

@@ -31,7 +31,7 @@ from areal_core.interfaces.dataset import name_row
 from areal_core.interfaces.launcher import describe_exit
 from areal_core.interfaces.workflow import REWARD_ARGUMENTS, SkippedRowError
 from areal_core.plugins.catalog import Catalog
-from areal_core.runs.folder import RunFolder, cache_folder
+from areal_core.runtime.folder import RunFolder, cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -57,7 +57,7 @@ CALLED: Final = {
     "example_tokenizers": interfaces.ExampleTokenizer,
 }
 """The kinds of functions that areal calls by position, each with the Protocol that says how."""
-OFFERED: Final = {"weight_transports": ("engine", "rollouts", "dtype", "address", "gpu", "timeout_s")}
+OFFERED: Final = {"weight_transports": ("engine", "rollouts", "address", "gpu", "timeout_s")}
 """What areal supplies where it makes components of a kind, beside their settings; see the Protocols."""
 CALLED_BY_NAME: Final = ("agents", "tools", "reward_functions")
 

@@ -1,4 +1,14 @@
-"""A run from request to end: checked, claimed, started, watched, and told about."""
+"""A run from request to end: check, claim, start, watch, recover, release, summarize.
+
+execute
+ ├── check       `_check`: code, config, model, data and memory; nothing is written
+ ├── `_Execution.drive`, in an event loop
+ │    ├── claim        `claim_run`: the next folder below `attempts/`, and the files that a resume needs
+ │    ├── start, watch `_run_attempt`: the processes of the run, until the trainer has finished
+ │    ├── recover      `_recover`: after a loss, the next attempt begins from the last commit
+ │    └── release      `_release`: the outcome, for programs that come later
+ └── summarize   `_log_summary`
+"""
 
 from __future__ import annotations
 
@@ -14,9 +24,7 @@ from typing import TYPE_CHECKING
 from areal_core.config.launching import launching
 from areal_core.diagnostics import Split, bottleneck, write_notes
 from areal_core.disk import DiskError, replace_durably, writing
-from areal_core.driver.attempts import RECOVERING, claim, next_attempt, release, require_no_driver
 from areal_core.driver.checking import CodeCheck
-from areal_core.driver.driver import Driver
 from areal_core.driver.fingerprints import (
     check_unchanged,
     model_records,
@@ -26,26 +34,30 @@ from areal_core.driver.fingerprints import (
 )
 from areal_core.driver.groups import model_group, process_groups, split_optional
 from areal_core.driver.plan import make_plan
-from areal_core.driver.recoveries import Recoveries, resume_hint
-from areal_core.driver.summary import summarize_run
-from areal_core.driver.terminal import Terminal, log
-from areal_core.driver.view import View
+from areal_core.driver.resume_hint import resume_hint
 from areal_core.errors import LostError, RunError, UsageError
 from areal_core.files import KeptSources
-from areal_core.launchers.member import ASKED_TO_STOP
 from areal_core.plugins import Provenance
-from areal_core.runs.folder import RunFolder
 from areal_core.runs.models import model_paths
+from areal_core.runtime.attempts import claim, next_attempt, release, require_no_driver
+from areal_core.runtime.folder import RECOVERING, Outcome, RunFolder
+from areal_core.runtime.member import ASKED_TO_STOP
+from areal_core.runtime.progress import Progress, summarize_run
+from areal_core.runtime.restart_policy import AttemptPolicy
+from areal_core.runtime.supervisor import Supervisor
+from areal_core.runtime.terminal import Terminal, log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from areal_core.config import Resolved
-    from areal_core.interfaces.launcher import Launcher
-    from areal_core.runs.folder import AttemptFolder
+    from areal_core.driver.plan import Plan
+    from areal_core.interfaces.launcher import Launcher, ProcessGroup
+    from areal_core.runtime.folder import AttemptFolder
+    from areal_core.runtime.rpc import Credentials
 
-MODEL_STOP_S = 1.0
-"""For a model's source to end when it is told to stop: it has nothing to keep."""
+MODEL_STOP_TIMEOUT_S = 1.0
+"""Seconds for the process that prepares the model to stop after a signal. It has nothing to keep."""
 
 
 def execute(
@@ -58,152 +70,275 @@ def execute(
     as_json: bool = False,
     show: Callable[[str], None] = log,
 ) -> int:
-    """Check, start, watch and end a run.
+    """Run a config to its end, or print the plan.
 
     Args:
-        resolved: its config.
-        run_dir: of a new run.
-        resume: of a run to go on with; exactly one of the two is given.
-        dry_run: print the plan and start nothing.
-        allow_changes: resume although something has changed that the run is made of.
+        resolved: the config.
+        run_dir: folder of a new run.
+        resume: folder of a run to resume. Exactly one of the two is set.
+        dry_run: print the plan, start nothing and wait for no other driver.
+        allow_changes: resume even if the run's code, data or models have changed.
         as_json: print the plan as one JSON object.
-        show: prints the plan, and raises where that fails.
+        show: prints the plan, and raises if that fails.
 
     Returns:
-        The exit code: 0 done, 128 and the number of the signal where it was interrupted after a checkpoint.
+        The exit code: 0 if the run is done, 128 plus the number of the signal that interrupted it.
 
     Raises:
-        ArealError: the request was wrong (exit code 2, nothing left on disk) or the run failed (1).
+        ArealError: the request was wrong (exit code 2, nothing is left on disk) or the run failed (1).
     """
     folder = resume if resume is not None else run_dir
     assert folder is not None
     run = RunFolder(folder.resolve())
-    if dry_run:  # which waits for nothing
+    is_resume = resume is not None
+    if dry_run:
         require_no_driver(run)
-    attempt = None if dry_run else next_attempt(run, log)
-    done = run.last_step or 0
-    if done > resolved.config.steps:
-        more = f"for more: areal run --resume {run.word} steps={2 * done}"
-        raise UsageError(f"the run has done {done} steps already, and steps is {resolved.config.steps}", hints=[more])
-    steps, is_exported = resolved.config.steps, run.model.is_dir() or not resolved.config.checkpoint.export
-    if run.last_attempt is not None and run.last_attempt.has_done(steps) and is_exported:
-        log(f"the run is done, with all its {steps} steps; for more: areal run --resume {run.word} steps={2 * steps}")
+        if not _is_done(resolved, run):
+            plan, _ = _check(resolved, run, is_resume=is_resume, starts=False, allow_changes=allow_changes)
+            show(plan.to_json() if as_json else str(plan))
         return 0
-    launcher: Launcher | None = None if dry_run else resolved.config.launcher.build()
+    attempt = next_attempt(run, log)
+    if _is_done(resolved, run):
+        return 0
+    launcher: Launcher = resolved.config.launcher.build()
     try:
-        with closing(CodeCheck(resolved)) as check:
-            plan = make_plan(resolved, check, downloads=resume is not None or not dry_run, run_dir=run.path)
-            records = [*resolved.provenance(), *plan.data, *module_records(check.modules)]
+        plan, records = _check(resolved, run, is_resume=is_resume, starts=True, allow_changes=allow_changes)
     except BaseException:
-        if launcher is not None:
-            asyncio.run(launcher.close())
+        asyncio.run(launcher.close())
         raise
-    if resume is not None or not dry_run:
-        records += model_records(run, {key: seen.folder for key, seen in plan.models.items() if seen})
-    if resume is not None:
-        check_unchanged(run, records, allowed=allow_changes)
-    if launcher is None or attempt is None:
-        show(plan.to_json() if as_json else str(plan))
-        return 0
-    if resume is not None and run.last_step is None and (lost := len(run.read_metrics())):
-        log(f"the run in {run.path} has no checkpoint: it begins again, and its first {lost} steps are lost")
+    lost_steps = len(run.read_metrics()) if is_resume and run.last_step is None else 0
+    if lost_steps:
+        log(f"the run in {run.path} has no checkpoint: it begins again, and its first {lost_steps} steps are lost")
     resolved.plugins.events.configure(resolved.config)
-    began = time.monotonic()
+    began_at, steps_before = time.monotonic(), run.last_step or 0
     with closing(Terminal()) as terminal:
-        code = asyncio.run(_drive(resolved, run, attempt, launcher, terminal, records, plan.notes))
-    if not code:
-        log(summarize_run(run, steps, time.monotonic() - began, done))
-        if waiting := bottleneck(run.read_metrics(), Split.of(resolved.config)):
-            log(waiting)
+        execution = _Execution(resolved, run, launcher, terminal)
+        code = asyncio.run(execution.drive(attempt, records, plan.notes))
+    if code == 0:
+        _log_summary(resolved, run, time.monotonic() - began_at, steps_before)
     return code
 
 
-async def _drive(
-    resolved: Resolved,
-    run: RunFolder,
-    attempt: AttemptFolder,
-    launcher: Launcher,
-    terminal: Terminal,
-    records: Sequence[Provenance],
-    notes: Sequence[str],
-) -> int:
-    """Make the run this process's own, and bring it to its end, in as many attempts as it takes; the exit code.
+def _is_done(resolved: Resolved, run: RunFolder) -> bool:
+    """Return whether a run has done all its steps and has exported its model. Log it if so.
+
+    Raises:
+        UsageError: the run has done more steps than the config asks for.
+    """
+    steps, done = resolved.config.steps, run.last_step or 0
+    if done > steps:
+        hint = f"for more: areal run --resume {run.word} steps={2 * done}"
+        raise UsageError(f"the run has done {done} steps already, and steps is {steps}", hints=[hint])
+    is_exported = run.model.is_dir() or not resolved.config.checkpoint.export
+    if run.last_attempt is None or not run.last_attempt.has_done(steps) or not is_exported:
+        return False
+    log(f"the run is done, with all its {steps} steps; for more: areal run --resume {run.word} steps={2 * steps}")
+    return True
+
+
+def _check(
+    resolved: Resolved, run: RunFolder, *, is_resume: bool, starts: bool, allow_changes: bool
+) -> tuple[Plan, list[Provenance]]:
+    """Check the config and everything that it names. Return the plan, and records of what the run consists of.
+
+    A dry run of a new run downloads no model and hashes none.
+
+    Raises:
+        ArealError: something is wrong, or something of a run that is resumed has changed.
+    """
+    reads_models = is_resume or starts
+    with closing(CodeCheck(resolved)) as check:
+        plan = make_plan(resolved, check, downloads=reads_models, run_dir=run.path)
+        records = [*resolved.provenance(), *plan.data, *module_records(check.modules)]
+    if reads_models:
+        records += model_records(run, {key: stored.folder for key, stored in plan.models.items() if stored})
+    if is_resume:
+        check_unchanged(run, records, allowed=allow_changes)
+    return plan, records
+
+
+class _Execution:
+    """Drives a run to its end, in as many attempts as it takes.
 
     Args:
         resolved: its config.
         run: its folder.
-        attempt: to claim.
         launcher: starts its processes.
-        terminal: for the user.
-        records: what the run is made of, but for a model that is yet to be made.
-        notes: of its plan.
+        terminal: for messages to the user.
     """
-    log = resolved.plugins.events.log = terminal.log
-    view = View(run, resolved.config.steps, log)
-    driver = Driver(launcher, run, view.on_message, log)
-    recoveries = Recoveries(launching(resolved.config.launcher).max_attempts_without_checkpoint, log)
-    outcome, code, owned = "failed", 1, None
-    try:
-        address = await driver.listen()
-        driver.begin(attempt)
-        _begin(resolved, run, attempt, address, driver, records)
-        owned = attempt
-        run.logs.mkdir(exist_ok=True)
-        terminal.log_path = run.log_path("driver")
-        log(f"run folder: {run.path}, attempt {attempt.number}")
-        write_notes(run.path, notes)
+
+    def __init__(self, resolved: Resolved, run: RunFolder, launcher: Launcher, terminal: Terminal) -> None:
+        config = resolved.config
+        self._resolved = resolved
+        self._run = run
+        self._terminal = terminal
+        self._log = terminal.log
+        self._events = resolved.plugins.events
+        self._events.log = terminal.log
+        self._progress = Progress(run, config.steps, terminal.log)
+        self._supervisor = Supervisor(launcher, run, self._progress.on_message, terminal.log)
+        self._policy = AttemptPolicy(launching(config.launcher).max_attempts_without_checkpoint)
+        self._address = ""
+        self._claimed: AttemptFolder | None = None
+        """The attempt that this program drives."""
+
+    async def drive(self, attempt: AttemptFolder, records: Sequence[Provenance], notes: Sequence[str]) -> int:
+        """Claim the run, drive it to its end and release it. Return the exit code.
+
+        Args:
+            attempt: to claim.
+            records: what the run consists of, except a model that is yet to be prepared.
+            notes: of the plan.
+        """
+        outcome = Outcome("failed", self._resolved.config.steps, 1)
+        try:
+            self._address = await self._supervisor.listen()
+            self._supervisor.admit(attempt)
+            claim_run(self._resolved, self._run, attempt, self._address, self._supervisor.credentials, records)
+            self._claimed = attempt
+            self._announce(attempt, notes)
+            is_interrupted = await self._run_attempts() == ASKED_TO_STOP
+            self._progress.update(self._supervisor.describe)
+            if is_interrupted:
+                number = (self._supervisor.signals or [signal.SIGINT])[0]
+                outcome = outcome._replace(word="interrupted", exit_code=128 + number)
+            else:
+                outcome = outcome._replace(word="done", exit_code=0)
+        except RunError as error:
+            is_interrupted = error.exit_code in {128 + number for number in self._supervisor.signals[:1]}
+            outcome = outcome._replace(word="interrupted" if is_interrupted else "failed", exit_code=error.exit_code)
+            self._explain(error, is_interrupted=is_interrupted)
+            raise
+        finally:
+            await self._supervisor.close()
+            self._release(outcome)
+        if outcome.exit_code:
+            kept = "after a checkpoint" if any(self._run.checkpoints()) else "before the first checkpoint"
+            self._log(f"stopped {kept}; continue with: areal run --resume {self._run.word}")
+        return outcome.exit_code
+
+    def _announce(self, attempt: AttemptFolder, notes: Sequence[str]) -> None:
+        """Log where the run is and what its plan notes. Let plugins know that it starts."""
+        self._run.logs.mkdir(exist_ok=True)
+        self._terminal.log_path = self._run.log_path("driver")
+        self._log(f"run folder: {self._run.path}, attempt {attempt.number}")
+        write_notes(self._run.path, notes)
         for note in notes:
-            log(f"note: {note}")
-        resolved.plugins.events.run_started(resolved.config, run.path)
-        while (ended := await _attempt_or_lose(resolved, run, driver, view, recoveries)) is None:
-            owned = _begin_again(run, owned, address, driver)
-            view.begin_again()
-        view.update(driver.describe)
-        outcome, code = ("interrupted", 128 + (driver.signals or [signal.SIGINT])[0]) if ended else ("done", 0)
-    except RunError as error:
-        code = error.exit_code
-        terminal.keep(error.message)
-        if driver.signals and code == 128 + driver.signals[0]:
-            outcome = "interrupted"
-        if owned is not None and run.last_attempt != owned:
+            self._log(f"note: {note}")
+        self._events.run_started(self._resolved.config, self._run.path)
+
+    async def _run_attempts(self) -> int:
+        """Run attempts until one ends without a loss. Return 0, or `ASKED_TO_STOP`."""
+        while True:
+            try:
+                return await self._run_attempt()
+            except LostError as error:
+                if self._supervisor.signals:  # the run was about to stop: its last checkpoint counts
+                    self._log(f"{error.message}; the run was about to stop")
+                    return ASKED_TO_STOP
+                await self._recover(error)
+
+    async def _run_attempt(self) -> int:
+        """Start the run's processes and watch them. Return 0, or `ASKED_TO_STOP`.
+
+        Raises:
+            LostError: a process was killed or hung, or a node was lost.
+            RunError: a process failed.
+        """
+        supervisor, config = self._supervisor, self._resolved.config
+        if config.model.source is not None and not self._run.model_note.is_file():
+            code = await self._prepare_model()
+            if supervisor.signals:
+                return code or ASKED_TO_STOP
+        required, optional = split_optional(config, process_groups(config, self._run.path))
+        await supervisor.start(required, optional)
+        code = await supervisor.watch("trainer", lambda: self._progress.update(supervisor.describe))
+        await supervisor.end_others(code)
+        return code
+
+    async def _prepare_model(self) -> int:
+        """Run the process that makes or fetches the model, and record the model. Return 0, or `ASKED_TO_STOP`."""
+        group = model_group(self._run.path)
+        await self._supervisor.start([group])
+        code = await self._supervisor.watch(group.role, self._progress.update_preparation, MODEL_STOP_TIMEOUT_S)
+        if not self._supervisor.signals:
+            self._supervisor.mark_done(group.role)
+            records = [*saved_records(self._run), *model_records(self._run, {})]
+            write_provenance(self._run, {record.name: record for record in records}.values())
+        return code
+
+    async def _recover(self, error: LostError) -> None:
+        """End an attempt that has lost something, and claim the next one.
+
+        Args:
+            error: says what was lost.
+
+        Raises:
+            RunError: too many attempts were lost in a row, or another program drives the run by now.
+        """
+        former, latest = self._claimed, self._run.last_attempt
+        assert former is not None
+        if latest != former:
+            raise error
+        checkpoint = max((path.name for path in self._run.checkpoints()), default="")
+        self._log(self._policy.after_loss(error, checkpoint))
+        await self._supervisor.end_attempt(keeps=self._outlives_attempt)
+        following = self._run.attempt(former.number + 1)
+        self._supervisor.admit(following)
+        claim(following, self._address, self._supervisor.credentials)
+        release(former, str(Outcome(RECOVERING)))
+        self._claimed = following
+        self._progress.drop_steps()
+
+    def _outlives_attempt(self, group: ProcessGroup) -> bool:
+        """Return whether a group continues in the next attempt: servers, unless their weights may be swapped out."""
+        return group.is_server and not self._resolved.config.takes_turns
+
+    def _explain(self, error: RunError, *, is_interrupted: bool) -> None:
+        """Write an error to the driver's log, and add a hint how to continue.
+
+        Raises:
+            RunError: the cause is another program that has taken over the run.
+        """
+        self._terminal.keep(error.message)
+        if self._claimed is None:
+            return
+        if self._run.last_attempt != self._claimed:
             raise RunError(
-                f"another process has taken over the run in {run.path} while this program was stopped or "
+                f"another process has taken over the run in {self._run.path} while this program was stopped or "
                 "could not be reached; it has ended its own processes"
             ) from error
-        if owned is not None and not any("areal run --resume" in hint for hint in error.hints):  # it may know better
-            error.hints = (*error.hints, resume_hint(run, has_failed=outcome != "interrupted"))
-        raise
-    finally:
-        await driver.close()
-        if owned is not None:
-            release(owned, f"{outcome} {resolved.config.steps}{f' {code}' if code else ''}")
-            if run.last_attempt == owned:
-                resolved.plugins.events.run_finished(run.path, outcome, next(iter(driver.signals), 0))
-    if not code:
-        return 0
-    stopped = "stopped after a checkpoint" if any(run.checkpoints()) else "stopped before the first checkpoint"
-    log(f"{stopped}; continue with: areal run --resume {run.word}")
-    return code
+        if not any("areal run --resume" in hint for hint in error.hints):  # the error may know a better way
+            error.hints = (*error.hints, resume_hint(self._run, has_failed=not is_interrupted))
+
+    def _release(self, outcome: Outcome) -> None:
+        """Record the outcome in the run folder, and let plugins know."""
+        if self._claimed is None:
+            return
+        release(self._claimed, str(outcome))
+        if self._run.last_attempt == self._claimed:
+            number = next(iter(self._supervisor.signals), 0)
+            self._events.run_finished(self._run.path, outcome.word, number)
 
 
-def _begin(
+def claim_run(
     resolved: Resolved,
     run: RunFolder,
     attempt: AttemptFolder,
     address: str,
-    driver: Driver,
+    credentials: Credentials,
     records: Sequence[Provenance],
 ) -> None:
-    """Make the run this process's own, and keep what it is made of.
+    """Make this program the driver of a run, and write what a resume needs into its folder.
 
     Raises:
-        UsageError: somebody else was quicker.
-        DiskError: the disk refuses; a new run leaves nothing, so that it can be started again.
+        UsageError: another program was quicker.
+        DiskError: the disk refuses. A new run leaves nothing, so that it can be started again.
     """
     is_new = not run.path.exists()
-    claim(attempt, address, driver.credentials)
+    claim(attempt, address, credentials)
     try:
-        write_down(resolved, run, records)
+        write_run_folder(resolved, run, records)
     except DiskError as error:
         if is_new:
             shutil.rmtree(run.path, ignore_errors=True)
@@ -211,78 +346,37 @@ def _begin(
         raise
 
 
-def write_down(resolved: Resolved, run: RunFolder, records: Sequence[Provenance]) -> None:
-    """Write what a run is made of into its folder, from which `areal run --resume` starts it, or goes on with it.
+def write_run_folder(resolved: Resolved, run: RunFolder, records: Sequence[Provenance]) -> None:
+    """Write what a run consists of into its folder, so that `areal run --resume` can start or resume it.
 
-    A kill in between leaves some files as they were before. So their former records stay beside the new ones until all
-    are written, and the next resume finds each file as one of the two.
+    A kill in between leaves some files as they were before. Until all are written, their former records stay beside the
+    new ones, so that the next resume accepts each file in either state.
 
     Raises:
         DiskError: the disk refuses.
     """
-    found = {record.name: record.location for record in records if record.name in model_paths(resolved.config)}
-    text = resolved.to_yaml(found).encode()
+    models = {record.name: record.location for record in records if record.name in model_paths(resolved.config)}
+    text = resolved.to_yaml(models).encode()
     config = Provenance(run.config.name, "", "", str(run.config), hashlib.sha256(text).hexdigest())
-    new = [config, *records]
-    former = saved_records(run) if run.plugins.is_file() else []
+    new_records = [config, *records]
+    former_records = saved_records(run) if run.plugins.is_file() else []
     with writing("the run folder", run.path):
         run.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         run.sources.mkdir(exist_ok=True)
-        names = {record.name for record in new}
-        write_provenance(run, [*(record for record in former if record.name in names), *new])
+        names = {record.name for record in new_records}
+        write_provenance(run, [*(record for record in former_records if record.name in names), *new_records])
         for record in records:
-            if record.is_own and (path := Path(record.location)).is_file():  # else there are copies of before
-                place = KeptSources.place(run.sources, path, record.name)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                replace_durably(place, path.read_bytes())
+            path = Path(record.location)
+            if record.is_own and path.is_file():  # a file that is gone has a copy from an earlier start
+                copy = KeptSources.place(run.sources, path, record.name)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                replace_durably(copy, path.read_bytes())
         replace_durably(run.config, text)
-    write_provenance(run, new)
+    write_provenance(run, new_records)
 
 
-def _begin_again(run: RunFolder, former: AttemptFolder, address: str, driver: Driver) -> AttemptFolder:
-    """The next attempt, which this same program drives."""
-    latest = run.attempt(former.number + 1)
-    driver.begin(latest)
-    claim(latest, address, driver.credentials)
-    release(former, RECOVERING)
-    return latest
-
-
-async def _attempt_or_lose(
-    resolved: Resolved, run: RunFolder, driver: Driver, view: View, recoveries: Recoveries
-) -> int | None:
-    """As `_attempt`; None when something was lost and the next attempt may begin.
-
-    Raises:
-        RunError: something was lost in vain too often, or somebody else has the run by now.
-    """
-    attempt = run.last_attempt
-    try:
-        return await _attempt(resolved, run, driver, view)
-    except LostError as error:
-        if driver.signals:  # the last commit stands
-            view.log(f"{error.message}; the run was about to stop")
-            return ASKED_TO_STOP
-        if run.last_attempt != attempt:
-            raise
-        recoveries.note(error, max((path.name for path in run.checkpoints()), default=""))
-        # Servers outlive an attempt, unless their memory may be away when it ends.
-        await driver.end_attempt(keeps=lambda group: group.role == "server" and not resolved.config.takes_turns)
-        return None
-
-
-async def _attempt(resolved: Resolved, run: RunFolder, driver: Driver, view: View) -> int:
-    """Start the run's processes and watch them; 0, or `ASKED_TO_STOP`."""
-    config = resolved.config
-    if config.model.source is not None and not run.model_note.is_file():
-        await driver.start([model_group(run.path)])
-        code = await driver.watch("model_initialization", view.prepare, MODEL_STOP_S)
-        if driver.signals:
-            return code or ASKED_TO_STOP
-        driver.forget("model_initialization")
-        write_provenance(run, {one.name: one for one in [*saved_records(run), *model_records(run, {})]}.values())
-    required, optional = split_optional(config, process_groups(config, run.path))
-    await driver.start(required, optional)
-    code = await driver.watch("trainer", lambda: view.update(driver.describe))
-    await driver.end_others(code)
-    return code
+def _log_summary(resolved: Resolved, run: RunFolder, seconds: float, steps_before: int) -> None:
+    log(summarize_run(run, resolved.config.steps, seconds, steps_before))
+    advice = bottleneck(run.read_metrics(), Split.of(resolved.config))
+    if advice:
+        log(advice)

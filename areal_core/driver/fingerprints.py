@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from areal_core.config import Resolved
     from areal_core.interfaces.dataset import Dataset
-    from areal_core.runs.folder import RunFolder
+    from areal_core.runtime.folder import RunFolder
 
 MOST_ROWS = 1000
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
@@ -122,7 +122,7 @@ def saved_records(run: RunFolder) -> list[Provenance]:
 
 def changed_copies(run: RunFolder, saved: Iterable[Provenance]) -> Iterator[str]:
     """What is no more as the run wrote it into its folder: its config, and the sources that it keeps. Several records
-    of one name are of a resume that was killed while it wrote; see `write_down`."""
+    of one name are of a resume that was killed while it wrote; see `write_run_folder`."""
     written: dict[Path, set[str | None]] = {}
     for record in saved:
         kept = KeptSources.place(run.sources, Path(record.location), record.name)

@@ -1,4 +1,4 @@
-"""The process groups of a run: which processes there are, said by the config alone."""
+"""The process groups of a run: its config alone says which processes there are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.config.launching import launching
 from areal_core.interfaces.launcher import EndMeans, ProcessGroup
-from areal_core.launchers.member import INTERFACE_VARIABLES
+from areal_core.runtime.member import INTERFACE_VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,19 +16,26 @@ if TYPE_CHECKING:
     from areal_core.config import RunConfig
 
 
-def role_group(name: str, role: str, run_dir: Path, **more: Any) -> ProcessGroup:
-    """A process that plays a role of areal's own: `python -m areal_core.runs ROLE RUN_DIR`."""
-    return ProcessGroup(name, role, [sys.executable, "-m", "areal_core.runs", role, str(run_dir)], **more)
+def role_group(name: str, role: str, run_dir: Path, **fields: Any) -> ProcessGroup:
+    """Return a group that plays a role of areal's own: `python -m areal_core.runs ROLE RUN_DIR`.
+
+    Args:
+        name: of the group.
+        role: a role of `areal_core.runs`.
+        run_dir: the folder of the run.
+        fields: further fields of `ProcessGroup`.
+    """
+    return ProcessGroup(name, role, [sys.executable, "-m", "areal_core.runs", role, str(run_dir)], **fields)
 
 
 def model_group(run_dir: Path) -> ProcessGroup:
-    """The process that makes or fetches the model, before anything else starts."""
+    """Return the group of the process that makes or fetches the model, before anything else starts."""
     command = [sys.executable, "-m", "areal_core.driver.model_initialization", str(run_dir)]
     return ProcessGroup("model", "model_initialization", command)
 
 
 def process_groups(config: RunConfig, run_dir: Path) -> list[ProcessGroup]:
-    """All groups of a run that trains, in the order in which they are placed."""
+    """Return all groups of a run that trains, in the order in which they are placed."""
     settings = launching(config.launcher)
     interface = settings.network_interface
     trainer = role_group(
@@ -48,31 +55,33 @@ def process_groups(config: RunConfig, run_dir: Path) -> list[ProcessGroup]:
 
 
 def rollout_groups(config: RunConfig, run_dir: Path, beside: str) -> list[ProcessGroup]:
-    """The groups that generate and play episodes.
+    """Return the groups of rollout workers and inference servers.
 
     Args:
         config: of the run.
         run_dir: its folder.
-        beside: name of the group that they serve.
+        beside: name of the group whose node the rollout workers share.
     """
     assert config.inference_engine is not None
     workers = [
         role_group(f"worker-{number}", "rollout_worker", run_dir, beside=beside, end=EndMeans.REPLACED)
         for number in range(config.rollout.workers)
     ]
-    made = getattr(config.inference_engine.settings, "process_groups", None)
-    return [*workers, *(made(config, run_dir) if made is not None else ())]
+    server_groups = getattr(config.inference_engine.settings, "process_groups", None)
+    return workers if server_groups is None else [*workers, *server_groups(config, run_dir)]
 
 
 def split_optional(config: RunConfig, groups: Sequence[ProcessGroup]) -> tuple[list[ProcessGroup], list[ProcessGroup]]:
-    """Groups that must have room, and servers beyond the minimum, which are started where and when there is room."""
+    """Split groups into those that must have room and those that start as soon as there is room.
+
+    Servers beyond the configured minimum are optional. Servers that others start (`addresses`) count towards it.
+    """
     if not config.has_elastic_servers:
         return list(groups), []
     assert config.inference_engine is not None
     settings = config.inference_engine.keywords()
-    least = max(0, settings["servers"].minimum - len(settings.get("addresses", ())))
-    servers = [group for group in groups if group.role == "server"]
-    optional = servers[least:]
+    minimum = max(0, settings["servers"].minimum - len(settings.get("addresses", ())))
+    optional = [group for group in groups if group.is_server][minimum:]
     return [group for group in groups if group not in optional], optional
 
 

@@ -1,4 +1,7 @@
-"""The process that makes or fetches the model's folder, before anything else starts: `python -m ... RUN_DIR`."""
+"""The process that makes or fetches the model before anything else starts.
+
+Its command is `python -m areal_core.driver.model_initialization RUN_DIR`.
+"""
 
 from __future__ import annotations
 
@@ -16,72 +19,80 @@ from typing import TYPE_CHECKING
 from areal_core.config import load_run
 from areal_core.driver.checking import row_problems
 from areal_core.driver.plan import check_model
-from areal_core.driver.terminal import log
 from areal_core.errors import RunError
 from areal_core.files import KeptSources
 from areal_core.interfaces.model import FindsModel
-from areal_core.launchers.member import run_role
-from areal_core.runs.folder import RunFolder, cache_folder
+from areal_core.runtime.folder import RunFolder, cache_folder
+from areal_core.runtime.member import run_role
+from areal_core.runtime.terminal import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from areal_core.config import Resolved
     from areal_core.config.selection import Selection
     from areal_core.interfaces import ModelSource
-    from areal_core.launchers.member import Member
+    from areal_core.runtime.member import Member
 
 
-def play(run: RunFolder, member: Member) -> int:
-    """Ask the config's source for the model, and note where it lies."""
+def run_preparation(run: RunFolder, member: Member) -> int:
+    """Let the config's model source prepare the model, check it, and record its folder. Return the exit code."""
     resolved = load_run(run.path)
-    chosen = resolved.config.model.source
-    assert chosen is not None
+    source = resolved.config.model.source
+    assert source is not None
     cache = cache_folder()
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"the cache {cache} cannot be made: {error.strerror}", hints=["set AREAL_CACHE"]) from None
     with member.phase("preparing the model", silence_s=0.0):
-        folder = prepare_model(chosen, cache, log)
+        folder = prepare_model(source, cache, log)
         check_model(resolved, folder, run.path)
         run.model_note.write_text(str(folder))
     with member.phase("checking rows of the data", silence_s=0.0):
-        notes: list[str] = []
-        problems = list(row_problems(resolved, run, notes))  # before this there was no tokenizer to check them with
-        for note in notes:
-            log(f"note: {note}")
-        if problems:
-            run.model_note.unlink()
-            raise RunError("\n".join(problems))
+        _check_rows(resolved, run)
     return 0
 
 
-def prepare_model(chosen: Selection, cache: Path, log: Callable[[str], None]) -> Path:
-    """The folder of a model, which runs that start at the same time make once.
+def _check_rows(resolved: Resolved, run: RunFolder) -> None:
+    """Check the rows of the data sets. Without the model there was no tokenizer to check them with before the run."""
+    notes: list[str] = []
+    problems = list(row_problems(resolved, run, notes))
+    for note in notes:
+        log(f"note: {note}")
+    if problems:
+        run.model_note.unlink()
+        raise RunError("\n".join(problems))
+
+
+def prepare_model(selection: Selection, cache: Path, log: Callable[[str], None]) -> Path:
+    """Return the folder of a model. Runs that start concurrently make it once.
 
     Args:
-        chosen: the source.
-        cache: where it makes its models.
-        log: told whom it is waited for.
+        selection: the model source.
+        cache: the folder where it makes its models.
+        log: called with the process to wait for, if another one prepares the same model.
     """
-    source: ModelSource = chosen.build()
-    if isinstance(source, FindsModel) and (found := source.find(cache)) is not None:
-        return found
-    said = json.dumps(chosen.to_tree(), sort_keys=True)
-    with _alone(cache / f".preparing-{hashlib.sha256(said.encode()).hexdigest()[:16]}", log):
+    source: ModelSource = selection.build()
+    folder = source.find(cache) if isinstance(source, FindsModel) else None
+    if folder is not None:
+        return folder
+    text = json.dumps(selection.to_tree(), sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    with _lock(cache / f".preparing-{digest}", log):
         return source.prepare(cache)
 
 
 @contextmanager
-def _alone(path: Path, log: Callable[[str], None]) -> Iterator[None]:
-    """Hold a lock, which goes with its process, however that ends; meanwhile the file says who has it, since when."""
+def _lock(path: Path, log: Callable[[str], None]) -> Iterator[None]:
+    """Hold a file lock. The kernel releases it when the process ends. The file names the holder for other processes."""
     with path.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             held_s = max(0.0, time.time() - path.stat().st_mtime)
-            who = path.read_text(errors="replace") or "another process"
-            log(f"waits for {who}, at this model for {held_s:.0f} s ({path})")
+            holder = path.read_text(errors="replace") or "another process"
+            log(f"waits for {holder}, at this model for {held_s:.0f} s ({path})")
             fcntl.flock(lock, fcntl.LOCK_EX)
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -92,4 +103,4 @@ def _alone(path: Path, log: Callable[[str], None]) -> Iterator[None]:
 if __name__ == "__main__":
     RUN = RunFolder(Path(sys.argv[1]))
     KeptSources.use(RUN.sources)
-    sys.exit(run_role(lambda member: play(RUN, member)))
+    sys.exit(run_role(lambda member: run_preparation(RUN, member)))

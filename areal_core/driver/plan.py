@@ -13,28 +13,29 @@ from areal_core.config import Settings
 from areal_core.config.needs import roles_of
 from areal_core.config.problems import dotted
 from areal_core.config.selection import selections
-from areal_core.disk import is_folder, read_shapes
-from areal_core.driver.describing import spans
+from areal_core.disk import is_folder
 from areal_core.driver.fingerprints import data_record
 from areal_core.driver.groups import process_groups
 from areal_core.driver.room import room_of
 from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces.dataset import name_row, notes_of
-from areal_core.interfaces.model import StoredModel
-from areal_core.runs.models import MODEL_FILES, model_path, model_paths
+from areal_core.interfaces.model import ELEMENT_BYTES, Estimate
+from areal_core.models.sizes import text_config
+from areal_core.runs.models import MODEL_FILES, model_path, model_paths, models_by_role, read_model
+from areal_core.runtime.status import spans
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from areal_core.config import Resolved, RunConfig
     from areal_core.interfaces.launcher import ProcessGroup
+    from areal_core.interfaces.model import StoredModel
     from areal_core.plugins import Provenance
 
     _Models = dict[str, StoredModel | None]
 
 TOKENIZER_PARTS = ("token", "vocab", "spiece", "merges")
 """Words in the names of the files that a tokenizer is read from; one of them is there, whatever its kind."""
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 ON_HUB = "on the Hugging Face hub: a run downloads it before it starts anything"
 FIRST_ROWS = 3
 """Of each data set, which are looked at before a run: rows of another form are so from the first."""
@@ -111,7 +112,7 @@ def make_plan(
     stored = _stored_models(resolved, problems, MODEL_FILES if downloads else ["config.json"]) if loads_model else {}
     model = _model_rows(config, stored, problems, figures, trains=trains, run_dir=run_dir) if loads_model else []
     data: list[Provenance] = []
-    notes = list(config.cross_notes())
+    notes = [*resolved.notes, *config.cross_notes()]
     rows, keys = _dataset_rows(resolved, problems, data if trains else None, notes)
     if getattr(getattr(config.workflow, "settings", None), "scores_answers", False) and not config.rewards:
         problems.append("rewards: the workflow scores every answer, and there are none: set rewards")
@@ -203,6 +204,8 @@ def _model_rows(
     run_dir: Path | None = None,
 ) -> list[tuple[str, str]]:
     shared = stored.get("model.path")
+    if trains:
+        problems += _quantized(stored)
     if shared is None:
         made = (source := config.model.source) and f"made by {source.reference} before the run starts"
         return [("model", made or f"{config.model.path}, {ON_HUB}")]
@@ -215,27 +218,41 @@ def _model_rows(
         problems.append(f"model.path: {shared.folder} holds no tokenizer; save one there with save_pretrained")
     count = sum(map(math.prod, shared.shapes.values()))
     figures["parameters"] = count
-    roles = roles_of(config.algorithm, config.training.updates)
-    models = {name: found for name in roles if (found := stored.get(f"roles.{name}.path", shared)) is not None}
+    models = models_by_role(config, stored)
     rows = [("model", f"{shared.folder}: {shared.description.get('model_type')}, {count / 1e6:,.1f} M parameters")]
     rows += [(key, ON_HUB) for key, found in stored.items() if found is None]
-    checkpoint_bytes = 0
+    trainer = Estimate()
     if isinstance(config.train_engine.settings, Settings):
         try:
-            estimate = config.train_engine.settings.estimate(config, models)
+            trainer = config.train_engine.settings.estimate(config, models)
         except RunError as error:
             problems.append(": ".join(("train_engine", error.message, *error.hints)))
             return rows
-        problems += (f"train_engine: {told}" for told in estimate.misfits if trains)
+    servers, engine = Estimate(), config.inference_engine and config.inference_engine.settings
+    if isinstance(engine, Settings) and not trainer.misfits:
+        servers = engine.plan_memory(config, trainer, shared)
+    for key, estimate in (("train_engine", trainer), ("inference_engine", servers)):
+        problems += (f"{key}: {misfit}" for misfit in estimate.misfits if trains)
         figures.update(estimate.figures)
         rows += estimate.rows
-        checkpoint_bytes = estimate.checkpoint_bytes
     if run_dir is not None:
-        room = room_of(config, run_dir, checkpoint_bytes, ELEMENT_BYTES[config.model.dtype] * count)
+        room = room_of(config, run_dir, trainer.checkpoint_bytes, ELEMENT_BYTES[config.model.dtype] * count)
         figures["disk"] = asdict(room)
         problems += filter(None, [room.problem])
         rows += [("disk", room.row), *(("note", note) for note in filter(None, [room.note]))]
     return [*rows, *_weight_sync_rows(config, shared, figures)]
+
+
+def _quantized(stored: _Models) -> Iterator[str]:
+    """The models whose weights are quantized, each with what to do about it."""
+    from areal_core.models.quantization import refuse_quantized
+
+    for key, found in stored.items():
+        try:
+            if found is not None:
+                refuse_quantized(str(found.folder), found.description, found.shapes)
+        except RunError as error:
+            yield f"{key}: {error.message}; {'; '.join(error.hints)}"
 
 
 def _weight_sync_rows(config: RunConfig, model: StoredModel, figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -263,16 +280,11 @@ def _stored(resolved: Resolved, problems: list[str], files: Sequence[str], key: 
     if files != MODEL_FILES and not is_folder(resolved.base_dir / path):
         return None
     try:
-        description = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        problems.append(f"{key}: {folder / 'config.json'} cannot be read ({error}); a Hugging Face folder has one")
-        return None
-    try:
-        shapes = read_shapes(folder)
+        return read_model(folder)
     except RunError as error:
-        problems.append(f"{key}: {error.message}; copy or download the model again, or save it with save_pretrained")
+        hints = error.hints or ("copy or download the model again, or save it with save_pretrained",)
+        problems.append(f"{key}: {'; '.join((error.message, *hints))}")
         return None
-    return StoredModel(folder, description, shapes)
 
 
 def _check_context(config: RunConfig, description: Mapping[str, Any], problems: list[str]) -> None:
@@ -282,7 +294,7 @@ def _check_context(config: RunConfig, description: Mapping[str, Any], problems: 
         problems.append(
             f"sampling.max_new_tokens: {tokens} leaves no room for a prompt in the model's context of {context} tokens"
         )
-    size = description.get("text_config", description).get("vocab_size", math.inf)
+    size = text_config(description).get("vocab_size", math.inf)
     if beyond := [token for token in config.sampling.stop_token_ids if not 0 <= token < size]:
         problems.append(f"sampling.stop_token_ids: {beyond} are no tokens of the model, which has {size:,}")
 

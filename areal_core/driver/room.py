@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from areal_core.disk import free_bytes, in_mebibytes, tree_size
-from areal_core.runs.folder import RunFolder
+from areal_core.runtime.folder import RunFolder
 
 if TYPE_CHECKING:
     from pathlib import Path

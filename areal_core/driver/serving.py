@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from areal_core.driver.attempts import ask_role
 from areal_core.errors import RunError
-from areal_core.messages import Failed
 from areal_core.messages.servers import ServerJoins, ServerLeaves, ServerStanding
+from areal_core.runtime.attempts import ask_role
+from areal_core.runtime.rpc import Failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from areal_core.runs.folder import RunFolder
+    from areal_core.runtime.folder import RunFolder
 
 ASK_TIMEOUT_S = 5.0
 INTERVAL_S = 1.0

@@ -1,7 +1,7 @@
-"""What an engine, a workflow, a reward and an algorithm must do.
+"""The interfaces of engines, workflows, rewards, algorithms and all other components.
 
-Protocols and the plain records that pass between them; no implementation. The rollout half and the training half of a
-run meet only here and in `areal_core.data`.
+This package has protocols, base classes with defaults, and the records that they exchange. The rollout half and the
+training half of a run share only this package and `areal_core.data`.
 """
 
 from areal_core.interfaces.agent import Agent, Endpoint, Tool
@@ -27,28 +27,25 @@ from areal_core.interfaces.algorithm import (
 from areal_core.interfaces.dataset import Dataset
 from areal_core.interfaces.inference import (
     BroadcastGroup,
-    BroadcastReceiver,
     GenerationRequest,
     Grant,
     InferenceCapabilities,
     InferenceClient,
     InferenceEngine,
-    MemorySharer,
-    Questioned,
+    LeaseHolder,
     SamplingParameters,
     ServerLostError,
     ServerUnreachableError,
     SharedMemory,
     SharedTensor,
-    SlotHolder,
+    SlotRequest,
     Slots,
     TensorDescription,
-    TensorReader,
     UpdateMode,
-    Want,
     WeightUpdate,
 )
 from areal_core.interfaces.launcher import (
+    AcceptsNodes,
     EndMeans,
     Launcher,
     Node,
@@ -71,7 +68,7 @@ from areal_core.interfaces.model import (
     StoredModel,
 )
 from areal_core.interfaces.sandbox import Sandbox, SandboxResult
-from areal_core.interfaces.slots import Slot
+from areal_core.interfaces.slots import SlotLease
 from areal_core.interfaces.tracker import Tracker
 from areal_core.interfaces.training import (
     AdapterEngine,
@@ -79,6 +76,7 @@ from areal_core.interfaces.training import (
     DescribingEngine,
     MeasuringEngine,
     OptimizerSettings,
+    SelectiveEngine,
     SnapshotEngine,
     TrainEngine,
 )
@@ -98,6 +96,7 @@ __all__ = [
     "CRITIC",
     "EMA",
     "REFERENCE",
+    "AcceptsNodes",
     "AdapterEngine",
     "Advantage",
     "Agent",
@@ -105,7 +104,6 @@ __all__ = [
     "AuxiliaryLoss",
     "BatchTransform",
     "BroadcastGroup",
-    "BroadcastReceiver",
     "ComparingEngine",
     "Context",
     "Correction",
@@ -125,12 +123,12 @@ __all__ = [
     "InferenceClient",
     "InferenceEngine",
     "Launcher",
+    "LeaseHolder",
     "Loss",
     "LossAggregation",
     "LossResult",
     "LossSpec",
     "MeasuringEngine",
-    "MemorySharer",
     "ModelReference",
     "ModelSource",
     "Node",
@@ -140,7 +138,6 @@ __all__ = [
     "PolicyTerms",
     "ProcessEnd",
     "ProcessGroup",
-    "Questioned",
     "Regularizer",
     "Reward",
     "RewardScore",
@@ -152,24 +149,23 @@ __all__ = [
     "SamplingParameters",
     "Sandbox",
     "SandboxResult",
+    "SelectiveEngine",
     "ServerLostError",
     "ServerUnreachableError",
     "SharedMemory",
     "SharedTensor",
     "SkippedRowError",
-    "Slot",
-    "SlotHolder",
+    "SlotLease",
+    "SlotRequest",
     "Slots",
     "SnapshotEngine",
     "StoredModel",
     "TensorDescription",
-    "TensorReader",
     "Tool",
     "Tracker",
     "TrainEngine",
     "TransferFailedError",
     "UpdateMode",
-    "Want",
     "WeightTransport",
     "WeightUpdate",
     "WorkflowContext",

@@ -1,4 +1,4 @@
-"""A program that talks to a language model, and knows nothing of training."""
+"""Agents: programs that use a language model through an API and do not depend on areal."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an agent finds the policy: an address that speaks as OpenAI and Anthropic do, for one episode.
+    """The endpoint of the policy for one episode. It implements the APIs of OpenAI and Anthropic.
 
     Attributes:
-        base_url: of OpenAI's SDK and all that are like it; ends in `/v1`.
-        api_key: bearer token; it stands for the episode and ends with it.
-        model: name to ask for; any other is answered too.
+        base_url: base URL for OpenAI's SDK and compatible ones; ends in `/v1`.
+        api_key: bearer token of the episode, valid until the episode ends.
+        model: name of the model. The endpoint accepts any other name, too.
     """
 
     base_url: str
@@ -24,7 +24,7 @@ class Endpoint:
     model: str = "policy"
 
     def as_environment(self) -> dict[str, str]:
-        """The variables under which programs look for a model."""
+        """Return the environment variables in which OpenAI's and Anthropic's SDKs look for an endpoint."""
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_KEY": self.api_key,
@@ -36,29 +36,32 @@ class Endpoint:
 
 
 class Agent(Protocol):
-    """Plays one episode against an endpoint; a coroutine function, or a function, which is run in a thread.
+    """A function that runs one episode with the policy behind an endpoint. Functions that are not coroutines run in a
+    thread.
 
-    Parameters are passed by keyword and only those that it names: `row` (the data row), `endpoint`, `base_url`,
-    `api_key`, `model`, or any key of the row, such as `question`.
+    The function gets only the parameters that it names, by keyword: `row` (the data row), `endpoint`, `base_url`,
+    `api_key`, `model`, or a key of the row, such as `question`.
 
     Returns:
-        What the episode was worth: a number; or a mapping with `reward`, `rewards` (named components), `turn_rewards`
-        (numbers by the id of the answer that earned them), `agent_rewards` (numbers by the model that was asked for,
-        in place of `reward` for the conversations with it), or `answer` (a text that the run's rewards score); or such
-        a text by itself. None leaves it to the run's rewards, which score the last answer of the policy.
+        - a number: the reward of the episode.
+        - a text: an answer that the run's rewards score.
+        - a mapping with `reward`; `rewards` (components by name); `turn_rewards` (rewards by the id of the response);
+          `agent_rewards` (rewards by model name, which replace `reward` for the conversations with this model); or
+          `answer` (a text that the run's rewards score).
+        - None: the run's rewards score the last answer of the policy.
     """
 
     def __call__(self, **arguments: Any) -> Awaitable[Mapping[str, Any] | float | str | None] | object:
-        """Play it to its end. An exception is a failed episode."""
+        """Run the episode. An exception fails it."""
 
 
 class Tool(Protocol):
-    """A function that the policy may call, or a coroutine function; others run in a thread.
+    """A function that the policy may call. Functions that are not coroutines run in a thread.
 
-    Its name, the annotations of its parameters and its docstring (Google's form, with a line for each parameter) are
-    what the policy reads of it. Arguments are checked against the annotations, and what it raises is told to the
-    policy. Keys beside `type:` bind parameters, which the policy then does not see.
+    The policy sees its name, the annotations of its parameters and its docstring (Google style, with a line for each
+    parameter). Arguments are checked against the annotations. If the function raises, the policy gets the message. Keys
+    beside `type:` in the config bind parameters, which the policy does not see.
     """
 
     def __call__(self, **arguments: Any) -> Any:
-        """The result: a text, or what JSON can write."""
+        """Return a text, or a value that JSON can encode."""

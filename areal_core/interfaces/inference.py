@@ -1,36 +1,38 @@
-"""What the rollout controller asks of an engine that generates."""
+"""Inference engines: what the rollout controller asks of them, and the requests, slots and weights that pass."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, Protocol
+
+from areal_core.errors import RunError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from areal_core.data.trajectory import Generation
-    from areal_core.errors import RunError
     from areal_core.interfaces.model import ModelReference
 
 UpdateMode = Literal["keep_cache", "recompute"]
-"""What becomes of the keys and values of live requests when weights change under them: kept, or rebuilt under the new
-weights. Behavior log-probabilities are exact for the token's version in `recompute`; in `keep_cache` tokens after an
-update attend to keys and values of older weights."""
+"""What becomes of the keys and values of live requests when weights change: they are kept, or computed again under the
+new weights. In `recompute`, behavior log-probabilities are exact for the token's version. In `keep_cache`, tokens after
+an update attend to keys and values of older weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """How tokens are drawn.
+    """Sampling settings of a request.
 
     Attributes:
-        temperature: logits are divided by it, above 0.
-        max_new_tokens: at most so many tokens are generated.
-        min_new_tokens: the stop tokens are not drawn before.
-        stop_token_ids: a generation ends behind one of these; the token itself is part of the output.
-        greedy: take the most probable token; log-probabilities are still those of the tempered distribution.
-        top_p, top_k, min_p, repetition_penalty, frequency_penalty, presence_penalty, stop: as servers name them, with
-            the values that switch them off; an engine that cannot serve one says so in its capabilities.
+        temperature: divides the logits; above 0.
+        max_new_tokens: largest number of generated tokens.
+        min_new_tokens: number of tokens before which no stop token is drawn.
+        stop_token_ids: a generation ends after one of these tokens, which is part of the output.
+        greedy: take the most probable token. Log-probabilities are still those of the tempered distribution.
+        top_p, top_k, min_p, repetition_penalty, frequency_penalty, presence_penalty, stop: as servers name them; the
+            defaults switch them off. `InferenceCapabilities.sampling` has those that an engine serves.
     """
 
     temperature: float = 1.0
@@ -47,14 +49,18 @@ class SamplingParameters:
     stop: tuple[str, ...] = ()
 
     def unsupported(self, honored: Collection[str] = ()) -> list[str]:
-        """Names of the settings that are switched on and that not every engine honors, nor one that honors these."""
-        return [name for name, default in _NOT_EVERYWHERE if getattr(self, name) != default and name not in honored]
+        """Return the settings that are switched on and that an engine does not serve.
+
+        Args:
+            honored: the optional settings that it serves.
+        """
+        return [name for name, default in _OPTIONAL if getattr(self, name) != default and name not in honored]
 
     def check(self) -> None:
-        """Refuse settings that mean nothing.
+        """Check the temperature and the numbers of tokens.
 
         Raises:
-            ValueError: the temperature or a number of tokens is out of range.
+            ValueError: one of them is out of range.
         """
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature is {self.temperature}, it must be a finite number above 0")
@@ -65,7 +71,7 @@ class SamplingParameters:
             )
 
 
-_NOT_EVERYWHERE = [
+_OPTIONAL = [
     (setting.name, setting.default)
     for setting in fields(SamplingParameters)
     if setting.name not in {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy"}
@@ -78,21 +84,20 @@ class GenerationRequest:
 
     Attributes:
         request_id: unique in the run.
-        input_ids: prompt and everything after it so far; a sequence of integers.
-        sampling: shared by many requests.
-        seed: of this sample's random numbers; where the engine is seeded, the same seed, weights and prompt give the
-            same tokens.
-        affinity: requests with the same affinity share a prefix, such as the siblings of a group; they are better
-            served in one place.
-        conversation: requests of one conversation, such as the turns of an episode, continue one another. In
-            `keep_cache` a conversation keeps the keys and values of its prefix over a weight update, and a new
-            conversation begins with those of the current weights alone; in `recompute` none outlives an update.
-            Empty: the request is a conversation by itself.
-        images: the files of its images, such as PNG, in base64, in the order of their places in `input_ids`; each
-            place is as many of the model's image tokens as the image has.
-        on_slot: called in the caller's event loop. With False when the request waits for a slot of a server, at first
-            or after it has lost one; then with True when it has got it. Nothing is told behind the answer. The time of
-            an episode goes by only while none of its requests waits.
+        input_ids: the prompt and everything after it so far; a sequence of integers.
+        sampling: sampling settings, shared by many requests.
+        seed: seed of this sample. If the engine is seeded, the same seed, weights and prompt give the same tokens.
+        affinity: requests with the same affinity share a prefix, as the samples of a group do. They are preferably
+            served by one server.
+        conversation: name shared by requests that continue one another, such as the turns of an episode. In
+            `keep_cache`, a conversation keeps the keys and values of its prefix over a weight update, and a new
+            conversation starts with those of the current weights. In `recompute`, none outlives an update. Empty: the
+            request is a conversation of its own.
+        images: image files, such as PNG, in base64, in the order in which they occur in `input_ids`. There, each image
+            is a run of the model's image tokens, one per patch.
+        on_slot: called in the caller's event loop: with False when the request waits for a slot, at first or after it
+            has lost one, and with True when it has got one. It is not called after the answer. The time of an episode
+            is stopped while one of its requests waits.
     """
 
     request_id: str
@@ -105,17 +110,17 @@ class GenerationRequest:
     on_slot: Callable[[bool], None] = field(default=lambda _: None, repr=False, compare=False)
 
     def check(self, vocabulary: int, limit: int, limited_by: str) -> None:
-        """Refuse what an engine cannot serve; a token outside of the vocabulary would end most of them.
+        """Check what an engine cannot serve. A token outside of the vocabulary, for example, would end most engines.
 
         Args:
-            vocabulary: how many tokens there are.
-            limit: of prompt and new tokens together.
-            limited_by: in words that go in front of the limit.
+            vocabulary: number of token ids.
+            limit: largest number of tokens of prompt and answer together.
+            limited_by: subject and verb before the limit in the error, such as "the servers take".
 
         Raises:
-            ValueError: it has no tokens, one that there is not, or asks for too many.
+            ValueError: the prompt is empty, has an unknown token, or is too long for the tokens that are requested.
         """
-        from areal_core.data.tokens import TokenIds  # NumPy, which whoever reads a config does without
+        from areal_core.data.tokens import TokenIds  # imports NumPy, which reading a config does not need
 
         prompt, new = TokenIds.of(self.input_ids), self.sampling.max_new_tokens
         if not prompt:
@@ -134,28 +139,29 @@ class GenerationRequest:
 
 
 class ServerLostError(Exception):
-    """The server could not be reached, broke off, was too slow or answered nonsense: ask another one."""
+    """The server is unreachable, too slow, closed the connection, or its answer is malformed. Try another server."""
 
 
 class ServerUnreachableError(ServerLostError):
-    """The server's address refused the connection: its program has ended, and a second request is useless."""
+    """The server's address refuses connections: its program has ended. Trying it again is useless."""
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
-    """A partial generation that waits for a slot.
+class SlotRequest:
+    """A request for a slot, for one partial generation.
 
     Attributes:
-        prefixes: names of what may lie on a server already, the longest first; it goes there where that is no detour.
-        avoided: names of servers that are given to it only where no other is ready.
-        is_continued: it had a slot before, and so came before all who wait.
-        can_go_on: whether another server may go on with the tokens that this one has made; else it begins anew.
+        prefixes: names of prefixes that a server may have cached, the longest first. Their server is preferred unless
+            it has much more to do than others.
+        avoided: names of servers that are used only if no other is ready.
+        is_continued: whether the generation has had a slot before. Then it goes to the front of the queue.
+        is_resumable: whether another server can continue behind the tokens so far. If not, it starts from the prompt.
     """
 
     prefixes: tuple[str, ...] = ()
     avoided: tuple[str, ...] = ()
     is_continued: bool = False
-    can_go_on: bool = True
+    is_resumable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +169,13 @@ class Grant:
     """A slot of a server under a weight version, for one partial generation.
 
     Attributes:
-        server, address: whom to ask.
-        version: of its weights. Where it does not label tokens itself, they do not change while the slot is held.
-        run_id: of this run, in front of the versions in the server's labels, so that no other run's are believed.
-        labels_tokens: whether an answer says which of its tokens were sampled by which version.
-        context: the longest sequence that it takes, in tokens.
-        vocabulary: how many token ids its model has.
-        adapter: name under which it knows the weights; empty for the model's own.
+        server, address: name and address of the server.
+        version: version of its weights. If it does not label tokens, they do not change while the slot is leased.
+        run_id: prefix of the versions in the server's labels, so that the labels of another run are not accepted.
+        labels_tokens: whether an answer reports which of its tokens were sampled by which version.
+        context: longest sequence that the server takes, in tokens.
+        vocabulary: number of the model's token ids.
+        adapter: name under which the server has the weights; empty for the model's own name.
     """
 
     server: str
@@ -182,37 +188,40 @@ class Grant:
     adapter: str = ""
 
 
-class SlotHolder(Protocol):
-    """Who waits for a slot, and then has it until it gives it back."""
+class LeaseHolder(Protocol):
+    """Waits for a slot, and then leases it until `Slots.release`."""
 
     def give(self, grant: Grant) -> None:
-        """Here it is."""
+        """Receive the slot."""
 
     def fail(self, error: RunError) -> None:
-        """There will never be one."""
+        """Receive the reason why there will never be a slot."""
 
     def lose(self) -> None:
-        """The server of the slot is lost: what was asked there is answered no more."""
+        """Learn that the server is lost: requests to it will not be answered."""
 
 
 class Slots(Protocol):
-    """Where slots of servers come from: from the pool itself, or over a connection from the controller."""
+    """Leases slots of servers: the pool itself, or a connection to the controller that has it."""
 
-    def acquire(self, want: Want, holder: SlotHolder) -> None:
-        """Line up for a slot."""
+    @abstractmethod
+    def acquire(self, request: SlotRequest, holder: LeaseHolder) -> None:
+        """Put a request into the queue. The holder gets the slot, or the reason why there is none."""
 
-    def release(self, holder: SlotHolder, *, has_failed: bool = False) -> None:
-        """The slot, or the place in the line, is not needed any more.
+    @abstractmethod
+    def release(self, holder: LeaseHolder, *, has_failed: bool = False) -> None:
+        """Return a slot, or leave the queue.
 
         Args:
-            holder: who lined up.
-            has_failed: whether its holder says that the server failed; whether it is lost by that is the pool's to say.
+            holder: the holder of `acquire`.
+            has_failed: whether the server failed from the holder's view. The pool checks the server before it counts
+                as lost, for the failure may be the worker's own.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class TensorDescription:
-    """One tensor of a model: its name in the model's safetensors, dtype as PyTorch names it, shape."""
+    """One tensor of a model: its name in the model's safetensors, its dtype as PyTorch names it, and its shape."""
 
     name: str
     dtype: str
@@ -221,16 +230,16 @@ class TensorDescription:
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """Where a tensor lies in the memory of a GPU, for one process that reads it there (CUDA IPC).
+    """A tensor's location in the memory of a GPU, for one process that reads it there (CUDA IPC).
 
-    Texts and numbers are what `torch.multiprocessing.reductions.reduce_tensor` tells, bytes as hexadecimal digits.
+    The values are those of `torch.multiprocessing.reductions.reduce_tensor`, with bytes as hexadecimal digits.
 
     Attributes:
         gpu: number of the GPU, as in `placement`.
-        device: its UUID.
-        handle, size, offset: of the memory that holds the tensor's storage, and the storage's place in it, in bytes.
-        start: the tensor's first element in the storage.
-        counter, counter_offset: how the reader says that it is done.
+        device: UUID of the GPU.
+        handle, size, offset: the allocation that holds the tensor's storage, and the storage's offset in it, in bytes.
+        start: index of the tensor's first element in the storage.
+        counter, counter_offset: the reference counter with which the reader releases the memory.
     """
 
     gpu: int
@@ -253,13 +262,13 @@ class SharedTensor:
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """Weights for the engine to take over.
+    """New weights for the engine.
 
     Attributes:
-        version: counts weight syncs, never reused in a run.
-        path: a folder with `model.safetensors`, complete when announced; it stays until the update returns. None
-            where the trainer broadcasts to the group that stands, or where all of them have been read already.
-        tensors: what is broadcast, in this order, or was read.
+        version: number of the weight sync, never reused in a run.
+        path: folder with a complete `model.safetensors`, which stays until the update returns. None if the trainer
+            broadcasts the weights, or the engine has read them all from GPU memory.
+        tensors: the tensors that are broadcast, in this order, or were read.
     """
 
     version: int
@@ -269,15 +278,15 @@ class WeightUpdate:
 
 @dataclass(frozen=True, slots=True)
 class InferenceCapabilities:
-    """What an engine can do, so that a config which asks for more is refused before the run starts.
+    """What an engine can do. A config that needs more is refused before the run starts.
 
     Attributes:
-        update_modes: the in-flight update modes that it offers.
-        sampling: names of `SamplingParameters` fields, beyond temperature, lengths and stop tokens, that it honors.
+        update_modes: update modes that it offers.
+        sampling: optional fields of `SamplingParameters` that it serves, those after `greedy`.
         deterministic: whether the same requests one after another give the same bits.
         seeded: whether a request's seed decides its tokens.
-        transports: how weights may reach it beside folders, as `plugin/name`: `core/broadcast` is for a
-            `BroadcastReceiver`, `core/ipc` for a `TensorReader`.
+        transports: how weights may reach it besides folders, as `plugin/name`: `core/broadcast` needs
+            `InferenceEngine.form_group`, `core/ipc` needs `sleep` and `read_tensors`.
         images: whether requests may have images.
     """
 
@@ -289,71 +298,13 @@ class InferenceCapabilities:
     images: bool = False
 
 
-class InferenceEngine(Slots, Protocol):
-    """Servers that generate, and whose weights change while they do. Lives in the rollout controller's event loop.
-
-    Tokens do not pass through it: rollout workers, each with a `client`, are given slots (`Slots`) and ask servers
-    themselves.
-
-    Made, starting nothing, with its settings and those of these that its constructor names: `scratch`, a private folder
-    for sockets; `member`, this process in the run (`areal_core.runs.Member`; None where somebody only asks what it can
-    do); `log_dir`; `gpus`, the numbers of those that it may use, or None; `deterministic`, as in the config.
-    """
-
-    capabilities: InferenceCapabilities
-
-    async def start(self, model: ModelReference) -> None:
-        """Load the model and be ready to generate with its weights as version 0.
-
-        Raises:
-            RunError: it cannot start; the message carries the engine's own words.
-        """
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        """Continue one sequence. Cancelling the caller's task cancels the request in the engine.
-
-        Raises:
-            ValueError: the request cannot be served (too long, an unsupported setting).
-            RunError: the engine has died.
-        """
-
-    async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
-        """The same request answered by every copy of the weights that the engine has. Raises as `generate`."""
-
-    def client(self, slots: Slots, model: ModelReference) -> InferenceClient:
-        """What a rollout worker generates with. It is asked of an engine that was made in the worker and never starts.
-
-        Args:
-            slots: over the connection to the controller, which asks the engine there.
-            model: of the run.
-        """
-
-    async def update_weights(self, update: WeightUpdate) -> None:
-        """Change the weights under the requests in flight; on return every further token is of `update.version`.
-
-        Requests continue; each token keeps the label of the version that sampled it.
-
-        Raises:
-            RunError: the weights could not be taken over; nothing may be generated with half of them.
-        """
-
-    def describe(self) -> str:
-        """How it is now, in a few words for the live view; empty where there is nothing to tell."""
-
-    def take_metrics(self) -> dict[str, float]:
-        """What happened since this was last asked: counts are those since then, durations the latest."""
-
-    async def close(self) -> None:
-        """Stop, cancel what runs and free everything; safe to call twice."""
-
-
 @dataclass(frozen=True, slots=True)
 class BroadcastGroup:
-    """The group that stands between trainer and engine.
+    """The process group in which the trainer broadcasts weights to the engine.
 
     Attributes:
         name: new for each group.
-        world_size: members, the trainer's rank 0 included.
+        world_size: number of members, including rank 0, the trainer.
         prefixes: of the keys in the group's store, outermost first.
         is_new: whether the trainer still has to join.
     """
@@ -364,8 +315,145 @@ class BroadcastGroup:
     is_new: bool
 
 
+class InferenceEngine(Slots, ABC):
+    """Generates, and takes new weights while it does. Lives in the rollout controller's event loop.
+
+    Tokens do not pass through it: rollout workers, each with a `client`, acquire slots (`Slots`) and ask the servers
+    themselves.
+
+    A run constructs the engine with its settings and with those of these arguments that its constructor names:
+    `scratch`, a private folder for sockets; `member`, this process in the run (`areal_core.runs.Member`; None outside
+    of a run); `log_dir`; `gpus`, the numbers of the GPUs that it may use, or None; `deterministic`, as in the config.
+    Constructing it starts nothing.
+
+    A subclass implements `start`, `generate`, `client`, `acquire`, `release` and `update_weights`. The other methods
+    have defaults, those of an engine with one copy of the weights that it reads from a folder. Override them for
+    broadcasts (`form_group`, `needs_folder`, `offer_folder`), for GPUs shared with the trainer (`sleep`,
+    `read_tensors`), or for messages of your own (`answer`).
+    """
+
+    capabilities: InferenceCapabilities
+
+    @abstractmethod
+    async def start(self, model: ModelReference) -> None:
+        """Load the model. On return the engine generates with its weights as version 0.
+
+        Raises:
+            RunError: the engine cannot start; the message carries its own output.
+        """
+
+    @abstractmethod
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Continue one sequence. Cancelling the caller's task cancels the request in the engine.
+
+        Raises:
+            ValueError: the request cannot be served (too long, an unsupported setting).
+            RunError: the engine has died.
+        """
+
+    async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
+        """Answer the same request from every copy of the weights that the engine has. Raises as `generate` does.
+
+        Default: one copy.
+        """
+        return [await self.generate(request)]
+
+    @abstractmethod
+    def client(self, slots: Slots, model: ModelReference) -> InferenceClient:
+        """Return what a rollout worker generates with. Called on an engine of the worker's own, which never starts.
+
+        Args:
+            slots: acquires slots from the engine in the controller, over the worker's connection.
+            model: the run's model.
+        """
+
+    @abstractmethod
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Change the weights under the requests in flight. On return every further token is of `update.version`.
+
+        Requests continue. Each token keeps the label of the version that sampled it.
+
+        Raises:
+            RunError: the weights were not taken over; nothing may be generated with half of them.
+        """
+
+    async def form_group(self, address: str, port: int, backend: str, current_group: str) -> BroadcastGroup | None:
+        """Agree on a process group for the next broadcast. Called if `capabilities.transports` has `core/broadcast`.
+
+        Args:
+            address, port: where the trainer serves the store of a new group.
+            backend: `nccl` or `gloo`.
+            current_group: name of the group that the trainer is in, empty for none. The group is kept if it still fits.
+
+        Returns:
+            The group, whose other members are joining if it is new. None if no server can receive, which is the
+            default.
+        """
+        return None
+
+    def needs_folder(self) -> bool:
+        """Return whether a server missed the last update and waits for the same weights in a folder.
+
+        Default: none did.
+        """
+        return False
+
+    def offer_folder(self, update: WeightUpdate) -> None:
+        """Give servers that missed a broadcast the same version in a folder. Default: no server waits for one."""
+
+    def leave_out(self, names: Sequence[str]) -> None:
+        """Expect no update of these tensors of the model's files: the trainer does not hold them.
+
+        Called before the first update. Default: the engine does not compare an update with the model's tensors.
+        """
+
+    async def sleep(self) -> None:
+        """Free the GPU memory until the next `update_weights`. Called if the settings' `gives_memory` is true.
+
+        Requests keep the tokens that they have, and wait for a slot until then.
+
+        Raises:
+            RunError: the engine cannot; this is the default.
+        """
+        raise RunError("this inference engine cannot free its GPU memory")
+
+    async def read_tensors(self, version: int, tensors: Sequence[SharedTensor]) -> Sequence[int]:
+        """Copy a part of the weights of a version from the memory of the trainer's GPUs.
+
+        Called between `sleep` and `update_weights` if `capabilities.transports` has `core/ipc`. The first call has no
+        tensors: it takes the engine's memory back and returns who will read.
+
+        Returns:
+            The GPUs, as in `placement`, on which the next part will be read. On each of them every copy of this part
+            has been opened. A copy is released as soon as its reader has finished with it.
+
+        Raises:
+            RunError: no server reads, and why; this is the default.
+        """
+        raise RunError("this inference engine does not read weights in GPU memory")
+
+    async def answer(self, message: object) -> object:
+        """Return the reply to a message of the plugin's own, which came through the run's driver.
+
+        Raises:
+            RunError: the engine does not know the message, or cannot answer it; this is the default.
+        """
+        raise RunError(f"this process does not answer {type(message).__name__}")
+
+    def describe(self) -> str:
+        """Return the engine's state in a few words for the live view. Default: empty, nothing is shown."""
+        return ""
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return metrics since the last call: counts since then, latest durations. Default: none."""
+        return {}
+
+    async def close(self) -> None:
+        """Stop, cancel what runs and free everything. Safe to call twice. Default: there is nothing to free."""
+
+
 class InferenceClient(Protocol):
-    """What rollout workers generate with: asks for a slot, and the server for tokens."""
+    """Generates in a rollout worker: acquires a slot, then asks its server for tokens."""
 
     capabilities: InferenceCapabilities
 
@@ -374,63 +462,3 @@ class InferenceClient(Protocol):
 
     async def close(self) -> None:
         """Close the connections to servers."""
-
-
-class BroadcastReceiver(Protocol):
-    """What an inference engine offers beyond `InferenceEngine` where weights can be broadcast to it."""
-
-    async def form_group(self, address: str, port: int, backend: str, current_group: str) -> BroadcastGroup | None:
-        """Agree on a group for the next update.
-
-        Args:
-            address, port: where the trainer serves the store of a new group.
-            backend: `nccl` or `gloo`.
-            current_group: name of the group that the trainer is in, empty for none; it is kept where it still fits.
-
-        Returns:
-            The group; if it is new its other members are joining. None where nobody could receive.
-        """
-
-    def needs_folder(self) -> bool:
-        """Whether somebody missed the last update and waits for the same weights in a folder."""
-
-    def offer_folder(self, update: WeightUpdate) -> None:
-        """Weights of a version that was broadcast already, in a folder, for those who missed it."""
-
-
-class MemorySharer(Protocol):
-    """What an inference engine offers beyond `InferenceEngine` where `gives_memory` of its settings is true."""
-
-    async def sleep(self) -> None:
-        """Stop, keep what every request has so far, and give the memory away until the next `update_weights`.
-
-        The requests wait for a slot meanwhile.
-        """
-
-
-class TensorReader(Protocol):
-    """What a `MemorySharer` offers beyond where it reads weights in the memory of the trainer's GPUs."""
-
-    async def read_tensors(self, version: int, tensors: Sequence[SharedTensor]) -> Sequence[int]:
-        """Take over a part of the weights of a version, between `sleep` and `update_weights`.
-
-        A first call without tensors takes the engine's memory back and says who will read.
-
-        Returns:
-            The GPUs, as in `placement`, on which the next part will be read. Every copy of this part has been opened
-            where its GPU is among them, and is let go as soon as the reader's last copy of it is done.
-
-        Raises:
-            RunError: nobody reads; says why.
-        """
-
-
-class Questioned(Protocol):
-    """What an inference engine offers beyond `InferenceEngine` where others may ask it things while a run goes on."""
-
-    async def answer(self, message: object) -> object:
-        """The reply to a message of the plugin's own, which came through the run's driver.
-
-        Raises:
-            RunError: the message is not known, or cannot be answered.
-        """

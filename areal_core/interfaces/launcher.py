@@ -1,21 +1,31 @@
-"""The processes of a run: groups of them, where each stands, and what a launcher does to start them."""
+"""The interface of launchers, with process groups, nodes and places.
+
+    ProcessGroup   members that run the same command, such as the ranks of the trainer
+    Node           a machine on which members can be started
+    Place          the node and the GPUs of one member
+    Launcher       lists nodes, and starts members where the driver has placed them
+    RunningGroup   what one start has started
+
+The driver decides where members run, and its hub watches them. A launcher only starts and kills processes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
 class EndMeans(StrEnum):
-    """What the end of a member means for its run."""
+    """The restart policy of a process group."""
 
     ENDS_ATTEMPT = "ends the attempt"
+    """If a member ends, the attempt ends, and the run continues from its last checkpoint."""
     REPLACED = "replaced"
-    """It is started again, by itself."""
+    """If a member ends, only this member is restarted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +33,19 @@ class ProcessGroup:
     """Processes of a run that are started together and run the same command.
 
     Attributes:
-        name: unique in the run, such as `trainer` or `server-2`. Members of a group of several are named
-            `trainer-0`, `trainer-1`, ...; the output of each goes to `logs/<member>.log`.
-        role: what it is for, such as `trainer` or `server`.
-        command: of each member, the program first.
-        count: members.
-        gpus_each: GPUs of each member; all of one member stand on one node.
-        gpus: the numbers of these GPUs, member by member, where a run of one machine names them; None for any.
-        cores_each: CPU cores that each computes with.
-        beside: name of the group on whose first member's node it must stand; empty for any node.
-        end: what a member's end means.
-        restarts: times within five minutes that a member that had come up is started again; None for any number.
-        shares_gpus: whether it uses GPUs that another group has as well.
-        environment: added to the node's own.
+        name: unique in the run, such as `trainer` or `server-2`. The members of a larger group are called `NAME-0`,
+            `NAME-1`, ...; the output of each goes to `logs/MEMBER.log`.
+        role: its purpose, such as `trainer` or `server`.
+        command: the command of each member, with the program first.
+        count: number of members.
+        gpus_each: number of GPUs of each member. All GPUs of a member are on one node.
+        gpus: numbers of these GPUs, member by member, if the config names them; None for any GPUs.
+        cores_each: number of CPU cores that each member computes with.
+        beside: name of a group; the members run on the node of its first member. Empty for any node.
+        end: the restart policy.
+        restarts: how often a member that was ready is restarted within five minutes; None for no limit.
+        shares_gpus: whether another group uses the same GPUs.
+        environment: variables that are added to the node's own.
     """
 
     name: str
@@ -52,17 +62,27 @@ class ProcessGroup:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def member(self, index: int) -> str:
-        """The name of one member."""
-        return self.name if self.count == 1 and self.role != "trainer" else f"{self.name}-{index}"
+        """Return the name of one member."""
+        return self.name if self.count == 1 and not self.has_ranks else f"{self.name}-{index}"
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether its members are the ranks of a trainer: they get RANK, LOCAL_RANK and WORLD_SIZE."""
+        return self.role == "trainer"
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it is one of several inference servers, of which a run may lose some."""
+        return self.role == "server"
 
 
 class Node(NamedTuple):
     """A machine on which members can be started.
 
     Attributes:
-        name: unlike any other node's.
-        address: under which other nodes reach it.
-        gpus: how many of them the run may use there, numbered from 0.
+        name: unique among the nodes.
+        address: by which other nodes reach it.
+        gpus: number of GPUs that the run may use there. They are numbered from 0.
     """
 
     name: str
@@ -74,8 +94,8 @@ class Place(NamedTuple):
     """Where a member runs.
 
     Attributes:
-        node: its name.
-        gpus: that it uses, by their numbers on the node.
+        node: name of the node.
+        gpus: numbers of its GPUs on the node.
     """
 
     node: str
@@ -86,94 +106,129 @@ class ProcessEnd(NamedTuple):
     """How a process has ended.
 
     Attributes:
-        code: exit code; negative for the signal that killed it; None where nobody can tell: its node is gone.
-        last_words: the end of what it wrote.
+        code: exit code; negative for the signal that killed it; None if its node was lost with it.
+        last_words: the end of its log.
     """
 
     code: int | None
     last_words: str = ""
 
     def describe(self) -> str:
-        """In words, with what it wrote last."""
-        how = describe_exit(self.code)
-        return f"{how}; the end of its log:\n{self.last_words}" if self.last_words else how
+        """Return the exit as a text, with the end of the log."""
+        text = describe_exit(self.code)
+        return f"{text}; the end of its log:\n{self.last_words}" if self.last_words else text
 
 
 def describe_exit(code: int | None) -> str:
-    """An exit code in words: `ended with exit code 1`, `was killed by SIGKILL`."""
+    """Return an exit code as a text, such as `ended with exit code 1` or `was killed by SIGKILL`."""
     import signal
 
     if code is None:
-        return "was lost: it, its guard and its node no longer respond"
-    names = {number.value: number.name for number in signal.Signals}  # of real-time signals only two have names
-    return f"was killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
+        return "was lost: nothing reports its exit code, so its guard or its node is gone too"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    names = {number.value: number.name for number in signal.Signals}  # only two real-time signals have names
+    return f"was killed by {names.get(-code, f'signal {-code}')}"
 
 
 class RunningGroup(Protocol):
-    """Members that were started by one call of a launcher."""
+    """Members that one call of `Launcher.start` has started."""
 
     async def wait(self) -> str:
-        """Until the launcher believes that all are over; in its own words how, for members that never came."""
+        """Wait until the launcher believes that all members have ended, and return how they ended.
+
+        The driver shows the text for members that never joined the hub.
+        """
 
     async def end(self) -> None:
-        """End what is left and give its resources back; safe to call twice. Members end by themselves when the driver
-        closes its connection to them, which it has done before: give them a second or two, then kill what was started.
+        """Kill what is left and release its resources. A second call does nothing.
+
+        The driver closes its connections to the members first, and their guards then kill them. Give these a second or
+        two before you kill what was started.
         """
 
 
 class Launcher(Protocol):
-    """Starts the members of process groups where they were placed. It watches nothing: members tell the driver's hub.
+    """Starts the members of process groups where the driver has placed them.
 
-    Its settings are derived from `areal_core.config.LauncherSettings`, where the core reads how many ranks there are.
-    One to which machines come by themselves (`areal node`) has `async take_node(peer, ready, number)` as well; see
-    `areal_core.launchers.external`.
+    Its settings derive from `areal_core.config.LauncherSettings`. A launcher to which machines connect is also an
+    `AcceptsNodes`.
 
     Attributes:
-        host: address of this machine at which members reach the driver; may ask a cluster.
+        host: address of this machine by which members reach the driver. Reading it may take long, as it may query a
+            cluster.
     """
 
     host: str
 
     async def nodes(self, groups: Sequence[ProcessGroup]) -> Sequence[Node]:
-        """The nodes that may be used now, in the order in which they are filled.
+        """Return the nodes that the run may use now, in the order in which they are filled.
 
         Args:
-            groups: that are to be started there; a launcher that has to ask for room asks for theirs.
+            groups: groups that will be started. A launcher that must request resources requests those of these groups.
 
         Raises:
-            RunError: there is no room; says what there is.
+            RunError: there are not enough resources. The message says what there is.
         """
 
     async def start(
         self, group: ProcessGroup, places: Mapping[int, Place], environment: Mapping[str, str]
     ) -> RunningGroup:
-        """Start members of a group and return without waiting for them.
+        """Start members of a group, and return without waiting for them.
 
-        Every member runs `group.command` with three sets of variables added to its node's own: `environment`,
-        `group.environment`, and `areal_core.launchers.member_environment(group, {index: place})`, which tell it its
-        place. The working folder is this program's, where the node has it. What is started so becomes the member's
-        guard: it forks the member, sends what both write to the member's log, and ends when nothing of it is left.
-        Until it has joined, what it writes goes where the launcher sends it.
+        Every member runs `group.command`. Its environment is the node's own, with these variables added:
 
-        A launcher that starts several members by one command, as srun does, gives each the places of all of them, in
-        the order of its tasks, and each task its number in `SLURM_PROCID` or `AREAL_TASK`.
+        1. `environment`, by which the member finds the driver;
+        2. `group.environment`;
+        3. `areal_core.runtime.environment.member_environment(group, {index: place})`, which names its place.
+
+        The working folder is this program's, if it exists on the node. What you start becomes the guard of the member:
+        it forks the member, redirects the output of both to the member's log, and exits when nothing of the member is
+        left. Its output before that is yours; show its end in `RunningGroup.wait`.
+
+        If one command starts several members, as `srun` does, name all their places in the order of its tasks. Each
+        task reads its number from `SLURM_PROCID` or `AREAL_TASK`.
 
         Args:
-            group: of them.
-            places: by index of the member in its group.
-            environment: where the driver is, and what shows that they belong to the run.
+            group: the members' group.
+            places: places by index of the member in its group.
+            environment: variables for every member.
 
         Raises:
-            RunError: they cannot be started.
+            RunError: the members cannot be started.
         """
 
     async def close(self) -> None:
-        """End everything that is left, and give all resources back; safe to call twice."""
+        """Kill everything that is left, and release all resources. A second call does nothing."""
 
 
 @runtime_checkable
 class RequestsRoom(Protocol):
-    """A launcher that can ask its cluster for more, where servers beyond the minimum are to be started."""
+    """A launcher that can request more resources of its cluster, for servers beyond the minimum."""
 
     async def request(self, group: ProcessGroup) -> bool:
-        """Ask for room for a group, unless that was done before; whether `nodes` has it by now."""
+        """Request resources for a group, unless that was done before.
+
+        Returns:
+            Whether `nodes` contains them by now.
+        """
+
+
+@runtime_checkable
+class AcceptsNodes(Protocol):
+    """A launcher to which machines connect, because another program starts them."""
+
+    async def accept_node(self, connection: Any) -> None:
+        """Serve the connection of a machine until it closes.
+
+        The driver's hub calls this for each connection that a machine opens with
+        `areal_core.runtime.rpc.connect(address, timeout_s, "node", credentials)`. A machine may still show the
+        credentials of an earlier attempt. The launcher sends the first message: other launchers refuse machines, and
+        then the hub sends `areal_core.runtime.rpc.Failed` first.
+
+        Args:
+            connection: an `areal_core.runtime.rpc.Peer`; its messages are the launcher's.
+
+        Raises:
+            PeerClosed: the machine has closed the connection. The hub expects this end.
+        """

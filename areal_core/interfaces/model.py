@@ -1,13 +1,17 @@
-"""Where a model comes from, and the role that it has for an algorithm."""
+"""Models of a run: their folders, their roles in an algorithm, and an engine's estimate of their memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+
+ELEMENT_BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2}
+"""Bytes of a number, by the `dtype` of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +19,8 @@ class ModelReference:
     """A Hugging Face model folder (config, safetensors, tokenizer) and how to load it.
 
     Attributes:
-        path: a folder on this machine, or a name on the Hugging Face hub.
-        dtype: of the parameters while the engine computes.
+        path: folder on this machine, or name on the Hugging Face hub.
+        dtype: dtype in which the engine computes with the parameters.
         trust_remote_code: whether code that ships with the model may run.
     """
 
@@ -27,12 +31,12 @@ class ModelReference:
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """What a model's folder says of it, without loading it.
+    """The description of a model in its folder, without its weights.
 
     Attributes:
-        folder: on this machine.
-        description: its config.json.
-        shapes: of the tensors in its safetensors, by name.
+        folder: folder on this machine.
+        description: contents of config.json.
+        shapes: shapes of the tensors in its safetensors files, by name.
     """
 
     folder: Path
@@ -42,12 +46,12 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True)
 class EMA:
-    """A frozen role, a target model, that is an exponential moving average of a learning one.
+    """The exponential moving average of a role that trains, for a frozen role (a target model).
 
     Attributes:
-        role: the learning one.
+        role: name of the role that trains.
         every: training steps between two updates of the average.
-        decay: what is kept of itself each time: own = decay x own + (1 - decay) x learning. 0 is a copy.
+        decay: average = decay x average + (1 - decay) x parameters. With 0 each update copies the parameters.
     """
 
     role: str
@@ -57,15 +61,15 @@ class EMA:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A model that an algorithm trains or asks.
+    """A model that an algorithm trains or evaluates.
 
     Attributes:
         name: its key below `roles` in a config, and its folder in a checkpoint.
-        head: `vocabulary` gives log-probabilities and entropy, `scalar` one value for each token.
-        trains: whether it learns; a frozen role has no optimizer.
-        ema: of a frozen role, whose average it is; None where it never changes.
-        needs_path: whether its section must name a model of its own, as a teacher's must: without a path it would be a
-            copy of the run's, from which nothing can be learned.
+        head: `vocabulary` computes log-probabilities and entropy, `scalar` computes one value per token.
+        trains: whether it has an optimizer. A role without one is frozen.
+        ema: average that a frozen role follows; None if it never changes.
+        needs_path: whether its section must name a model. A teacher without a path would be a copy of the run's model,
+            from which nothing can be learned.
     """
 
     name: str
@@ -76,45 +80,49 @@ class Role:
 
     @property
     def changes(self) -> bool:
-        """Whether its parameters do, so that checkpoints hold them."""
+        """Whether its parameters change, so that checkpoints contain them."""
         return self.trains or self.ema is not None
 
 
 ACTOR = Role("actor", trains=True)
 """The policy that is trained."""
 CRITIC = Role("critic", head="scalar", trains=True)
-"""Says of each token what reward is to be expected."""
+"""Predicts the expected reward at each token."""
 REFERENCE = Role("reference")
-"""The model that the policy began as, or another one that it shall stay near."""
+"""The initial policy, or another model that the policy must stay close to."""
 
 
 class ModelSource(Protocol):
-    """Makes or fetches a model folder before the run starts; runs once, in a process of its own."""
+    """Creates or downloads a model before the run starts. It runs once, in a process of its own."""
 
     def prepare(self, cache: Path) -> Path:
-        """The folder of the model, made below `cache` if it is not there yet. Must be safe to call again."""
+        """Return the folder of the model, and create it below `cache` if it does not exist. Must be safe to repeat."""
 
 
 @runtime_checkable
 class FindsModel(Protocol):
-    """A `ModelSource` that knows whether its model is there: a run whose model is waits for nobody who makes one."""
+    """A `ModelSource` that can check for its model, so that a run with an existing model starts immediately."""
 
     def find(self, cache: Path) -> Path | None:
-        """What `prepare` would return, where nothing is left to be done; else None. Writes nothing."""
+        """Return the folder of the model if it exists, else None. Writes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What the settings of an engine know of a run before it starts; see `Settings.estimate`.
+    """An engine's estimate of the memory of a run, from its settings alone; see `Settings.estimate`.
 
     Attributes:
-        rows: label and text each, for the plan that `--dry-run` shows.
-        misfits: why it cannot fit where it shall run, one line each.
-        figures: numbers for programs, by name.
+        rows: pairs of label and text for the plan that `--dry-run` shows.
+        misfits: lines with the reasons why the run does not fit on its GPUs; empty if it fits.
+        figures: numbers by name, for `--dry-run --json`.
         checkpoint_bytes: size of a checkpoint of all roles; 0 if it is not known.
+        peak_bytes: largest memory of a rank of the trainer; 0 if it is not known.
+        resident_bytes: memory of a rank between steps; 0 if it is not known.
     """
 
     rows: Sequence[tuple[str, str]] = ()
     misfits: Sequence[str] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
     checkpoint_bytes: int = 0
+    peak_bytes: int = 0
+    resident_bytes: int = 0

@@ -1,4 +1,4 @@
-"""References to trajectories, which travel in their place."""
+"""References to trajectories, which processes exchange instead of the trajectories."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Where the trajectories of a prompt group lie.
+    """The place of a prompt group's trajectories in a segment.
 
     Attributes:
-        segment: the file, relative to the run folder.
-        offset: of the first byte.
-        size: bytes.
-        digest: of these bytes.
+        segment: path of the segment, relative to the run folder.
+        offset: offset of the first byte.
+        size: number of bytes.
+        digest: digest of these bytes.
     """
 
     segment: str

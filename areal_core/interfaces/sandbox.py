@@ -1,4 +1,4 @@
-"""A place where code that nobody has read may run."""
+"""Sandboxes for code that nobody has reviewed, such as code that the policy writes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """How a command in a sandbox has ended.
+    """The result of a command in a sandbox.
 
     Attributes:
-        exit_code: of the command; negative for the signal that ended it.
-        output: what it wrote to its standard output, cut at the sandbox's limit.
-        error: the same of its standard error.
-        limit: which limit ended it, such as "time" or "memory"; empty where none did.
+        exit_code: exit code of the command; negative for the signal that killed it.
+        output: standard output, truncated at the sandbox's limit.
+        error: standard error, truncated in the same way.
+        limit: limit that ended the command, such as "time" or "memory"; empty if none did.
     """
 
     exit_code: int
@@ -27,10 +27,10 @@ class SandboxResult:
 
 
 class Sandbox(Protocol):
-    """Runs commands that may be malicious. One object serves all episodes at once.
+    """Runs commands that may be malicious. One object serves many episodes concurrently.
 
-    What it holds against is said in its documentation, and its limits are its settings: whoever chooses a sandbox in a
-    config knows what is risked. Where it cannot work on this machine, making it raises `ConfigError`.
+    The documentation of a sandbox has the attacks that it resists, and its settings have its limits. Its constructor
+    raises `ConfigError` if the sandbox does not work on this machine.
     """
 
     async def run(
@@ -41,15 +41,15 @@ class Sandbox(Protocol):
         input_text: str = "",
         timeout_s: float | None = None,
     ) -> SandboxResult:
-        """Run one command in a new sandbox, which is gone afterwards with everything that it started.
+        """Run one command in a new sandbox. Afterwards, nothing that it started is left.
 
         Args:
-            command: program and arguments; found in the sandbox's own path.
-            files: texts by their relative paths in the folder that the command starts in.
-            input_text: its standard input.
-            timeout_s: a shorter limit than the setting's, for this command.
+            command: program and arguments. The program is looked up in the sandbox's PATH.
+            files: texts to write, by their paths relative to the working folder of the command.
+            input_text: standard input of the command.
+            timeout_s: seconds until the command is killed, if this is less than the sandbox's setting.
 
         Raises:
             ValueError: a path leads out of the folder, or a text cannot be written.
-            RunError: the sandbox itself does not work (any more).
+            RunError: the sandbox does not work.
         """

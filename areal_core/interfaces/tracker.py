@@ -1,4 +1,4 @@
-"""Where metrics go, besides the run folder."""
+"""Trackers: destinations of metrics besides the run folder."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ if TYPE_CHECKING:
 
 
 class Tracker(Protocol):
-    """Takes the metrics of each step. An exception is reported once and switches the tracker off; the run goes on."""
+    """Receives the metrics of each step.
+
+    Each tracker is called in a thread of its own. The first exception is logged and switches the tracker off; the run
+    continues. While a tracker blocks, at most 1000 calls wait for it, and older ones are dropped.
+    """
 
     def start(self, run_dir: Path, config: Mapping[str, object]) -> None:
-        """Once, before the first step; `config` holds no secrets."""
+        """Called once, before the first step; `config` holds no secrets."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Once a step, and once an evaluation."""
+        """Called once for each step."""
 
     def close(self) -> None:
-        """Flush and end; safe to call twice."""
+        """Flush and end. Always called at the end of a run, also after an exception."""
 
 
 @runtime_checkable
 class BatchTracker(Tracker, Protocol):
-    """A tracker that takes what the policy wrote as well."""
+    """A tracker that also receives sequences of each batch."""
 
     def log_batch(self, step: int, batch: PackedBatch) -> None:
-        """Once a step: a few groups of its batch, as the hook `areal_batch_logged` gives them."""
+        """Called once for each step: a few groups of its batch, as the hook `areal_batch_logged` gives them."""

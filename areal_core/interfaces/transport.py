@@ -1,4 +1,4 @@
-"""How new weights get from the trainer to the servers."""
+"""Weight transports: how new weights get from the trainer to the servers."""
 
 from __future__ import annotations
 
@@ -6,27 +6,36 @@ from typing import Protocol
 
 
 class TransferFailedError(Exception):
-    """Not every server that answers has the weights for sure: they must go through a folder."""
+    """A server that responds may not have the weights. They are then synced through a folder."""
 
 
 class WeightTransport(Protocol):
-    """Sends the parameters of the trained model. It lives on every rank of the trainer.
+    """Sends the parameters of the trained model. Every rank of the trainer has one.
 
-    Made with its settings and those of these that its constructor names: `engine`, the `TrainEngine`; `rollouts`, on
-    rank 0 the connection to the rollout controller, None on other ranks; `dtype` of what is sent; `address` of this
-    machine as servers reach it; `gpu`, this rank's number in `placement`; `timeout_s`.
+    It is constructed with its settings, and with those of the following arguments that its constructor has:
 
-    Its messages to the servers are its own (`areal_core.messages.Message`): the inference engine answers them
-    (`Questioned`), and names the transport in `InferenceCapabilities.transports`. They end with `SyncWeights`, on
-    which the engine sets the version.
+    - `engine`: the `TrainEngine` of the policy.
+    - `rollouts`: on rank 0 the connection to the rollout controller; None on other ranks.
+    - `address`: address of this machine, as servers reach it.
+    - `gpu`: number of this rank's GPU, as in `placement`.
+    - `timeout_s`: `weight_sync.timeout_s`, in seconds.
+
+    It sends messages of its own (`areal_core.messages.Message`). The inference engine answers them
+    (`InferenceEngine.answer`), and names the transport in `InferenceCapabilities.transports`. One of them is
+    `SyncWeights`, with which the engine takes the new version: before the data of a broadcast, after the data that
+    servers read.
     """
 
     def send(self, version: int, trained: int) -> bool:
-        """Send the parameters as `version`, after so many trained batches. Called on all ranks together.
+        """Send the parameters, and return whether a server missed them and waits for a folder. Collective.
+
+        Args:
+            version: weight version of the parameters.
+            trained: number of batches that they were trained on.
 
         Returns:
-            Whether a server missed them and waits for a folder; every rank returns the same.
+            Whether a server needs the folder, the same on every rank.
 
         Raises:
-            TransferFailedError: on every rank; the weights then go through a folder.
+            TransferFailedError: on every rank. The weights are then synced through a folder.
         """

@@ -1,4 +1,4 @@
-"""An episode: how a prompt becomes trajectories and a reward."""
+"""Workflows, rewards and environments: the parts that turn a data row into trajectories and a reward."""
 
 from __future__ import annotations
 
@@ -13,34 +13,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RewardScore:
-    """An outcome reward, and the named rewards that it is the weighted sum of; empty where it is one by itself."""
+    """The reward of an episode, and the components whose weighted sum it is; empty if the reward has no components."""
 
     value: float
     components: Mapping[str, float] = field(default_factory=dict)
 
 
 REWARD_ARGUMENTS = ("prompt", "completion", "prompt_ids", "completion_ids", "finish_reason", "row")
-"""Arguments that a reward may name, beside the keys of the data row."""
+"""Arguments that a reward function may have, in addition to the keys of the data row."""
 
 
 class Reward(Protocol):
-    """A function that scores one completion; runs in a pool of processes, so it may block and may crash.
+    """A function that scores one completion. It runs in a pool of processes, so it may block or crash.
 
-    A coroutine function is called for up to 32 completions at a time in each process, or as many as its attribute
-    `max_concurrency` says: for rewards that wait for others, such as a judge behind an address. It must not block.
-    What a method `take_metrics() -> dict[str, float]` of it has counted is added up as `rewards/NAME/...`.
+    A coroutine function suits rewards that wait for others, such as a judge model on a server. Each process calls it
+    for up to 32 completions concurrently, or for as many as its attribute `max_concurrency`. It must not block.
 
-    Arguments are passed by keyword, and only those that the function names:
+    A method `take_metrics() -> dict[str, float]` returns counters since its last call. areal adds them up and logs them
+    as `rewards/NAME/...`.
 
-    - `prompt` (str): what the model was shown, special tokens spelled out, up to the beginning of the answer.
-    - `completion` (str): the whole answer. It begins with what the chat template wrote to open it, such as `<think>`,
-      and has everything that was sampled except the end token. Special tokens inside it, such as tags, are spelled out.
-    - `prompt_ids` and `completion_ids` (lists of int): the exact tokens that the model was given and that it sampled,
-      end token included. What the template opened is at the end of `prompt_ids`.
-    - `finish_reason` (str): stop, length, tool or abort.
-    - `row`: the whole data row, bytes such as those of images included; and each key of it, such as `answer`.
+    A function gets only the arguments that it names, by keyword:
 
-    None means that the reward does not judge this answer: it counts neither in the sum nor in its own mean.
+    - `prompt` (str): text of the prompt with special tokens, up to the start of the answer.
+    - `completion` (str): text of the answer without the end token. It starts with the text by which the chat template
+      opens an answer, such as `<think>`. It has special tokens, such as tags.
+    - `prompt_ids` and `completion_ids` (lists of int): token ids of the prompt, and of the sampled answer with its end
+      token. The tokens by which the template opens an answer are at the end of `prompt_ids`.
+    - `finish_reason` (str): `stop`, `length`, `tool` or `abort`.
+    - `row`: the data row, including bytes such as those of images.
+    - each key of the data row, such as `answer`.
+
+    If a reward returns None, it abstains: it is neither in the sum nor in its own mean.
 
     Example:
         >>> def right(completion, answer):
@@ -53,20 +56,21 @@ class Reward(Protocol):
 
 @dataclass(slots=True)
 class WorkflowContext:
-    """What an episode may use. One for each episode; nothing in it is shared between episodes but the resources.
+    """The functions and values that a workflow may use in one episode.
 
     Attributes:
-        tokenizer: of the model, as `transformers.AutoTokenizer` loads it.
-        generate: continue these token ids with the run's sampling settings; deadline, seed and retries are the
-            runtime's. Of the `input_ids` of a `TrajectoryBuilder` a turn costs what it adds, of a list all there is.
-            `max_new_tokens` lowers the setting for this call; `stop` adds texts that end this answer, where the engine
-            can (`ValueError` where it cannot); `images` are the files of images that stand in the ids.
-        score: the run's rewards on one completion, computed in the pool. Takes `prompt`, `completion`,
-            `completion_ids`, `finish_reason` and, if a reward asks for it, `prompt_ids` by keyword. A reward that fails
-            fails the episode, unless `rollout.failed_reward` is set.
-        is_evaluation: the episode is part of an evaluation.
-        sample_index: which sibling of its group this episode is.
-        end_ids: tokens that end an answer: the tokenizer's, the generation config's and the chat template's.
+        tokenizer: the model's tokenizer, as loaded by `transformers.AutoTokenizer`.
+        generate: `await generate(input_ids, *, max_new_tokens=None, stop=(), images=())` continues token ids with the
+            run's sampling settings and returns a `Generation`. The runtime adds deadline, seed and retries.
+            `max_new_tokens` lowers the run's setting for this call. `stop` has texts that end this answer; it raises
+            `ValueError` if the engine does not support them. `images` has the image files of the image tokens in the
+            ids. Pass `TrajectoryBuilder.input_ids` rather than a list: then a turn costs time only for its new tokens.
+        score: `await score(prompt=..., completion=..., completion_ids=..., finish_reason=...)` computes the run's
+            rewards in the reward pool and returns a `RewardScore`. It also takes `prompt_ids`, for rewards that name
+            it. A reward that fails also fails the episode, unless `rollout.failed_reward` is set.
+        is_evaluation: whether the episode belongs to an evaluation.
+        sample_index: index of the episode in its group.
+        end_ids: tokens that end an answer, from the tokenizer, the generation config and the chat template.
     """
 
     tokenizer: Any
@@ -78,34 +82,40 @@ class WorkflowContext:
 
 
 class RowError(ValueError):
-    """Raised by a workflow: this row of the data cannot be played, however often it is tried; says what to mend."""
+    """Raise it in a workflow if no episode can run with this data row. The message names what to fix in the row."""
 
 
 class SkippedRowError(RowError):
-    """Raised by a workflow: a setting leaves this row out. Another row takes its place, and it counts as filtered.
-    An evaluation has no other row and counts it as failed."""
+    """Raise it in a workflow if a setting excludes this data row.
+
+    Another row replaces it, and it counts as filtered. In an evaluation it counts as failed.
+    """
 
 
 class RolloutWorkflow(Protocol):
-    """Runs one episode. One object serves all episodes at once, so it holds no state of an episode."""
+    """Runs episodes. One object runs many episodes concurrently, so it must not keep the state of an episode."""
 
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
-        """From a row of the data set to trajectories and a reward.
+        """Run one episode of a data row.
 
-        An exception is retried up to `rollout.max_retries` times, then recorded with its traceback as failed; a
-        `RowError` is recorded at once, in its own words.
+        If it raises an exception, the episode is retried up to `rollout.max_retries` times. Then it counts as failed,
+        with the traceback in the ledger. A `RowError` is not retried.
         """
 
 
 class Environment(Protocol):
-    """The world that a multi-turn workflow talks to. One object for each episode.
+    """The environment of a multi-turn workflow. Each episode has an object of its own.
 
-    One that holds something (a connection, a process) has a coroutine method `close()` as well, which is called however
-    the episode ends.
+    An environment with resources, such as a connection or a process, also has a coroutine method `close()`. It is
+    always called at the end of the episode.
     """
 
     async def reset(self, row: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
-        """Begin; the chat messages that open the episode."""
+        """Start an episode of a data row. Return the chat messages with which it opens."""
 
     async def step(self, completion: str) -> tuple[str | None, float]:
-        """Take the policy's turn; the world's answer (None ends the episode) and the reward of this turn."""
+        """Process the policy's turn.
+
+        Returns:
+            The next observation as a text, or None to end the episode; and the reward of this turn.
+        """

@@ -1,1 +1,1 @@
-"""What became of every prompt: the store that the rollout controller alone opens, and the audit of it."""
+"""The outcome of every prompt group: the store, which only the rollout controller opens, and its audit."""

@@ -1,4 +1,4 @@
-"""`areal audit`: hold the ledger against the trainer's own consumption log and against the data set's order."""
+"""`areal audit`: compare the ledger with the trainer's consumption log and with the order of the data set."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ GroupRow = tuple[int, int, int, str, str | None, str | None, int | None, int | N
 
 @dataclass(slots=True)
 class Audit:
-    """What an audit has found out.
+    """The result of an audit.
 
     Attributes:
-        committed_step: steps in the last committed checkpoint.
-        groups: how many are in each state.
-        provisional: how many of the consumed ones a resume would train on again, being of steps after the commit.
-        problems: everything that does not agree; empty when the run is clean.
+        committed_step: number of steps in the last committed checkpoint.
+        groups: number of groups in each state.
+        provisional: number of consumed groups of steps after the commit. A resume trains on them again.
+        problems: all contradictions; empty if the run is clean.
     """
 
     committed_step: int
@@ -44,14 +44,14 @@ class Audit:
 
 
 def audit_folder(ledger: Path, run_dir: Path, sampler: PromptSampler | None = None, *, generates: bool = True) -> Audit:
-    """Audit a run that nobody works on, through a copy of its ledger: nothing in its folder is touched.
+    """Audit a run that is not in progress. It reads a copy of the ledger and changes nothing in the run folder.
 
     Args:
         ledger: folder of the latest ledger.
-        run_dir: of the run.
-        sampler: the data set's order; without it that part is left out.
-        generates: whether the run has rollouts. In fine-tuning the trainer reads rows in their order, and the ledger
-            holds commits alone.
+        run_dir: folder of the run.
+        sampler: order of the data set; None skips the check of the order.
+        generates: whether the run has rollouts. In fine-tuning the trainer reads the rows in order, and the ledger has
+            only commits.
     """
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / "ledger"
@@ -74,10 +74,10 @@ def audit(
     """Check that every prompt group has exactly one fate, and that both halves of the run agree on it.
 
     Args:
-        database: of the ledger.
-        run_dir: of the run.
-        sampler: the data set's order; without it that part is left out.
-        running: groups that whoever works on the run knows to be under way; None where nobody does.
+        database: database of the ledger.
+        run_dir: folder of the run.
+        sampler: order of the data set; None skips the check of the order.
+        running: numbers of the groups that the rollout controller is running; None if the run is not in progress.
         generates: see `audit_folder`.
     """
     store.check_numbers(database)
@@ -136,19 +136,22 @@ def _check_fates(rows: list[GroupRow], facts: dict[str, str], running: Container
 
 
 def _check_order(rows: list[GroupRow], sampler: PromptSampler | None, audit: Audit) -> None:
-    """Each group asked the row that its number stands for; so no row comes twice in an epoch."""
-    seen = Counter((row[1], row[2]) for row in rows)
-    twice = ((row, epoch, n) for (row, epoch), n in seen.items() if n > 1)
-    audit.problems += [f"row {row} was dispatched {n} times in epoch {epoch}" for row, epoch, n in twice]
+    """Check that each group has the data row that its number maps to, so that no row comes twice in an epoch."""
+    counts = Counter((row[1], row[2]) for row in rows)
+    repeated = ((row, epoch, count) for (row, epoch), count in counts.items() if count > 1)
+    audit.problems += [f"row {row} was dispatched {count} times in epoch {epoch}" for row, epoch, count in repeated]
     if sampler is None:
         return
     for number, row, epoch, *_ in rows:
-        if (right := sampler[number]) != (row, epoch):
-            audit.problems.append(f"group {number} asked row {row} of epoch {epoch}, not {right[0]} of {right[1]}")
+        expected_row, expected_epoch = sampler[number]
+        if (row, epoch) != (expected_row, expected_epoch):
+            audit.problems.append(
+                f"group {number} has row {row} of epoch {epoch}, not {expected_row} of {expected_epoch}"
+            )
 
 
 def _read_checkpoint(run_dir: Path, facts: dict[str, str], audit: Audit, *, reads_all: bool) -> dict[str, Any] | None:
-    """What the trainer wrote down in the committed checkpoint, where that is there and the one that was committed."""
+    """Return the trainer's state in the committed checkpoint; None if there is no checkpoint. Note what is wrong."""
     if "checkpoint" not in facts:
         return None
     path = run_dir / facts["checkpoint"] / "trainer.json"
@@ -157,19 +160,21 @@ def _read_checkpoint(run_dir: Path, facts: dict[str, str], audit: Audit, *, read
         return None
     state: dict[str, Any] = json.loads(path.read_text())
     if state["step"] != audit.committed_step:
-        audit.problems.append(f"the checkpoint is of step {state['step']}, the ledger says {audit.committed_step}")
+        audit.problems.append(
+            f"the checkpoint has step {state['step']}, and the ledger has step {audit.committed_step}"
+        )
     audit.problems += changed_files(path.parent, state.get("files", {}), state.get("digests") if reads_all else None)
     if store.committed_digest(facts, audit.committed_step) not in ("", store.checkpoint_digest(path.parent)):
-        audit.problems.append(f"{path.parent} holds another checkpoint than the one that the run committed")
+        audit.problems.append(f"{path.parent} is not the checkpoint that the run committed")
     return state
 
 
 def _check_consumption_log(state: dict[str, Any], rows: list[GroupRow] | None, audit: Audit) -> None:
-    """What the ledger says was consumed up to the commit is what the trainer read, byte by byte."""
+    """Check that the groups consumed up to the commit are those that the trainer read, by number and digest."""
     if rows is None:
-        seen = [number for groups in state["steps"] for number, _ in groups]
-        if seen != [*range(min(seen, default=0), max(seen, default=-1) + 1)]:
-            audit.problems.append("rows were left out or trained on twice, as the trainer saw it")
+        numbers = [number for groups in state["steps"] for number, _ in groups]
+        if numbers != [*range(min(numbers, default=0), max(numbers, default=-1) + 1)]:
+            audit.problems.append("the trainer skipped rows or trained on them twice")
         return
     ledger: dict[int, dict[int, str]] = {}
     for number, _, _, group_state, _, digest, step, _ in rows:

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class PromptGroup:
-    """One prompt and its episodes.
+    """A prompt and its episodes.
 
     Attributes:
-        number: its place in the data, and its `group_id`.
-        prompt_id: (row, epoch of the data).
-        record: where the trajectories of its episodes lie; None for a group without data.
-        oldest: the oldest weight version that sampled a token of them; -1 where none was sampled.
+        number: position of the group in the order of the data, and its `group_id`.
+        prompt_id: (data row, epoch).
+        record: reference to the trajectories of its episodes; None for a group without data.
+        oldest: oldest weight version that sampled one of their tokens; -1 if no token was sampled.
     """
 
     number: int

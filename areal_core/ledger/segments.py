@@ -1,7 +1,7 @@
-"""Segments: files of finished trajectories, written by whoever has packed them. Only a reference travels.
+"""Segments: files of finished trajectories. The process that packs them writes them; others get a reference.
 
-A segment is written once, synced, and then told of; nobody appends to one. So a reference is valid from the moment in
-which somebody hears of it, and a process that is killed leaves at most a file that nobody names.
+A segment is written once, synced to disk, and then announced; it never grows. So a reference is valid from the moment
+at which another process receives it. A killed process leaves at most a file that has no reference.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
-from areal_core.disk import patiently, sync_names, write_durably, writing
+from areal_core.disk import retry_refused, sync_names, write_durably, writing
 from areal_core.errors import LostError
 from areal_core.interfaces.record import Record
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class SegmentWriter:
-    """Writes records, all that have come meanwhile into one segment, in a thread.
+    """Writes records in a thread. Records that arrive during a write go into one segment together.
 
     Args:
-        folder: for the segments; is made.
-        run_dir: of the run.
-        name: begins the names of this writer's segments, which are unlike any other process's.
-        log: told when the disk refuses.
+        folder: folder for the segments; the writer creates it.
+        run_dir: folder of the run.
+        name: prefix of the segments' names, unique among the processes of the run.
+        log: writes a line to the run's log while the disk refuses.
     """
 
     def __init__(self, folder: Path, run_dir: Path, name: str, log: Callable[[str], None]) -> None:
@@ -40,10 +40,10 @@ class SegmentWriter:
         self._flush: asyncio.Task[None] | None = None
 
     async def write(self, data: bytes) -> Record:
-        """Where the bytes lie, once they outlast a power cut.
+        """Write a record. Return the reference to it when it is synced to disk.
 
         Raises:
-            DiskError: the disk has refused for a while.
+            DiskError: the disk refused for too long; see `areal_core.disk.retry_refused`.
         """
         written: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
         self._waiting.append((data, written))
@@ -56,7 +56,7 @@ class SegmentWriter:
             waiting, self._waiting = self._waiting, []
             try:
                 records = await asyncio.to_thread(self._write_segment, [data for data, _ in waiting])
-            except Exception as error:  # noqa: BLE001 - whoever waits shall hear of it
+            except Exception as error:  # noqa: BLE001 - the callers of `write` raise it
                 for _, written in waiting:
                     if not written.done():
                         written.set_exception(error)
@@ -71,12 +71,12 @@ class SegmentWriter:
 
         def write() -> None:
             with writing("a segment", path):
-                if not number:  # another writer may have made it, and not have synced it yet
+                if not number:  # another writer may have created the folder without having synced its name yet
                     self._folder.mkdir(parents=True, exist_ok=True)
                     sync_names(self._folder, self._run_dir)
                 write_durably(path, b"".join(parts))
 
-        patiently(write, self._log)
+        retry_refused(write, self._log)
         segment, records, offset = path.relative_to(self._run_dir).as_posix(), [], 0
         for part in parts:
             records.append(Record(segment, offset, len(part), _digest(part)))
@@ -85,10 +85,10 @@ class SegmentWriter:
 
 
 def read_record(run_dir: Path, record: Record) -> bytes:
-    """The bytes of a record.
+    """Read the bytes of a record.
 
     Raises:
-        LostError: they are not there, or not those that were written.
+        LostError: the bytes are missing, or their digest is not that of the record.
     """
     path = run_dir / record.segment
     try:
@@ -102,7 +102,7 @@ def read_record(run_dir: Path, record: Record) -> bytes:
     return data
 
 
-_HINTS = ("a resume generates what is damaged or missing anew: areal run --resume RUN_DIR",)
+_HINTS = ("a resume generates damaged and missing trajectories again: areal run --resume RUN_DIR",)
 
 
 def _digest(data: bytes) -> str:

@@ -1,17 +1,17 @@
-"""The ledger: what became of every prompt group, so that none is lost and none is trained on twice.
+"""The ledger: the outcome of every prompt group. No group is lost, and none is trained on twice.
 
-SQLite in the folder of the run's attempt holds the state of each group, and where its trajectories lie: in segments,
-which rollout workers write and sync before they say so. The rollout controller alone opens the ledger. Writes are
-collected and made durable together, `flush` by `flush`. A process that is killed in between loses at most groups that
-are then dispatched again. What a full disk refused stays to be written.
+A SQLite database in the attempt's folder has the state of each group and the reference to its trajectories in a
+segment, which a rollout worker has synced to disk before. Only the rollout controller opens the ledger. It collects
+writes and makes them durable together with `flush`. If it is killed between two flushes, a resume dispatches the groups
+of the lost writes again. Writes that a full disk refused are kept for the next flush.
 
-The disk may be slow, so the controller has threads write: its event loop only adds to what the next flush writes.
+The disk may be slow, so the controller flushes in threads: its event loop only adds to the pending writes.
 
-A power cut may take the latest transactions, never a part of one. `commit` alone waits for the disk, before anything
-that the former commit rests on is removed.
+A power cut may lose the latest transactions, but never a part of one. Only `commit` waits for the disk, before it
+removes anything that the previous commit needs.
 
-A step is provisional until its checkpoint commits. `committed_step` in the ledger is the commit point, not the
-folder: `rollback` returns what later steps consumed to `finished`, in the order in which they were consumed.
+A step is provisional until its checkpoint is committed. The commit point is `committed_step` in the ledger, and not the
+checkpoint's folder: `rollback` returns groups that later steps consumed to `finished`, in the order of consumption.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DATABASE = "ledger.sqlite"
 _DISK_REFUSES = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
-    number INTEGER PRIMARY KEY,      -- the group's place in the data, and its group_id
+    number INTEGER PRIMARY KEY,      -- the group's position in the order of the data, and its group_id
     data_row INTEGER NOT NULL,
     epoch INTEGER NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('running', 'finished', 'consumed', 'dropped')),
@@ -48,21 +48,20 @@ CREATE TABLE IF NOT EXISTS groups (
     digest TEXT,                     -- of these bytes
     oldest INTEGER,                  -- weight version that sampled a token of them; -1 where none was sampled
     step INTEGER,                    -- the step that consumed or dropped it
-    place INTEGER                    -- its place among those that the step consumed
+    place INTEGER                    -- its position among the groups that the step consumed
 );
 CREATE TABLE IF NOT EXISTS weight_syncs (version INTEGER PRIMARY KEY, trained INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS failures (number INTEGER, sample INTEGER, attempt INTEGER, error TEXT);
 """
 KEPT = "kept "
-"""Begins the name of a fact, before the step of a checkpoint that was committed; position, place and digest are its
-value."""
+"""Prefix of the facts about committed checkpoints. `kept STEP` has the value `POSITION FOLDER DIGEST`."""
 KEPT_TRACEBACKS = 10_000
-"""Of the latest failures; of older ones only that they were is kept, or a run of months would be made of them."""
+"""Number of failures whose tracebacks are kept. Older failures keep only their numbers, to bound the file's size."""
 
 
 class _Kept(NamedTuple):
-    """A checkpoint that was committed."""
+    """A committed checkpoint."""
 
     step: int
     position: int
@@ -87,15 +86,14 @@ _FINISH = (
 
 
 class Ledger:
-    """State of every prompt group of a run, as one attempt at it writes it down. Threads may write at the same time.
+    """State of every prompt group of a run, written by one attempt. Methods may be called from several threads.
+
+    Every method that writes raises `DiskError` if the disk is full or the folder cannot be written. The next flush
+    writes what is pending then; committed data is not affected.
 
     Args:
-        folder: of this attempt's ledger.
-        run_dir: of the run, below which all attempts' segments and checkpoints lie.
-
-    Raises:
-        DiskError: as every write: the disk is full or the folder cannot be written. What was to be written is written
-            with the next flush; nothing that was committed is affected.
+        folder: folder of this attempt's ledger.
+        run_dir: folder of the run, with the segments and checkpoints of all attempts.
     """
 
     def __init__(self, folder: Path, run_dir: Path) -> None:
@@ -106,9 +104,9 @@ class Ledger:
             sync_names(folder, run_dir)
         with sqlite_errors(folder):
             self.database = sqlite3.connect(folder / DATABASE, isolation_level=None, check_same_thread=False)
-            """Others only read it: an audit of the run while it goes on."""
-            # Exclusive: no second process may read along, and no file is shared in memory, which network file systems
-            # cannot. Write-ahead logging keeps what a killed process had committed.
+            """Other classes only read it, for the audit of a run in progress."""
+            # Exclusive locking: no second process reads the file, so SQLite needs no shared memory, which network file
+            # systems do not support. The write-ahead log keeps what a killed process had committed.
             self.database.execute("PRAGMA locking_mode=EXCLUSIVE")
             self.database.execute("PRAGMA journal_mode=WAL")
             self.database.execute("PRAGMA synchronous=NORMAL")
@@ -118,23 +116,23 @@ class Ledger:
 
     @classmethod
     def take_over(cls, folder: Path, former: Sequence[Path], run_dir: Path) -> Ledger:
-        """The ledger of a new attempt, begun with a copy of the latest one; no other attempt's file is touched.
+        """Create the ledger of a new attempt from a copy of the latest ledger. Files of other attempts do not change.
 
         Args:
-            folder: of the new attempt's ledger.
-            former: folders of the ledgers of earlier attempts, the latest last.
-            run_dir: of the run.
+            folder: folder of the new attempt's ledger.
+            former: folders of the ledgers of earlier attempts, latest last.
+            run_dir: folder of the run.
 
         Raises:
-            RunError: there are checkpoints, and no ledger that could say which of them count.
+            RunError: there are checkpoints, but no ledger that has the commits.
         """
         source = next((path for path in reversed(former) if (path / DATABASE).is_file()), None)
         is_lost = source is None or not (source / DATABASE).stat().st_size
         if is_lost and any(run_dir.glob("attempts/*/checkpoints/step-*")):
             raise RunError(
-                f"the run in {run_dir} has checkpoints, and its ledger {(source or former[-1]) / DATABASE} is "
-                f"{'empty' if source else 'missing'}: which of them count cannot be known",
-                hints=["put a copy of it in its place; else begin another run, from model/ if it was exported"],
+                f"the run in {run_dir} has checkpoints, but its ledger {(source or former[-1]) / DATABASE} is "
+                f"{'empty' if source else 'missing'}: it records which of them are committed",
+                hints=["restore the ledger from a copy, or start another run, from model/ if it was exported"],
             )
         if source is not None and not (folder / DATABASE).is_file():
             copy_database(source, folder)
@@ -144,29 +142,29 @@ class Ledger:
             ledger._go_back()
         return ledger
 
-    # What happens to groups. Kept in memory until the next flush.
+    # Changes of groups. They are pending in memory until the next flush.
 
     def dispatched(self, number: int, row: int, epoch: int) -> None:
-        """A group was handed to its episodes."""
+        """Record that a group was dispatched."""
         self._pending.append(_Write(_DISPATCH, (number, row, epoch)))
 
     def dropped(self, number: int, reason: str, step: int) -> None:
-        """A group will not be trained on, for this reason."""
+        """Record that a group will not be trained on, with the reason."""
         self._pending.append(_Write(_DROP, (reason, step, number)))
 
     def failed(self, number: int, sample: int, attempt: int, error: str) -> None:
-        """An episode failed; `error` is its traceback."""
+        """Record that a try of an episode failed; `error` is the traceback."""
         self._pending.append(_Write(_FAIL, (number, sample, attempt, writable(error))))
 
     def ended(self, group: PromptGroup) -> None:
-        """All episodes of a group have ended, and its trajectories are in its segment."""
+        """Record that all episodes of a group have ended. Its trajectories are in a segment already."""
         self._pending.append(_Write(_FINISH, (*_columns(group.record), group.oldest, group.number), group))
 
     def flush(self) -> list[PromptGroup]:
-        """Make everything so far durable.
+        """Write all pending changes.
 
         Returns:
-            The finished groups that are durable now and were not before, those of flushes that failed among them.
+            The finished groups that this flush made durable, including those of earlier flushes that failed.
         """
         with self._lock:
             writes = list(self._pending)
@@ -186,9 +184,9 @@ class Ledger:
         return [write.finished for write in writes if write.finished is not None]
 
     def consumed(self, numbers: Iterable[int], step: int) -> None:
-        """These groups, in this order, went into the batch of `step` (0 is the first).
+        """Record that these groups, in this order, form the batch of `step` (the first step is 0).
 
-        Written at once; a power cut may take it, and later transactions with it.
+        This is written immediately. A power cut may lose it together with later transactions.
         """
         with self._transaction() as database:
             database.executemany(
@@ -197,25 +195,31 @@ class Ledger:
             )
 
     def synced(self, version: int, trained: int) -> None:
-        """Weights of this version, from so many trained batches, are about to generate. Written as `consumed` is."""
+        """Record a weight sync that is about to start: its version, and the number of batches trained before it.
+
+        This is written immediately, like `consumed`.
+        """
         with self._transaction() as database:
             database.execute("INSERT OR REPLACE INTO weight_syncs VALUES (?, ?)", (version, trained))
 
     def copy_into(self, target: sqlite3.Connection) -> None:
-        """Copy what is written into another database."""
+        """Copy everything that is written to another database."""
         with self._lock, sqlite_errors(self.folder):
             self.database.backup(target)
 
     # Commit and resume.
 
     def commit(self, step: int, checkpoint: Path, position: int) -> None:
-        """`step` steps are in the checkpoint, and no group from `position` on is older than it: the commit point.
+        """Commit a checkpoint, then remove segments and files of earlier attempts that are not needed any more.
 
-        Only then are files removed that nothing rests on any more, former attempts' among them.
+        Args:
+            step: number of steps in the checkpoint.
+            checkpoint: folder of the checkpoint.
+            position: number of the first group that was dispatched after the checkpoint.
 
         Raises:
-            RunError: somebody else owns the run by now.
-            DiskError: the disk refuses; all of it can be done again, also where the transaction is through.
+            RunError: another process has taken over the run.
+            DiskError: the disk refuses. The whole call can be repeated, even if the transaction was committed.
         """
         with writing("the ledger", self.folder):
             self._commit(step, checkpoint, position)
@@ -231,14 +235,14 @@ class Ledger:
             facts = {"committed_step": step, "checkpoint": name, "committed_position": position}
             facts[f"{KEPT}{step}"] = f"{position} {name} {digest}"
             database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [(k, str(v)) for k, v in facts.items()])
-        # The commit is on the disk itself before anything that the former one rests on is removed.
+        # Sync the commit to disk before `_remove_what_is_done` removes anything that the previous commit needs.
         with self._lock, sqlite_errors(self.folder):
             self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _remove_what_is_done(self, step: int) -> None:
-        """Remove segments whose groups are all committed or dropped, and what former attempts have left.
+        """Remove segments whose groups are all committed or dropped, and files of earlier attempts.
 
-        Of this attempt, files that no row names stay: their writers may be about to tell of them.
+        Segments of this attempt without a reference stay, because their writers may be about to announce them.
         """
         needed = "state = 'finished' OR (state = 'consumed' AND step >= ?)"
         with self._lock:
@@ -262,32 +266,32 @@ class Ledger:
 
     @property
     def committed_step(self) -> int:
-        """Steps in the last committed checkpoint; 0 before the first."""
+        """Number of steps in the last committed checkpoint; 0 before the first one."""
         return int(self.facts().get("committed_step", 0))
 
     @property
     def checkpoint(self) -> Path | None:
-        """The folder of the last committed checkpoint; None before the first."""
+        """Folder of the last committed checkpoint; None before the first one."""
         name = self.facts().get("checkpoint")
         return None if name is None else self._run_dir / name
 
     @property
     def checkpoint_digest(self) -> str:
-        """Of the last committed checkpoint, see `checkpoint_digest`; empty before the first."""
+        """Digest of the last committed checkpoint, see `checkpoint_digest`; empty before the first one."""
         return committed_digest(self.facts(), self.committed_step)
 
     def _kept(self) -> list[_Kept]:
         return _kept_checkpoints(self.facts())
 
     def _go_back(self) -> None:
-        """Where somebody has put the committed checkpoint aside, go back to the one that was committed before it.
+        """Go back to the previous committed checkpoint if the folder of the last one was moved away.
 
-        What was consumed since is dispatched again: its trajectories are gone.
+        Groups consumed since then are dispatched again, because their trajectories are removed.
         """
         if self.checkpoint is None or self.checkpoint.is_dir():
             return
-        kept = [one for one in self._kept() if (self._run_dir / one.name).is_dir()]
-        if not kept:  # whoever loads it will say so
+        kept = [checkpoint for checkpoint in self._kept() if (self._run_dir / checkpoint.name).is_dir()]
+        if not kept:  # loading the missing checkpoint reports it
             return
         step, position, name, _ = kept[-1]
         with self._transaction() as database:
@@ -302,15 +306,15 @@ class Ledger:
             )
 
     def facts(self) -> dict[str, str]:
-        """What was committed, by name."""
+        """Return the committed facts by name."""
         return dict(self.database.execute("SELECT name, value FROM facts").fetchall())
 
     def rollback(self, *, discard: bool) -> None:
-        """Undo what steps after the committed one did to groups; call once at the start of a resumed run.
+        """Undo the changes of groups by steps after the commit. Call it once at the start of a resumed run.
 
         Args:
-            discard: forget every group dispatched since the commit, so that it is generated again (deterministic mode);
-                otherwise finished work stays, and only what was running is dispatched again.
+            discard: delete every group dispatched since the commit, so that it is generated again (deterministic mode).
+                Otherwise finished groups stay, and only those that were running are dispatched again.
         """
         step, position = self.committed_step, int(self.facts().get("committed_position", 0))
         with self._transaction() as database:
@@ -321,17 +325,17 @@ class Ledger:
                 database.execute("DELETE FROM groups WHERE number >= ?", (position,))
 
     def unfinished(self) -> list[int]:
-        """Groups that were dispatched and whose fate was not recorded, in order."""
+        """Return the numbers of the groups that were dispatched and have no outcome, in order."""
         rows = self.database.execute("SELECT number FROM groups WHERE state = 'running' ORDER BY number")
         return [number for (number,) in rows]
 
     def finished(self, log: Callable[[str], None] = lambda _: None) -> list[PromptGroup]:
-        """Finished groups, first those that a rolled-back step had consumed, in its order.
+        """Return the finished groups. Those that a rolled-back step had consumed come first, in the step's order.
 
-        Those whose record is damaged or missing are not among them: they are unfinished, to be dispatched again.
+        Groups with damaged or missing records are left out and become unfinished, to be dispatched again.
 
         Args:
-            log: told of each such group.
+            log: writes a line to the run's log for each such group.
         """
         rows = self.database.execute(
             "SELECT number, data_row, epoch, oldest, segment, position, size, digest FROM groups "
@@ -344,7 +348,7 @@ class Ledger:
                 if record is not None:
                     read_record(self._run_dir, record)
             except RunError as error:
-                log(f"{error.message}: group {number} is generated again")
+                log(f"{error.message}: generating group {number} again")
                 damaged.append((number,))
             else:
                 groups.append(PromptGroup(number, (row, epoch), record, oldest))
@@ -353,18 +357,18 @@ class Ledger:
         return groups
 
     def position(self) -> int:
-        """One more than the last group ever dispatched."""
+        """Return the number of the next group to dispatch."""
         return int(self.database.execute("SELECT COALESCE(MAX(number) + 1, 0) FROM groups").fetchone()[0])
 
     def weight_syncs(self) -> dict[int, int]:
-        """For each weight version the batches trained when it was synced."""
+        """Return, for each weight version, the number of batches trained before it was synced."""
         return dict(self.database.execute("SELECT version, trained FROM weight_syncs").fetchall())
 
     def close(self, interrupted: Iterable[int] = ()) -> None:
-        """Write what is pending and close; safe to call twice.
+        """Flush and close the database; safe to call twice.
 
         Args:
-            interrupted: groups that were dispatched and have not ended; a resume dispatches them again.
+            interrupted: numbers of groups that have not ended. A resume dispatches them again.
         """
         with self._lock:
             try:
@@ -375,14 +379,14 @@ class Ledger:
                         [(number,) for number in interrupted],
                     )
                     database.execute("INSERT OR REPLACE INTO facts VALUES ('closed', '1')")
-            except sqlite3.ProgrammingError:  # it is closed
+            except sqlite3.ProgrammingError:  # the database is closed already
                 return
             finally:
                 self.database.close()
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """`BEGIN IMMEDIATE` to `COMMIT`, or nothing."""
+        """Run the block in a transaction, and roll it back if the block raises."""
         with self._lock, sqlite_errors(self.folder):
             try:
                 self.database.execute("BEGIN IMMEDIATE")
@@ -395,28 +399,28 @@ class Ledger:
 
 
 def copy_database(source: Path, target: Path) -> None:
-    """Copy a ledger that nobody writes any more, complete or not at all; what stands in its write-ahead log too."""
+    """Copy a closed ledger with its write-ahead log. The copy is complete or absent."""
     with replacing_folder("the ledger", target) as copy:
         copy.mkdir(parents=True)
         for path in source.glob(f"{DATABASE}*"):
             shutil.copyfile(path, copy / path.name)
 
 
-_DAMAGED = "put a whole copy in its place, or move its attempt's folder away to go on from the one before it"
+_DAMAGED = "restore it from a copy, or move its attempt's folder away to continue from the attempt before"
 
 
 @contextmanager
 def sqlite_errors(folder: Path) -> Iterator[None]:
-    """Turn what SQLite says of a ledger into our words.
+    """Turn SQLite's errors into errors of areal.
 
     Raises:
         DiskError: the disk refuses.
-        RunError: the ledger is damaged; says what can be done.
+        RunError: the ledger is damaged.
     """
     try:
         yield
     except sqlite3.DatabaseError as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # an extended code has its primary one in the last byte
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code is the last byte
         if code in _DISK_REFUSES:
             raise refused("the ledger", folder, str(error)) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
@@ -427,30 +431,30 @@ def sqlite_errors(folder: Path) -> Iterator[None]:
 
 
 def check_numbers(database: sqlite3.Connection) -> None:
-    """Raise `ValueError` where a number holds something else, which SQLite lets in."""
+    """Raise `ValueError` if an integer column has another type, which SQLite does not prevent."""
     for name, value in database.execute("SELECT name, value FROM facts WHERE name LIKE 'committed%'").fetchall():
         if not str(value).isdecimal():
-            raise ValueError(f"{name} is {value!r:.40}, which is no whole number")
+            raise ValueError(f"{name} is {value!r:.40}, which is not an integer")
     for table in ("groups", "weight_syncs"):
         for _, column, kind, *_ in database.execute(f"PRAGMA table_info({table})").fetchall():
             odd = f"SELECT {column} FROM {table} WHERE typeof({column}) NOT IN ('integer', 'null')"
-            if kind == "INTEGER" and (found := database.execute(odd).fetchone()):
-                raise ValueError(f"{table}.{column} holds {found[0]!r:.40}, which is no whole number")
+            if kind == "INTEGER" and (row := database.execute(odd).fetchone()):
+                raise ValueError(f"{table}.{column} is {row[0]!r:.40}, which is not an integer")
 
 
 def _kept_checkpoints(facts: Mapping[str, str]) -> list[_Kept]:
-    """Each checkpoint that was committed and is not known to be gone, the oldest first."""
-    found = [(name, *value.split(" ")) for name, value in facts.items() if name.startswith(KEPT)]
-    return sorted(_Kept(int(name[len(KEPT) :]), int(place), *path) for name, place, *path in found)
+    """Return the committed checkpoints, except for those known to be removed, oldest first."""
+    checkpoints = [(name, *value.split(" ")) for name, value in facts.items() if name.startswith(KEPT)]
+    return sorted(_Kept(int(name[len(KEPT) :]), int(position), *rest) for name, position, *rest in checkpoints)
 
 
 def committed_digest(facts: Mapping[str, str], step: int) -> str:
-    """Digest of the checkpoint that was committed at a step, see `checkpoint_digest`; empty where none is known."""
-    return next((one.digest for one in _kept_checkpoints(facts) if one.step == step), "")
+    """Return the digest of the checkpoint committed at a step, see `checkpoint_digest`; empty if it is not known."""
+    return next((checkpoint.digest for checkpoint in _kept_checkpoints(facts) if checkpoint.step == step), "")
 
 
 def checkpoint_digest(folder: Path) -> str:
-    """Of what the trainer wrote down in a checkpoint, digests of all its files among it: no other one has the same."""
+    """Return a digest that identifies a checkpoint: that of `trainer.json`, which has the digests of all its files."""
     path = folder / "trainer.json"
     return f"{file_digest(path):08x}" if path.is_file() else ""
 
@@ -460,5 +464,5 @@ def _columns(record: Record | None) -> tuple[object, ...]:
 
 
 def _attempt(folder: Path) -> int:
-    """The number of an attempt's folder; 0 for one that is none."""
+    """Return the number of an attempt's folder; 0 for another folder."""
     return int(folder.name) if folder.name.isdecimal() else 0

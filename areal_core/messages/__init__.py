@@ -1,42 +1,7 @@
-"""What the processes of a run say to each other: one struct a message, in frames, without pickle.
+"""Messages between the controller, the trainer, the rollout workers, the reward workers and `areal serve`.
 
-`frames` turns a message into a frame and back, `peer` is either end of a connection. The messages themselves: `hub`
-(the driver and the processes of a run), `rollouts` (trainer and rollout controller), `workflows` (rollout controller
-and its workers), `scores` (reward pool and its workers), `servers` (the driver and the server pool).
+Each module holds one conversation: `rollouts` (trainer and rollout controller), `workflows` (rollout controller and
+rollout workers), `scores` (reward pool and reward workers), `servers` (`areal serve` and the rollout controller). The
+messages between the driver and every process are in `areal_core.runtime.messages`; `areal_core.runtime.frames` defines
+how a message is encoded.
 """
-
-from areal_core.messages.credentials import Credentials
-from areal_core.messages.frames import Done, Failed, FrameDecoder, Message, PeerClosed, PeerCorrupt, encode_frame
-from areal_core.messages.peer import (
-    LoopThread,
-    Peer,
-    Server,
-    adopt,
-    connect,
-    connect_blocking,
-    connect_once,
-    private_folder,
-    serve,
-    socket_parent,
-)
-
-__all__ = [
-    "Credentials",
-    "Done",
-    "Failed",
-    "FrameDecoder",
-    "LoopThread",
-    "Message",
-    "Peer",
-    "PeerClosed",
-    "PeerCorrupt",
-    "Server",
-    "adopt",
-    "connect",
-    "connect_blocking",
-    "connect_once",
-    "encode_frame",
-    "private_folder",
-    "serve",
-    "socket_parent",
-]

@@ -1,4 +1,4 @@
-"""Between rank 0 of the trainer, which asks, and the rollout controller, which answers. Fields are the protocol."""
+"""Requests of the trainer's main rank to the rollout controller, and the answers."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 from areal_core.interfaces.inference import BroadcastGroup, SharedTensor, TensorDescription
 from areal_core.interfaces.record import Record
-from areal_core.messages.frames import Message
+from areal_core.runtime.frames import Message
 
 
-class WhereToBegin(Message):
-    """Where does the run begin? Answered with `Beginning`."""
+class AskResumePoint(Message):
+    """Ask for the last commit. Answered with `ResumePoint`."""
 
 
-class Beginning(Message):
-    """What every rank begins with.
+class ResumePoint(Message):
+    """The last commit, from which every rank starts.
 
     Attributes:
-        step: batches that the restored parameters were trained on.
-        checkpoint: folder of the committed checkpoint, None where the run begins with the model itself.
-        version: the weight version to sync first; 0 where the engines have loaded the same weights themselves.
-        digest: of the committed checkpoint, see `areal_core.ledger.store.checkpoint_digest`; for rank 0 alone.
+        step: number of batches that the restored parameters were trained on.
+        checkpoint: folder of the committed checkpoint; None if the run begins with the model itself.
+        version: weight version to sync first; 0 if the servers have loaded the same weights already.
+        digest: digest of the committed checkpoint; see `areal_core.ledger.store.checkpoint_digest`.
     """
 
     step: int
@@ -32,23 +32,31 @@ class Beginning(Message):
 
 
 class Begin(Message):
-    """The first weights are synced; generation may begin. Answered with `Done`."""
+    """Start generation. The trainer sends it after the first weight sync. Answered with `Done`."""
 
 
 class NextBatch(Message):
-    """The batch of a step, please. Answered with `Manifest`."""
+    """Ask for the batch of a step. Answered with `Manifest` or `FolderNeeded`."""
 
     step: int
 
 
+class FolderNeeded(Message):
+    """No batch is ready, and a server that missed the last sync waits for the same weights in a folder.
+
+    The trainer offers the folder (`OfferFolder`) and asks for the batch again. Without this, no batch would ever be
+    ready if all servers were lost after a broadcast.
+    """
+
+
 class Manifest(Message):
-    """What a batch is made of: every rank reads the records itself.
+    """The records of a batch. Every rank reads them from disk.
 
     Attributes:
-        step: batches trained before it.
-        records: of its groups with data, in their order, by number.
-        synced: for each weight version of its tokens, the batches trained when it was synced.
-        metrics: of the rollouts since the batch before.
+        step: number of batches trained before this one.
+        records: number and record of each group that has data, in order.
+        synced: for each weight version of its tokens, the number of batches trained when that version was synced.
+        metrics: metrics of the rollouts since the previous batch.
     """
 
     step: int
@@ -58,16 +66,15 @@ class Manifest(Message):
 
 
 class SyncWeights(Message):
-    """New weights: those in a folder, those that the trainer broadcasts to the group that stands, or those that were
-    read in the memory of its GPUs.
+    """Load new weights: from a folder, from a broadcast, or from the memory of the trainer's GPUs (`ReadTensors`).
 
-    Answered with `Synced` when the engines generate with them.
+    Answered with `Synced` when the servers generate with the new weights.
 
     Attributes:
-        version: of the weights.
-        trained: batches that they were trained on.
-        folder: holds `model.safetensors`; None where there is no file.
-        tensors: what is broadcast, in this order, or was read.
+        version: weight version.
+        trained: number of batches that the weights were trained on.
+        folder: folder with `model.safetensors`; None for other transports.
+        tensors: tensors that the trainer broadcasts, in this order, or that the servers have read.
     """
 
     version: int
@@ -77,46 +84,57 @@ class SyncWeights(Message):
 
 
 class ReadTensors(Message):
-    """A part of the weights of a version, in the memory of the trainer's GPUs: none at first, and the last part is
-    followed by `SyncWeights`. Answered with `Readers`."""
+    """Offer a part of the weights in the memory of the trainer's GPUs. Answered with `Readers`.
+
+    The first offer has no tensors. `SyncWeights` follows the last one.
+    """
 
     version: int
     tensors: tuple[SharedTensor, ...]
 
 
 class Readers(Message):
-    """The GPUs on which the next part will be read."""
+    """The numbers of the GPUs whose servers will read the next part."""
 
     gpus: tuple[int, ...]
 
 
 class Synced(Message):
-    """The engines generate with the weights.
+    """The servers generate with the weights.
 
     Attributes:
-        needs_folder: somebody missed the broadcast and waits for the same weights in a folder.
+        needs_folder: whether a server missed the weights and waits for them in a folder.
     """
 
     needs_folder: bool
 
 
+class Unread(Message):
+    """Name the tensors of the model's files that the trainer has not read, so that no weight sync contains them.
+
+    The trainer sends it before the first weight sync. Answered with `Done`.
+    """
+
+    names: tuple[str, ...]
+
+
 class SkipSync(Message):
-    """The synced weights stay those of the policy: a batch taught others alone. Answered with `Done`.
+    """Record that a batch has not changed the policy: it trained other roles only. Answered with `Done`.
 
     Attributes:
-        trained: batches so far, this one included.
+        trained: number of batches trained so far, including this one.
     """
 
     trained: int
 
 
 class FormGroup(Message):
-    """Agree on a group for the next broadcast. Answered with `GroupFormed`.
+    """Agree on a broadcast group for the next weight sync. Answered with `GroupFormed`.
 
     Attributes:
-        address, port: where the trainer serves the store of a new group.
+        address, port: address of the trainer's store for a new group.
         backend: `nccl` or `gloo`.
-        current_group: name of the group that the trainer is in, empty for none; it is kept where it still fits.
+        current_group: name of the trainer's current group; empty if it has none. The servers keep it if all are ready.
     """
 
     address: str
@@ -126,24 +144,24 @@ class FormGroup(Message):
 
 
 class GroupFormed(Message):
-    """The group; None where nobody could receive."""
+    """The broadcast group; None if no server can receive a broadcast."""
 
     group: BroadcastGroup | None
 
 
 class OfferFolder(Message):
-    """The weights of the last broadcast are complete in a folder. Answered with `Done`."""
+    """Offer the weights of the last sync in a folder to servers that missed the sync. Answered with `Done`."""
 
     version: int
     folder: Path
 
 
 class Sleep(Message):
-    """The engines give their memory to the trainer until the next weight sync. Answered with `Done`."""
+    """Let the servers release their memory to the trainer until the next weight sync. Answered with `Done`."""
 
 
 class LogprobCheck(Message):
-    """Ask every copy of the synced weights a few fixed requests; answered with `LogprobCheckAnswers`."""
+    """Let every server answer a few fixed prompts under the synced weights. Answered with `LogprobCheckAnswers`."""
 
 
 class LogprobCheckAnswers(Message):
@@ -163,27 +181,24 @@ class Evaluated(Message):
 
 
 class Commit(Message):
-    """The checkpoint of `step` batches is complete in `folder`: from now on a resume starts there.
-
-    Answered with `Done`.
-    """
+    """Commit the checkpoint of `step` batches in `folder`: from now on a resume starts there. Answered with `Done`."""
 
     step: int
     folder: Path
 
 
 class Goodbye(Message):
-    """The trainer needs nothing more. Answered with `Done`."""
+    """End the controller, because the trainer has finished. Answered with `Done`."""
 
 
-# Asked by others than the trainer, through the driver.
+# Requests of other processes, which the driver forwards.
 
 
 class AuditLedger(Message):
-    """Hold the ledger against the trainer's consumption log. Answered with `Audited`."""
+    """Compare the ledger with the trainer's own record. Answered with `Audited`."""
 
 
 class Audited(Message):
-    """The audit of a run in progress; `report` is what `areal audit --json` writes."""
+    """The audit of a run in progress. `report` is the output of `areal audit --json`."""
 
     report: Mapping[str, Any]

@@ -1,19 +1,19 @@
-"""What a program that serves by hand says to the run that its server shall join, through the run's driver.
+"""From `areal serve` to the rollout controller of the run that its server joins, through the run's driver.
 
-Both questions are asked again and again, and do nothing where nothing is left to do: so a run that was resumed, and
-knows nothing of the server, is joined by the next one.
+`areal serve` repeats its message every second, and a repetition changes nothing. A resumed run, which does not know the
+server, is joined by the next message.
 """
 
 from __future__ import annotations
 
-from areal_core.messages.frames import Message
+from areal_core.runtime.frames import Message
 
 
 class ServerJoins(Message):
-    """Use the server at this address, if you do not already; answered with `ServerStanding`.
+    """Use the server at this address. Answered with `ServerStanding`.
 
     Attributes:
-        name: in logs and the live view; unique in the run.
+        name: name of the server in logs and in the live view, unique in the run.
         address: `http://host:port`, as the run reaches it.
     """
 
@@ -22,10 +22,10 @@ class ServerJoins(Message):
 
 
 class ServerLeaves(Message):
-    """Let go of a server: ask nothing further of it, and let it finish; answered with `ServerStanding`.
+    """Send no further requests to a server, and let it finish those that it has. Answered with `ServerStanding`.
 
     Attributes:
-        name, address: as it has joined; nothing happens to another server of this name.
+        name, address: those of `ServerJoins`. Nothing happens to a server with this name and another address.
     """
 
     name: str
@@ -33,11 +33,11 @@ class ServerLeaves(Message):
 
 
 class ServerStanding(Message):
-    """Where a server is in its life.
+    """The state of a server.
 
     Attributes:
-        state: in words, such as `ready` or `refused`; empty where the run does not know the server.
-        reason: of a server that is lost or refused.
+        state: the state, such as `ready` or `refused`; empty if the run does not know the server.
+        reason: why it is lost or refused.
     """
 
     state: str

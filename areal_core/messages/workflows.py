@@ -1,4 +1,4 @@
-"""Between the rollout controller and its rollout workers. Fields are the protocol."""
+"""Messages between the rollout controller and its rollout workers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping
 
 import msgspec
 
-from areal_core.interfaces.inference import Grant, SamplingParameters, Want
+from areal_core.interfaces.inference import Grant, SamplingParameters, SlotRequest
 from areal_core.interfaces.record import Record
-from areal_core.messages.frames import Message
+from areal_core.runtime.frames import Message
 
 
 class Welcome(Message):
-    """The controller has let a worker in.
+    """The controller's first message to a worker.
 
     Attributes:
-        trains: whether it will be asked for groups of training, so that it needs the data set for that.
+        trains: whether the worker will run training groups, for which it loads the training data set.
     """
 
     trains: bool
@@ -26,8 +26,8 @@ class WorkflowsReady(Message):
     """The worker has loaded the workflow and the data.
 
     Attributes:
-        rows: of the data set; 0 where it was not asked for.
-        held_out_rows: of the evaluation's.
+        rows: number of rows in the training data set; 0 if the worker did not load it.
+        held_out_rows: number of rows in the evaluation data set; 0 without an evaluation.
     """
 
     rows: int
@@ -35,15 +35,15 @@ class WorkflowsReady(Message):
 
 
 class RunGroup(Message):
-    """Run episodes of one prompt. Answered with `GroupEnded`, or `Failed` where the run cannot go on.
+    """Run the episodes of one prompt. Answered with `GroupResult`, or with `Failed` if the run cannot continue.
 
     Attributes:
-        number: of the group; negative in evaluations.
-        row, epoch: of the data.
-        samples: sample indices, one for each episode.
-        sampling: the settings that every generation starts from.
-        is_evaluation: episodes of an evaluation; they are not filtered.
-        timeout_s: for all attempts at one episode together; see `EpisodeClock`.
+        number: number of the group; negative in evaluations.
+        row, epoch: data row of the prompt, and epoch of the data set.
+        samples: sample indices, one per episode.
+        sampling: default sampling parameters of every generation.
+        is_evaluation: whether the episodes belong to an evaluation; group filters do not apply to them.
+        timeout_s: seconds that all tries of one episode may take together; see `EpisodeClock`.
     """
 
     number: int
@@ -56,26 +56,26 @@ class RunGroup(Message):
 
 
 class EpisodeShown(Message):
-    """An episode for the log of samples."""
+    """An episode for the sample log: its text, its reward, and the components of the reward."""
 
     text: str
     reward: float
     rewards: Mapping[str, float]
 
 
-class GroupFacts(Message):
-    """What became of a group, beside its trajectories.
+class GroupOutcome(Message):
+    """The outcome of a group, without its trajectories.
 
     Attributes:
-        rewards: of the episodes that ended well, as they were before the group was shaped.
-        metrics: sums over these episodes; see `Episode`.
-        shown: a few of them.
-        failed: episodes that failed.
-        failure: why; empty where none did.
-        is_kept: whether the algorithm's group filters keep it.
-        versions: weight versions that sampled tokens of its trajectories, the oldest first.
-        layout: of the columns of its trajectories; see `column_layout`.
-        counted: what rewards have counted since the worker's last group, to be added up.
+        rewards: rewards of the completed episodes, before reward shaping.
+        metrics: sums over the completed episodes; see `Episode`.
+        shown: some of the episodes, for the sample log.
+        failed: number of episodes that failed.
+        failure: error of a failed episode; empty if none failed.
+        is_kept: whether the algorithm's group filters keep the group.
+        versions: weight versions that sampled tokens of its trajectories, oldest first.
+        layout: layout of the columns of its trajectories; see `column_layout`.
+        counted: counters of the reward functions since the worker's last group. The controller adds them up.
     """
 
     rewards: tuple[float, ...]
@@ -89,22 +89,22 @@ class GroupFacts(Message):
     counted: Mapping[str, float] = msgspec.field(default_factory=dict)
 
 
-class GroupEnded(Message):
+class GroupResult(Message):
     """The episodes of a group have ended.
 
     Attributes:
-        facts: about them.
-        record: where their trajectories lie; None where there are none, and in evaluations.
-        packed: in evaluations, the trajectories as a record has them; empty where there are none.
+        outcome: outcome of the group.
+        record: reference to the trajectories in a segment; None if the group has none, and in evaluations.
+        packed: bytes of the trajectories in an evaluation, encoded as in a segment; empty otherwise.
     """
 
-    facts: GroupFacts
+    outcome: GroupOutcome
     record: Record | None = None
     packed: bytes = b""
 
 
 class AttemptFailed(Message):
-    """An attempt at an episode has failed."""
+    """A try of an episode has failed; the worker retries it or gives it up."""
 
     group: int
     sample: int
@@ -113,26 +113,26 @@ class AttemptFailed(Message):
 
 
 class Acquire(Message):
-    """A slot of a server, please. Answered with `Granted` or `NoSlot`; ends with `Release`, whether it came or not.
+    """Request a slot of a server. Answered with `Granted` or `NoSlot`, and ended with `Release` in each case.
 
     Attributes:
-        number: of this slot, the worker's own.
-        want: see `Want`.
+        number: number of this lease, chosen by the worker.
+        request: see `SlotRequest`.
     """
 
     number: int
-    want: Want
+    request: SlotRequest
 
 
 class Granted(Message):
-    """Here is a slot."""
+    """The worker holds the slot until it sends `Release`."""
 
     number: int
     grant: Grant
 
 
 class NoSlot(Message):
-    """There will never be a slot; see `RunError`."""
+    """The request fails, because no server will ever have a slot. `text` and `hints` are those of a `RunError`."""
 
     number: int
     text: str
@@ -140,13 +140,13 @@ class NoSlot(Message):
 
 
 class SlotLost(Message):
-    """The server of a slot is lost: nothing that was asked there will be answered."""
+    """The server of a slot is lost. The worker stops waiting for its answer and continues the request elsewhere."""
 
     number: int
 
 
 class Release(Message):
-    """A slot is not needed any more; see `Slots.release`."""
+    """The worker returns its slot or leaves the queue; see `Slots.release`."""
 
     number: int
     has_failed: bool

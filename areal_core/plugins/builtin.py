@@ -37,14 +37,8 @@ def areal_launchers() -> Iterable[Component]:
         Component(
             "local",
             "all processes on this machine",
-            target="areal_core.launchers.local:LocalLauncher",
-            config="areal_core.launchers.settings:LocalSettings",
-        ),
-        Component(
-            "external",
-            "machines started by others: run areal node on each, under torchrun, MPI, Kubernetes or by hand",
-            target="areal_core.launchers.external:ExternalLauncher",
-            config="areal_core.launchers.settings:ExternalSettings",
+            target="areal_core.runtime.local:LocalLauncher",
+            config="areal_core.runtime.settings:LocalSettings",
         ),
     ]
 
@@ -56,9 +50,9 @@ def areal_weight_transports() -> Iterable[Component]:
         Component(
             "memory",
             "a folder in memory; where that is too small or servers stand on other nodes, in the run folder",
-            target="areal_core.training.weight_sync:Folder",
+            target="areal_core.training.weight_sync:MemoryFolder",
         ),
-        Component("disk", "the run folder, which all nodes see", target="areal_core.training.weight_sync:Folder"),
+        Component("disk", "the run folder, which all nodes see", target="areal_core.training.weight_sync:DiskFolder"),
         Component(
             "broadcast",
             "a collective broadcast from rank 0, for servers with GPUs of their own",
@@ -67,7 +61,7 @@ def areal_weight_transports() -> Iterable[Component]:
         Component(
             "ipc",
             "servers on the trainer's GPUs copy weights from its memory (CUDA IPC)",
-            target="areal_core.training.sharing:TensorSharing",
+            target="areal_core.training.ipc:CudaIpc",
         ),
     ]
 
@@ -113,4 +107,16 @@ def areal_health_checks() -> Iterable[HealthCheck]:
         "run_folder": "a run can be owned by one program: folders are renamed whole and synced",
     }
     module = "areal_core.driver.health"
-    return [HealthCheck(name, meaning, target=f"{module}:check_{name}") for name, meaning in questions.items()]
+    of_a_model = {
+        "model": "its type, context, quantization, and whether it needs code of its own",
+        "weights": "memory of its parameters",
+        "tokenizer": "there is one, and a template for chats",
+    }
+    about = "areal_core.driver.model_checks"
+    return [
+        *(HealthCheck(name, meaning, target=f"{module}:check_{name}") for name, meaning in questions.items()),
+        *(
+            HealthCheck(name, meaning, target=f"{about}:check_{name}", of_model=True)
+            for name, meaning in of_a_model.items()
+        ),
+    ]

@@ -28,11 +28,14 @@ CORE: Final = "core"
 """The name under which the core's own components are registered; always loaded."""
 CORE_DISTRIBUTION: Final = "areal-core"
 
-_BACKENDS: Final = ("hf", "fsdp", "deepspeed", "sglang", "vllm", "ray", "slurm", "sandboxes")
+_BACKENDS: Final = ("hf", "fsdp", "deepspeed", "sglang", "vllm", "ray", "slurm", "nodes", "sandboxes")
 _IDEAS: Final = ("grpo", "finetuning", "rewards", "agents", "vision", "trackers", "evaluation", "view", "convert")
 FIRST_PARTY: Final = (*_BACKENDS, *_IDEAS)
 """Plugins of this project. Only `areal-<one of these>` is ever proposed for installation: a guessed name on a public
 index may belong to anybody."""
+SUPPLIERS: Final = {("launchers", "external"): "nodes", ("commands", "node"): "nodes"}
+"""Plugins of this project that supply something under another name than their own, by its kind and name. A bare name in
+a config loads the plugin; if the plugin is missing, the error proposes to install it."""
 
 
 def is_from_index() -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from areal_core.errors import PluginError
-from areal_core.plugins.catalog import CORE, Catalog, Installed
+from areal_core.plugins.catalog import CORE, SUPPLIERS, Catalog, Installed
 from areal_core.plugins.events import Events
 from areal_core.plugins.loading import load_attribute
 from areal_core.plugins.provenance import Provenance, describe
@@ -78,9 +78,9 @@ class PluginManager:
     def find(self, kind: str, reference: str, home: str = "") -> Component:
         """The component called `plugin/name`, or by its bare `name` where only one loaded plugin supplies that.
 
-        A plugin prefix, and an installed plugin of the same name as a bare `name`, is loaded on the way. `home` is the
-        plugin in whose preset or default settings a bare name stands: there it means that plugin's own component, else
-        the core's, else the only one.
+        The plugin of a prefix is loaded on the way. Of a bare name, an installed plugin of the same name is loaded, or
+        the one that `SUPPLIERS` has for it. `home` is the plugin in whose preset or default settings a bare name
+        stands: there it means that plugin's own component, else the core's, else the only one.
 
         Raises:
             PluginConflictError: several loaded plugins supply a bare name.
@@ -122,8 +122,9 @@ class PluginManager:
                 return known[f"{owner}/{name}"]
         if plugin:
             self.add([plugin], asked_by=f" (asked for by '{reference}')")
-        elif name in self.catalog.names():
-            self.add([name])
+        else:
+            names = {name, SUPPLIERS.get((kind, name), name)}
+            self.add([plugin_name for plugin_name in self.catalog.names() if plugin_name in names])
         matches = [each for each in self._of_kind(kind) if each.name == name and plugin in ("", each.plugin)]
         if len(matches) > 1:
             raise ambiguous(kind, matches)

@@ -127,9 +127,10 @@ class Command(Record):
 
 
 class Finding(NamedTuple):
-    """What a health check has found: whether all is well, and in one line what there is, or what is wrong."""
+    """What a health check has found: whether all is well, or None where it could not find out, and in one line what
+    there is, or what is wrong."""
 
-    is_well: bool
+    is_well: bool | None
     text: str
 
 
@@ -137,8 +138,12 @@ class Finding(NamedTuple):
 class HealthCheck(Command):
     """A question about the machine, asked by `areal doctor` in a process of its own.
 
-    `target()` returns None when all is well, one line that says what is wrong, or a `Finding`.
+    `target()` returns None when all is well, one line that says what is wrong, or a `Finding`. With `of_model` it is a
+    question about a model instead: `areal doctor MODEL` asks it, as `target(folder)`. The folder has at least the
+    model's config.json and tokenizer; the weights of a model on the hub are not there.
     """
+
+    of_model: bool = False
 
 
 RECORD_TYPES: Final[Mapping[str, type[Record]]] = {

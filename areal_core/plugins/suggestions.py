@@ -9,7 +9,7 @@ import difflib
 from typing import TYPE_CHECKING
 
 from areal_core.errors import ComponentNotFoundError, PluginConflictError
-from areal_core.plugins.catalog import FIRST_PARTY, Catalog, install_command
+from areal_core.plugins.catalog import FIRST_PARTY, SUPPLIERS, Catalog, install_command
 from areal_core.plugins.records import KINDS, Record, normalize, with_article
 from areal_core.plugins.survey import survey
 
@@ -36,8 +36,11 @@ def not_found(
     others = [] if plugin else survey(catalog, skip={*suppliers, *failed})
     unnamed = [record for other in others for its_kind, record in other.records if its_kind == kind]
     meant = _meant(kind, name, [each for each in loaded if plugin in ("", each[1].plugin)], unnamed)
-    if not meant and name in FIRST_PARTY and name not in catalog.names():
-        meant = f"the plugin '{name}' is not installed; install it with: {install_command(name)}"
+    supplier = SUPPLIERS.get((kind, name), name)
+    if not meant and supplier in FIRST_PARTY and supplier not in catalog.names():
+        meant = f"the plugin '{supplier}' is not installed; install it with: {install_command(supplier)}"
+    elif not meant and supplier != name:
+        meant = f"did you mean '{supplier}/{name}'?"
     available = sorted(record.reference for its_kind, record in loaded if its_kind == kind)
     hints = (
         meant or "write your own and name it by import: path/to/file.py:attribute or package.module:attribute",

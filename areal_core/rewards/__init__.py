@@ -1,1 +1,1 @@
-"""Rewards: calling reward functions, the processes in which they run, and the pool of these."""
+"""Rewards: calling reward functions (`scoring`), in worker processes (`worker`, `child`) of a pool (`pool`)."""

@@ -1,9 +1,9 @@
-"""A pool of processes that compute rewards, so that a reward may block, hang or crash without harm.
+"""A pool of reward processes: a reward function may block, hang or crash without harm to the run.
 
-Each worker is sent requests ahead and works on the oldest: on one at a time, on several where rewards are coroutines.
-These have a deadline; a worker that misses one is killed and replaced. Only its oldest request fails, for that is the
-one whose reward is to blame where there is but one, and the others go to another worker. A replacement that
-cannot be started will be retried: the machine may be out of memory or of room for a moment.
+The pool sends requests to each worker ahead of time. A worker scores its oldest request, or several concurrently if the
+rewards are coroutine functions. If a request misses its deadline or the worker dies, the pool replaces the worker: its
+oldest request fails, because that one is to blame if the worker scores one at a time, and its other requests go to
+other workers. If the replacement cannot be started, the pool retries: the machine may be short of memory for a moment.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ from areal_core.background import start_task
 from areal_core.errors import RunError
 from areal_core.interfaces.launcher import describe_exit
 from areal_core.interfaces.workflow import RewardScore
-from areal_core.messages import PeerClosed
 from areal_core.messages.scores import Score, Scored
 from areal_core.rewards.child import RewardProcess
 from areal_core.rewards.scoring import RewardError
+from areal_core.runtime.rpc import PeerClosed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
 REQUESTS_AHEAD = 32
+"""Requests that one worker may have."""
 BLOCKED_S = 5.0
-"""After which a worker of several requests, one of which is overdue, must itself have said so."""
-START_PAUSE_S, START_PATIENCE_S = 5.0, 60.0
-"""Before a replacement that could not be started is tried again; for how long, where no other worker is left."""
+"""Seconds after a deadline until a worker that scores several requests counts as blocked: it ends late ones itself."""
+START_PAUSE_S = 5.0
+"""Seconds between two tries to start a replacement."""
+START_PATIENCE_S = 60.0
+"""Seconds of such tries after which the run ends if no other worker is left."""
 
 
 @dataclass(slots=True)
@@ -40,7 +43,8 @@ class _Request:
     number: int
     arguments: Mapping[str, Any]
     result: asyncio.Future[RewardScore]
-    since: float = math.inf  # when a worker began with it
+    since: float = math.inf
+    """Time at which a worker started to score it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,14 +54,14 @@ class _Worker:
     killed_because: str = ""
 
     @property
-    def worked_on(self) -> list[_Request]:
-        """The oldest requests, as many as it takes at a time."""
+    def in_progress(self) -> list[_Request]:
+        """The requests that the worker scores now: its oldest ones."""
         return list(itertools.islice(self.sent.values(), self.process.max_concurrency))
 
-    def begin(self) -> None:
-        """The clocks of those that it works on now run."""
+    def start_clocks(self) -> None:
+        """Start the clock of each request that is now in progress."""
         now = asyncio.get_running_loop().time()
-        for request in self.worked_on:
+        for request in self.in_progress:
             request.since = min(request.since, now)
 
 
@@ -65,12 +69,12 @@ class RewardPool:
     """Scores completions in worker processes; implements `Scorer`.
 
     Args:
-        run_dir: the run whose rewards the workers load, the same way as every process of the run.
-        count: how many workers.
-        timeout_s: for one completion with all rewards of the run.
-        start_timeout_s: for a worker to load the rewards.
-        log: told of a worker that cannot be replaced for now.
-        name: of the workers, before the number of each.
+        run_dir: folder of the run whose rewards the workers load.
+        count: number of workers.
+        timeout_s: seconds to score one completion with all rewards of the run.
+        start_timeout_s: seconds in which a worker must load the rewards.
+        log: writes a line to the run's log.
+        name: prefix of the workers' names; a number follows.
     """
 
     def __init__(
@@ -100,7 +104,7 @@ class RewardPool:
         """Start all workers and wait until they have loaded the rewards.
 
         Raises:
-            RunError: a worker ended before it was ready; with its own words.
+            RunError: a worker ended or took too long. The message has the end of its log.
         """
         await asyncio.gather(*(self._start_worker(f"{self._name}-{number}") for number in range(self._count)))
         self._tasks.append(start_task(self._watch_deadlines(), "deadlines of rewards"))
@@ -114,11 +118,12 @@ class RewardPool:
 
     def take_metrics(self) -> dict[str, float]:
         """See `Scorer.take_metrics`."""
-        taken, self._metrics = self._metrics, Counter()
-        return dict(taken)
+        metrics: dict[str, float] = dict(self._metrics)
+        self._metrics.clear()
+        return metrics
 
     async def close(self) -> None:
-        """End all workers; safe to call twice."""
+        """Kill all workers; safe to call twice."""
         self._closing.set()
         for task in self._tasks:
             task.cancel()
@@ -132,7 +137,7 @@ class RewardPool:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Hand waiting requests to the workers with the fewest."""
+        """Send waiting requests to the workers with the fewest requests."""
         while self._waiting and self._workers:
             worker = min(self._workers, key=lambda w: len(w.sent))
             if len(worker.sent) >= max(REQUESTS_AHEAD, worker.process.max_concurrency):
@@ -144,22 +149,22 @@ class RewardPool:
                 worker.process.peer.notify(Score(request.number, request.arguments))
             except PeerClosed:
                 self._waiting.appendleft(request)
-                return  # the worker is about to be replaced
+                return  # `_receive` is about to replace the worker
             except (TypeError, ValueError) as error:
                 request.result.set_exception(RewardError(f"the data row cannot be sent to a reward process: {error}"))
                 continue
             worker.sent[request.number] = request
-            worker.begin()
+            worker.start_clocks()
 
     async def _receive(self, worker: _Worker) -> None:
         try:
             while True:
                 answer = await worker.process.peer.receive()
-                if answer.number not in {request.number for request in worker.worked_on}:
+                if answer.number not in {request.number for request in worker.in_progress}:
                     worker.killed_because = "the reward process sent an unexpected answer"
                     break
                 request = worker.sent.pop(answer.number)
-                worker.begin()
+                worker.start_clocks()
                 if not request.result.done():
                     if isinstance(answer, Scored):
                         request.result.set_result(RewardScore(answer.value, dict(answer.components)))
@@ -173,23 +178,24 @@ class RewardPool:
 
     async def _replace(self, worker: _Worker) -> None:
         self._workers.remove(worker)
-        sent = list(worker.sent.values())
-        head = sent.pop(0) if sent else None
-        self._waiting.extendleft(replace(request, since=math.inf) for request in reversed(sent))
+        requests = list(worker.sent.values())
+        oldest = requests.pop(0) if requests else None
+        self._waiting.extendleft(replace(request, since=math.inf) for request in reversed(requests))
         self._dispatch()
         end = await worker.process.end()
-        if head is not None and not head.result.done():
-            died = f"the reward process {describe_exit(end.code)} while it scored this"
-            head.result.set_exception(RewardError(worker.killed_because or died))
-        deadline, is_reported = asyncio.get_running_loop().time() + START_PATIENCE_S, False
+        if oldest is not None and not oldest.result.done():
+            cause = worker.killed_because or f"the reward process {describe_exit(end.code)} while it scored this"
+            oldest.result.set_exception(RewardError(cause))
+        deadline = asyncio.get_running_loop().time() + START_PATIENCE_S
+        is_reported = False
         while not self._closing.is_set():
             try:
                 return await self._start_worker(worker.process.name)
             except (RunError, OSError) as error:
                 if not self._workers and asyncio.get_running_loop().time() > deadline:
-                    raise RunError(f"no reward process is left: {error}") from error  # nothing can be scored any more
+                    raise RunError(f"no reward process is left: {error}") from error
                 if not is_reported:
-                    self._log(f"{worker.process.name} cannot be replaced and will be retried: {error}")
+                    self._log(f"{worker.process.name} cannot be started again, retrying: {error}")
                 is_reported = True
             await asyncio.sleep(START_PAUSE_S)
 
@@ -199,9 +205,9 @@ class RewardPool:
             now = asyncio.get_running_loop().time()
             for worker in list(self._workers):
                 worker.process.bound_log()
-                # One that works on several ends those that take too long itself, unless something blocks it.
+                # A worker that scores several requests ends late ones itself, unless something blocks it.
                 limit = self._timeout_s + (BLOCKED_S if worker.process.max_concurrency > 1 else 0)
-                late = any(now - request.since > limit for request in worker.worked_on)
-                if late and not worker.killed_because:
+                is_late = any(now - request.since > limit for request in worker.in_progress)
+                if is_late and not worker.killed_because:
                     worker.killed_because = f"the reward took longer than rollout.reward_timeout_s: {self._timeout_s:g}"
                     self._tasks.append(start_task(worker.process.end(), f"end of {worker.process.name}"))

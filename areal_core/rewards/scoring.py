@@ -1,4 +1,4 @@
-"""Calling reward functions: what they are given, and what may come back."""
+"""Calling reward functions: their arguments, their sum, and the checks of what they return."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 MAX_CONCURRENCY = 32
-"""Completions that a coroutine function scores at a time in one process; its own `max_concurrency` overrides it."""
+"""Completions that a coroutine function scores concurrently in one process. Its `max_concurrency` overrides this."""
 
 
 class RewardError(Exception):
-    """A reward function failed, hung, died or returned something that is not a finite number.
+    """A reward function raised an exception, hung, crashed, or did not return a finite number.
 
-    The episode counts as failed; it never gets a silent 0.
+    The episode counts as failed; its reward is never silently 0.
     """
 
 
@@ -30,14 +30,17 @@ class Scorer(Protocol):
     """Scores completions with all of a run's rewards."""
 
     async def score(self, arguments: Mapping[str, Any]) -> RewardScore:
-        """The weighted sum and its components.
+        """Return the weighted sum of the rewards and its components.
+
+        Args:
+            arguments: arguments of the reward functions by name, with the data row as `row`.
 
         Raises:
             RewardError: one of the rewards failed.
         """
 
     def take_metrics(self) -> dict[str, float]:
-        """What rewards have counted since they were asked last, such as `NAME/tokens`."""
+        """Return the counters of the reward functions since the last call, such as `NAME/tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class RewardTerm:
 
     @property
     def max_concurrency(self) -> int:
-        """Completions that it may score at a time: 1, unless it is a coroutine function."""
+        """Completions that the function may score concurrently: 1 unless it is a coroutine function."""
         function: Any = self.function
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
             return int(getattr(function, "max_concurrency", MAX_CONCURRENCY))
@@ -58,9 +61,9 @@ class RewardTerm:
 
 
 class RewardSum:
-    """The weighted sum of reward functions. Each is called with the arguments that it names.
+    """The weighted sum of reward functions. Each function is called with the arguments that it names.
 
-    A reward that returns None abstains: it counts neither in the sum nor as a component.
+    A function that returns None abstains: it is neither in the sum nor among the components.
     """
 
     def __init__(self, terms: Sequence[RewardTerm]) -> None:
@@ -68,54 +71,54 @@ class RewardSum:
 
     @property
     def max_concurrency(self) -> int:
-        """Completions that may be scored at a time; 1 where no reward is a coroutine function."""
+        """Completions that may be scored concurrently: 1 if no reward is a coroutine function."""
         return min((term.max_concurrency for term, _ in self._terms if term.max_concurrency > 1), default=1)
 
     def __call__(self, arguments: Mapping[str, Any]) -> RewardScore:
-        """Score one completion with rewards that are no coroutine functions.
+        """Score one completion with functions that are not coroutine functions.
 
         Raises:
-            RewardError: a reward raised, lacks an argument, or did not return a finite number; the message names it.
+            RewardError: a function raised an exception, lacks an argument, or did not return a finite number.
         """
         return self._sum([self._call(term, names, arguments) for term, names in self._terms])
 
     async def score(self, arguments: Mapping[str, Any]) -> RewardScore:
-        """The same as a coroutine, in this very process; raises as a call does."""
+        """Score one completion, awaiting coroutine functions concurrently. Raises like a call."""
         values = [self._call(term, names, arguments) for term, names in self._terms]
         return self._sum(await asyncio.gather(*(_awaited(t, v) for (t, _), v in zip(self._terms, values, strict=True))))
 
     def take_metrics(self) -> dict[str, float]:
-        """See `Scorer.take_metrics`; asks the rewards that have a method of this name."""
-        taken: dict[str, float] = {}
+        """See `Scorer.take_metrics`. Rewards with a method `take_metrics` have counters."""
+        metrics: dict[str, float] = {}
         for term, _ in self._terms:
             take = getattr(term.function, "take_metrics", dict)
-            taken |= {f"{term.name}/{key}": float(value) for key, value in take().items()}
-        return taken
+            metrics |= {f"{term.name}/{key}": float(value) for key, value in take().items()}
+        return metrics
 
     @staticmethod
     def _call(term: RewardTerm, parameters: tuple[Mapping[str, bool], bool], arguments: Mapping[str, Any]) -> Any:
         row, (names, takes_any) = arguments.get("row", {}), parameters
         wanted = (name for name, required in names.items() if required or name in arguments or name in row)
-        given = dict(arguments) if takes_any else {}
-        given |= {name: _argument(term, name, arguments, row) for name in wanted}
+        values = dict(arguments) if takes_any else {}
+        values |= {name: _argument(term, name, arguments, row) for name in wanted}
         try:
-            return term.function(**given)
-        except BaseException as error:  # sys.exit is no way out of a reward either
+            return term.function(**values)
+        except BaseException as error:  # sys.exit in a reward function must not end the process
             raise _raised(term, error) from error
 
     def _sum(self, values: Sequence[Any]) -> RewardScore:
         if not self._terms:
-            raise RewardError("the workflow asks for a reward, and the config names none: set rewards")
-        given = zip(self._terms, values, strict=True)
-        checked = [(term, _checked(term, value)) for (term, _), value in given if value is not None]
+            raise RewardError("the workflow needs a reward, and the config has none: set rewards")
+        pairs = zip(self._terms, values, strict=True)
+        checked = [(term, _checked(term, value)) for (term, _), value in pairs if value is not None]
         if not checked:
-            raise RewardError("every reward returned None for this answer, so nothing judges it: one must be a number")
+            raise RewardError("every reward returned None for this answer: at least one must return a number")
         total = sum(term.weight * value for term, value in checked)
         return RewardScore(total, {term.name: value for term, value in checked})
 
 
 async def _awaited(term: RewardTerm, value: Any) -> Any:
-    """What a reward returned, waited for where it is a coroutine."""
+    """Return the value of a reward, after awaiting it if it is a coroutine."""
     if not inspect.isawaitable(value):
         return value
     try:
@@ -132,11 +135,12 @@ def _raised(term: RewardTerm, error: BaseException) -> RewardError:
 
 
 def reward_parameters(function: Callable[..., object]) -> tuple[dict[str, bool], bool]:
-    """Return which arguments a reward is given.
+    """Return the arguments of a reward function.
+
+    A keyword-only parameter with a default is a setting of the reward, and not an argument.
 
     Returns:
-        The names, and whether each must be there: a keyword-only parameter with a default is a setting. And whether
-        the reward takes any others (`**arguments`).
+        The names of the arguments, each with whether it is required; and whether the function takes `**arguments`.
     """
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -149,18 +153,19 @@ def _argument(term: RewardTerm, name: str, arguments: Mapping[str, Any], row: Ma
         if name in source:
             return source[name]
     raise RewardError(
-        f"reward '{term.name}' asks for '{name}', which is neither an argument of rewards ({', '.join(arguments)}) "
-        f"nor a key of the data row ({', '.join(row)}). If only some rows have it, give it a default: {name}=None"
+        f"reward '{term.name}' has a parameter '{name}', which is neither an argument of rewards "
+        f"({', '.join(arguments)}) nor a key of the data row ({', '.join(row)}). If only some rows have this key, give "
+        f"the parameter a default: {name}=None"
     )
 
 
 def finite_number(value: object) -> float | None:
-    """A number as a float, also a scalar of NumPy or PyTorch; None for anything else, NaN and infinity."""
+    """Return a number, or a scalar of NumPy or PyTorch, as a float. Return None for anything else, NaN and infinity."""
     if not isinstance(value, bool | int | float):
         item = getattr(value, "item", None)
         try:
             value = item() if callable(item) else None
-        except (TypeError, ValueError, RuntimeError):  # of many elements
+        except (TypeError, ValueError, RuntimeError):  # an array of several elements
             return None
     if not isinstance(value, bool | int | float):
         return None

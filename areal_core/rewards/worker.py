@@ -1,4 +1,4 @@
-"""The process of a reward worker: load the run's rewards, then answer requests.
+"""The main function of a reward process: loads the run's rewards and answers requests.
 
 python -m areal_core.rewards.worker RUN_DIR SOCKET
 """
@@ -19,9 +19,10 @@ from areal_core.config import RewardTerm as RewardSettings
 from areal_core.config import load_run
 from areal_core.config.sections import reward_name
 from areal_core.files import KeptSources
-from areal_core.messages import PeerClosed, frames
 from areal_core.messages.scores import Score, Scored, ScoreFailed, WorkerReady
 from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm
+from areal_core.runtime import frames
+from areal_core.runtime.rpc import PeerClosed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def build_rewards(selections: Sequence[Selection]) -> RewardSum:
-    """The run's rewards from its config; a reward without a name is called after its component."""
+    """Build the run's rewards. A reward without a name is named after its component."""
     terms = []
     for selection in selections:
         common = selection.common
@@ -41,7 +42,7 @@ def build_rewards(selections: Sequence[Selection]) -> RewardSum:
 
 
 def main(run_dir: Path, connection: socket.socket) -> None:
-    """Serve until the pool closes the connection."""
+    """Answer requests until the pool closes the connection."""
     KeptSources.use(run_dir / "sources")
     config = load_run(run_dir).config
     rewards = build_rewards(config.rewards)
@@ -54,31 +55,33 @@ def main(run_dir: Path, connection: socket.socket) -> None:
 
 
 def _serve_in_order(connection: socket.socket, rewards: RewardSum) -> None:
-    own = os.getpid()
+    pid = os.getpid()
     while True:
         request = frames.receive(connection).message
         try:
             answer = _scored(request, rewards(request.arguments), rewards)
         except RewardError as error:
             answer = _failed(request, error)
-        if os.getpid() != own:  # a child that the reward has forked and that came back; this connection is not its own
+        if os.getpid() != pid:  # the reward function forked and its child returned here: only the parent answers
             os._exit(0)
         frames.send(connection, answer)
 
 
 async def _serve_several(connection: socket.socket, rewards: RewardSum, timeout_s: float) -> None:
-    """For rewards that are coroutines: as many completions at a time as they allow, begun in order."""
-    places, tasks = asyncio.Semaphore(rewards.max_concurrency), set()
+    """Answer requests concurrently, for rewards that are coroutine functions. Requests start in order."""
+    slots = asyncio.Semaphore(rewards.max_concurrency)
+    tasks = set()
 
     async def answer(request: Score) -> None:
         reply: Scored | ScoreFailed
-        async with places:
+        async with slots:
             try:
                 async with asyncio.timeout(timeout_s):
                     reply = _scored(request, await rewards.score(request.arguments), rewards)
             except TimeoutError:
-                words = f"the reward took longer than rollout.reward_timeout_s: {timeout_s:g}"
-                reply = ScoreFailed(request.number, words)
+                reply = ScoreFailed(
+                    request.number, f"the reward took longer than rollout.reward_timeout_s: {timeout_s:g}"
+                )
             except RewardError as error:
                 reply = _failed(request, error)
         frames.send(connection, reply)
@@ -95,7 +98,7 @@ def _scored(request: Score, score: RewardScore, rewards: RewardSum) -> Scored | 
 
 
 def _failed(request: Score, error: RewardError) -> ScoreFailed:
-    """The message travels; the traceback stays in this process's log."""
+    """Return the answer for a failed reward. Its traceback goes to the log of this process."""
     traceback.print_exception(error.__cause__ or error)
     return ScoreFailed(request.number, str(error))
 

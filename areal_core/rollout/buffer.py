@@ -1,4 +1,4 @@
-"""Finished groups between their last episode and the batch that consumes them, in step with the ledger."""
+"""Groups between their last episode and the batch that consumes them, in step with the ledger."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ _Result = TypeVar("_Result")
 
 
 class GroupBuffer:
-    """Groups are handed out once the ledger has them, the resumed ones first, then by number.
+    """Holds READY groups: those of an earlier attempt first, then by number.
 
-    A thread writes to the ledger, so that a slow disk does not block the event loop.
+    A group becomes READY once the ledger has written it. A thread writes, so that a slow disk does not block the event
+    loop.
 
     Args:
-        ledger: records what becomes of each group; memory changes only after it has.
+        ledger: records the state of each group. Memory changes only after the ledger.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -32,41 +33,41 @@ class GroupBuffer:
         self._durable: deque[PromptGroup] = deque()  # written by a thread, not yet in the heap
         self._ready: list[tuple[int, int, PromptGroup]] = []  # a heap
         self.refused = ""
-        """What the disk says that cannot be written now; empty where it can."""
+        """Error of the last write, which is tried again; empty if the last write succeeded."""
 
     def __len__(self) -> int:
-        """Groups that can be handed out."""
+        """Number of READY groups."""
         return len(self._ready)
 
     def restore(self, groups: Sequence[PromptGroup]) -> None:
-        """Take up groups that the ledger of an earlier process has, in the order in which they are to be consumed."""
+        """Hold the READY groups of an earlier attempt, in the order in which they are to be consumed."""
         self._ready = [(-1, order, group) for order, group in enumerate(groups)]
 
     def write(self) -> None:
-        """Make everything durable that the ledger holds back. `durably` has a thread call it.
+        """Write the ledger's pending records. Called in a thread, by `durably`.
 
         Raises:
-            DiskError: nothing is lost; the next call writes it.
+            DiskError: the disk refuses. The records stay pending, and the next call writes them.
         """
         self._durable += self._ledger.flush()
 
     async def flush(self) -> None:
-        """Make everything durable that the ledger holds back; finished groups can be handed out then.
+        """Write the ledger's pending records. The groups that they end are READY afterwards.
 
         Raises:
-            DiskError: the disk refuses, for longer than `durably` waits.
+            DiskError: the disk refuses for longer than `durably` waits.
         """
         await self.durably(self.write)
         self.collect()
 
     def collect(self) -> None:
-        """Hand out the groups that `write` has made durable."""
+        """Move the groups that `write` has written to the READY ones."""
         while self._durable:
             group = self._durable.popleft()
             heapq.heappush(self._ready, (0, group.number, group))
 
     async def take(self, size: int, step: int) -> list[PromptGroup]:
-        """The first `size` groups, consumed by the batch of `step`."""
+        """Remove and return the first `size` groups; the ledger records that the batch of `step` consumes them."""
         groups = [group for _, _, group in heapq.nsmallest(size, self._ready)]
         numbers = [group.number for group in groups]
         await self.durably(lambda: self._ledger.consumed(numbers, step))
@@ -75,12 +76,12 @@ class GroupBuffer:
         return groups
 
     def drop_stale(self, synced: Mapping[int, int], step: int, bound: int) -> list[PromptGroup]:
-        """Leave out groups that the batch of `step` may not consume, and return them.
+        """Remove and return the groups that are too stale for the batch of `step`.
 
         Args:
-            synced: for each weight version the batches trained when it was synced.
-            step: batches trained before the one that would consume them.
-            bound: on the staleness of a group's oldest token.
+            synced: weight version -> number of batches trained when it was synced.
+            step: number of batches trained before that batch.
+            bound: on the staleness of a group's oldest token, in batches.
         """
         over = sorted(one for one in self._ready if one[2].staleness(synced, step) > bound)
         stale = [group for _, _, group in over]
@@ -89,10 +90,10 @@ class GroupBuffer:
         return stale
 
     async def durably(self, write: Callable[[], _Result]) -> _Result:
-        """Write to the ledger in a thread, again and again for a while where the disk refuses.
+        """Return the result of `write`, called in a thread. While the disk refuses it is called again, for PATIENCE_S.
 
         Raises:
-            DiskError: it still does.
+            DiskError: the disk still refuses after that.
         """
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
         while True:

@@ -1,4 +1,4 @@
-"""What a workflow returns is checked where it enters, so that one bad episode costs its group and nothing else."""
+"""Checks what a workflow returns as soon as it returns: a bad episode costs its group and nothing else."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from areal_core.rewards.scoring import finite_number
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
-    from areal_core.messages.workflows import GroupFacts
+    from areal_core.messages.workflows import GroupOutcome
 
 REASONS = {int(reason) for reason in FinishReason}
 Layout = dict[tuple[str, str], tuple[np.dtype[Any], tuple[int, ...]]]
 LARGEST = float(np.finfo(np.float32).max)
 OWN_NAMES = {"episodes", "failed", "response_length", "reward", "step", "time", "version"}
-"""Metrics of areal's own without a slash, with or without `evaluation/` before them."""
+"""areal's own metrics without a slash; those of evaluations have `evaluation/` in front."""
 OWN_PREFIXES = {
     "batch", "engine", "episodes", "evaluation", "groups", "logprob_check", "reward", "rewards", "servers", "staleness",
     "time", "train", "weight_sync",
 }  # fmt: skip
-"""What is before the first slash of areal's own metrics."""
+"""First parts of areal's own metrics with a slash."""
 
 
 def is_own_metric(name: str) -> bool:
@@ -35,10 +35,10 @@ def is_own_metric(name: str) -> bool:
 
 
 class EpisodeChecks:
-    """Holds every episode of a run against what training needs.
+    """Checks that every episode of a run can be trained on.
 
     Args:
-        vocabulary: how many token ids there are; None where that is not known.
+        vocabulary: number of token ids that the model has; None if it is not known.
     """
 
     def __init__(self, vocabulary: int | None = None) -> None:
@@ -46,11 +46,11 @@ class EpisodeChecks:
         self._layout: Layout | None = None
 
     def check(self, episode: object) -> Episode:
-        """The same episode, its rewards as floats.
+        """Return the same episode, with its rewards as floats.
 
         Raises:
-            TypeError: it is no episode, or a field is of a wrong type.
-            ValueError: a field has a value that nobody can train on; the message names it.
+            TypeError: it is no episode, or a field has a wrong type.
+            ValueError: a field has a value that cannot be trained on; the message names it.
         """
         if not isinstance(episode, Episode):
             raise TypeError(f"run_episode returned {episode!r:.80}; it must return an Episode")
@@ -82,7 +82,7 @@ class EpisodeChecks:
         return episode
 
     def _check(self, trajectory: Trajectory, where: str) -> None:
-        trajectory.check()  # its maker may have put something into it since
+        trajectory.check()  # again: the workflow may have changed it since it was made
         tokens = trajectory.tokens
         low, high = int(tokens["input_ids"].min()), int(tokens["input_ids"].max())
         if low < 0 or (self.vocabulary is not None and high >= self.vocabulary):
@@ -112,22 +112,22 @@ class EpisodeChecks:
 
 
 class GroupChecks:
-    """Holds what workers bring against what was synced, and against each other."""
+    """Checks the groups of all workers: their weight versions were synced, and their columns are the same."""
 
     def __init__(self) -> None:
         self._layout: Mapping[str, str] = {}
 
-    def fault(self, facts: GroupFacts, synced: Container[int]) -> str:
-        """Why a group with data cannot be trained on; empty where it can.
+    def fault(self, outcome: GroupOutcome, synced: Container[int]) -> str:
+        """Return why a group cannot be trained on; empty if it can.
 
         Args:
-            facts: about it.
-            synced: weight versions.
+            outcome: of the group, which has a record.
+            synced: weight versions that were synced.
         """
-        if unknown := [version for version in facts.versions if version not in synced]:
+        if unknown := [version for version in outcome.versions if version not in synced]:
             return f"versions hold {unknown}, which were never synced"
-        self._layout = self._layout or facts.layout
-        odd = sorted({key for key, _ in facts.layout.items() ^ self._layout.items()})
+        self._layout = self._layout or outcome.layout
+        odd = sorted({key for key, _ in outcome.layout.items() ^ self._layout.items()})
         return f"{', '.join(odd)} differ in name, dtype or shape from the run's first trajectory" if odd else ""
 
 

@@ -1,9 +1,10 @@
-"""How long an episode may take, counted only while it can make progress."""
+"""How long an episode may take, counted only while it can make progress; how long batches are in generation."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,20 +13,56 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 AGAIN_S = 1.0
-"""A cancellation that was swallowed, as `asyncio.wait_for` of Python 3.11 may do, comes again after so long."""
+"""Seconds after which an episode that still runs is cancelled again: `asyncio.wait_for` of Python 3.11 may swallow a
+cancellation."""
+
+
+class GenerationClock:
+    """Measures how long batches are in generation, and for how long none is. Made in a running event loop."""
+
+    def __init__(self) -> None:
+        self._now = asyncio.get_running_loop().time
+        self._measured_at = self._now()
+        self._running: Counter[int] = Counter()  # groups by the batch that they were admitted for
+        self._idle_s = self._batches_s = 0.0
+
+    def started(self, batch: int) -> None:
+        """Count a group of a batch as running."""
+        self._measure()
+        self._running[batch] += 1
+
+    def ended(self, batch: int) -> None:
+        """Count a group of a batch as ended."""
+        self._measure()
+        self._running[batch] -= 1
+        if not self._running[batch]:
+            del self._running[batch]
+
+    def take(self) -> dict[str, float]:
+        """Return the metrics since the last call: two batches that are in generation at a time count both."""
+        self._measure()
+        metrics = {"time/generation_idle_s": self._idle_s, "time/batch_generation_s": self._batches_s}
+        self._idle_s = self._batches_s = 0.0
+        return metrics
+
+    def _measure(self) -> None:
+        """Add the time since the last change."""
+        now = self._now()
+        seconds, self._measured_at = now - self._measured_at, now
+        self._batches_s += seconds * len(self._running)
+        self._idle_s += 0.0 if self._running else seconds
 
 
 class EpisodeClock:
     """Cancels an episode that takes too long.
 
-    Time goes by only while none of the episode's requests waits for a slot of a server. How long that takes is
-    decided by others: those who came before, or servers that are lost. One of several requests is enough: an episode
-    that asks for more than there are places at once shall not fail for it. Whoever waits gets its place in turn or is
-    failed by the engine; until then a sibling that hangs in its place is not noticed, but then it is. Where the engine
-    gives no places at all, the run's `stall_timeout_s` ends it.
+    The clock stops while any request of the episode waits for a slot of a server: earlier requests and lost servers
+    decide how long that takes. So an episode with more concurrent requests than there are slots does not fail for it.
+    Each waiting request gets its slot in turn, or the engine fails it; a request that hangs in its slot meanwhile is
+    noticed afterwards. If the engine gives no slots at all, `rollout.stall_timeout_s` ends the run.
 
     Args:
-        limit_s: that the episode may take.
+        limit_s: seconds that the episode may take.
     """
 
     def __init__(self, limit_s: float = math.inf) -> None:
@@ -39,15 +76,17 @@ class EpisodeClock:
 
     @property
     def waits(self) -> bool:
-        """Whether a request of the episode waits for a place."""
+        """Whether a request of the episode waits for a slot."""
         return self._waiting > 0
 
     async def run(self, episode: Coroutine[Any, Any, _Result]) -> _Result:
-        """What the episode returns; raises what it raises. It has a task of its own, for it may cancel itself.
+        """Return what the episode returns, and raise what it raises.
+
+        The episode runs in a task of its own, because it may cancel its task.
 
         Raises:
             TimeoutError: it was cancelled because it took too long.
-            asyncio.CancelledError: it was cancelled by somebody else; where the caller was not, by itself.
+            asyncio.CancelledError: the caller was cancelled, or the episode cancelled its task.
         """
         self._task = asyncio.ensure_future(episode)
         self._go_on()
@@ -63,7 +102,7 @@ class EpisodeClock:
 
     @contextmanager
     def request(self) -> Iterator[Callable[[bool], None]]:
-        """Around a request, which waits where it says so; yields a `GenerationRequest.on_slot`."""
+        """Enclose a request. Yields its `GenerationRequest.on_slot`, which stops the clock while it waits."""
         has_slot = True
 
         def report(value: bool) -> None:
@@ -104,6 +143,6 @@ class EpisodeClock:
 
 
 def was_cancelled() -> bool:
-    """Whether the running task was asked to end."""
+    """Return whether the running task has been cancelled from outside."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

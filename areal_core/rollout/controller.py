@@ -1,10 +1,32 @@
-"""The rollout controller: admits prompt groups under the staleness bound and hands finished ones out as batches.
+"""The rollout controller: admits prompt groups under the staleness bound, and hands finished ones to the trainer.
 
-The way of a group: `_admit` gives it a number and starts it; the workers run its episodes, and the algorithm's filters
-on them; `_group_ended` fails, filters or finishes it; the buffer makes finished groups durable; `next_batch` hands out
-the oldest B of them. A group that failed, was filtered or went stale leaves every count, so
-that another prompt takes its place. What is kept in memory changes only after the ledger has it; while its disk refuses
-to be written, everything waits, for a bounded time.
+The states of a group, and the method that makes each move:
+
+      _admit            _run              _group_ended           next_batch
+    ──────────► DISPATCHED ────► RUNNING ──────────────► READY ────────────► CONSUMED
+                                    │                      │
+                                    │ _group_ended         │ _drop_stale
+                                    ├──────────► FILTERED  └────────────► STALE
+                                    └──────────► FAILED
+
+- DISPATCHED: the group has a number, which decides its prompt, and a row in the ledger. It counts as running.
+- RUNNING: a rollout worker runs its episodes and the algorithm's filters, and writes its record into a segment.
+- READY: the ledger knows the record (`GroupBuffer.flush`). The group waits for its turn, in the order of numbers.
+- CONSUMED: the trainer has its record in a batch. `commit` makes this final; a resume before that makes it READY again.
+- FILTERED, FAILED, STALE: the group leaves every count, so that `_admit` dispatches another prompt in its place.
+
+A resume (`restore`) dispatches groups without an end again, under the same number.
+
+What runs, and what it waits for:
+
+    _admit       called whenever a count changes: by `capacity`, room for more groups under the staleness bound
+    _run         one task for each group: its rollout worker
+    _keep        every FLUSH_INTERVAL_S: the ledger's disk, for groups that have ended
+    next_batch   the trainer's request: batch_size READY groups, and progress within `rollout.stall_timeout_s`
+    sync         the trainer's request: the ledger's disk, and then the servers
+
+Memory changes only after the ledger has recorded the change. While the ledger's disk cannot be written, everything
+waits, for a bounded time.
 """
 
 from __future__ import annotations
@@ -19,10 +41,11 @@ from areal_core.background import start_task
 from areal_core.disk import DiskError
 from areal_core.errors import RunError
 from areal_core.ledger.groups import PromptGroup
-from areal_core.messages.rollouts import Beginning, Manifest
+from areal_core.messages.rollouts import FolderNeeded, Manifest, ResumePoint
 from areal_core.messages.workflows import RunGroup
 from areal_core.rollout.buffer import GroupBuffer
 from areal_core.rollout.checks import GroupChecks
+from areal_core.rollout.clocks import GenerationClock
 from areal_core.rollout.staleness import AdmissionCounts, capacity
 from areal_core.rollout.tally import Tally
 
@@ -35,7 +58,7 @@ if TYPE_CHECKING:
     from areal_core.data.sampler import PromptSampler
     from areal_core.interfaces.inference import InferenceEngine, SamplingParameters, WeightUpdate
     from areal_core.ledger.store import Ledger
-    from areal_core.messages.workflows import GroupFacts
+    from areal_core.messages.workflows import GroupOutcome
     from areal_core.rollout.samples import SampleLog
     from areal_core.rollout.workers import RolloutWorkers
 
@@ -43,17 +66,17 @@ FLUSH_INTERVAL_S = 0.25
 
 
 class RolloutController:
-    """Keeps episodes running and batches ready. Lives in one event loop; see the module's text for the way of a group.
+    """Keeps episodes running and batches ready, in one event loop; see the module's text for the states of a group.
 
     Args:
-        section: settings.
-        runner: runs prompt groups.
-        engine: whose weights `sync` changes.
-        sampler: which row comes when.
-        sampling: settings of every generation in training.
-        ledger: records what becomes of each group.
-        vocabulary: how many token ids the model has; None where that is not known.
-        samples: keeps a few episodes for the report.
+        section: `rollout` of the config.
+        runner: runs prompt groups in the rollout workers.
+        engine: generates; `sync` changes its weights.
+        sampler: the row and epoch of each group's number.
+        sampling: parameters of every generation in training.
+        ledger: records the state of each group.
+        vocabulary: number of token ids that the model has; None if it is not known.
+        samples: keeps a few episodes for the report; None if nothing shows them.
     """
 
     def __init__(
@@ -81,29 +104,29 @@ class RolloutController:
         self.version = 0
         self._tally = Tally()
         self._now = asyncio.get_running_loop().time
-        self._idle_s, self._seen_at = 0.0, self._now()
+        self._generation = GenerationClock()
         self._next_number = 0
-        self._positions = {0: 0}  # by batches trained, the first group under the weights that they made
+        self._positions = {0: 0}  # batches trained -> number of the first group dispatched under their weights
         self._retried: list[int] = []
-        self._open: set[int] = set()  # dispatched, and its fate not known yet
+        self._open: set[int] = set()  # dispatched and not ended
         self._buffer = GroupBuffer(ledger)
         self._running: set[asyncio.Task[None]] = set()
-        self._progressed = self._now()  # when a group was finished last
+        self._progressed = self._now()  # time of the last group that became ready
         self._changed = asyncio.Event()
         self._fatal: RunError | None = None
         self._consecutive_failures = 0
         self._is_closing = False
-        self._awaited = 0  # the step whose batch the trainer asked for last
+        self._awaited = 0  # step of the trainer's last request for a batch
         self._flusher: asyncio.Task[None] | None = None
 
-    # The life of the controller.
+    # Start, resume and close.
 
     def restore(self, *, discard: bool, log: Callable[[str], None] = lambda _: None) -> None:
-        """Take up a run where its last commit left it.
+        """Resume from the last commit: groups without an end are dispatched again, finished ones are READY.
 
         Args:
             discard: see `Ledger.rollback`.
-            log: told of what is damaged, and generated anew.
+            log: takes a line for each damaged record, whose group is dispatched again.
         """
         self._ledger.rollback(discard=discard)
         self._synced |= self._ledger.weight_syncs()
@@ -117,20 +140,20 @@ class RolloutController:
         )
 
     @property
-    def beginning(self) -> Beginning:
-        """The last commit, from which the trainer goes on."""
+    def resume_point(self) -> ResumePoint:
+        """The last commit, from which the trainer resumes."""
         step, highest = self._ledger.committed_step, max(self._synced)
-        # A resumed run syncs above every version of its past.
+        # Versions are never reused: tokens of an earlier attempt carry the lower ones.
         version = 0 if step == highest == 0 else highest + 1
-        return Beginning(step, self._ledger.checkpoint, version, self._ledger.checkpoint_digest)
+        return ResumePoint(step, self._ledger.checkpoint, version, self._ledger.checkpoint_digest)
 
     def start(self) -> None:
-        """Begin to admit groups."""
+        """Start to admit groups."""
         self._flusher = start_task(self._keep(), "flushing of the ledger")
         self._admit()
 
     async def close(self) -> None:
-        """Cancel what runs and close the ledger, which then accounts for every group that was dispatched."""
+        """Cancel the running groups and close the ledger, which then accounts for every dispatched group."""
         self._is_closing = True
         tasks = [*self._running, *([self._flusher] if self._flusher is not None else [])]
         for task in tasks:
@@ -141,14 +164,14 @@ class RolloutController:
 
     @property
     def open_groups(self) -> set[int]:
-        """Numbers of the groups in flight, with those that a resume has yet to dispatch again."""
+        """Numbers of the groups in flight, and of those that a resume has not dispatched again yet."""
         return self._open.union(self._retried)
 
     async def copy_ledger(self, target: sqlite3.Connection) -> set[int]:
-        """Copy the ledger, with all that is known, while generation goes on.
+        """Copy the ledger, pending records included, while generation continues.
 
         Args:
-            target: an empty database, which another thread writes.
+            target: an empty database, which a thread writes.
 
         Returns:
             Numbers of the groups that may be in flight in the copy.
@@ -160,36 +183,40 @@ class RolloutController:
             self._ledger.copy_into(target)
 
         await self._buffer.durably(copy)
-        return in_flight.union(range(first, self._next_number))  # the latter were dispatched meanwhile
+        return in_flight.union(range(first, self._next_number))  # groups that were dispatched during the copy
 
     # The trainer's requests.
 
-    async def next_batch(self, step: int) -> Manifest:
-        """The batch of `step`, which is also the number of batches trained before it: B groups by their numbers.
+    async def next_batch(self, step: int) -> Manifest | FolderNeeded:
+        """Return the batch of `step`: the first `batch_size` READY groups in the order of their numbers.
 
-        It names no record where all B groups failed and `incomplete_groups` is `drop`.
+        It names no record if all its groups failed and `incomplete_groups` is `drop`. While too few groups are READY,
+        a server may need the weights in a folder: then return that at once, and the trainer asks again.
+
+        Args:
+            step: number of batches trained before it.
 
         Raises:
-            RunError: the engine died, workflows keep failing, or nothing was finished for `stall_timeout_s`.
+            RunError: the engine died, workflows keep failing, or no group became ready for `stall_timeout_s`.
         """
         began, size = self._now(), self.section.batch_size
         stale: list[PromptGroup] = []
         self._awaited = step
         while True:
-            self._changed.clear()  # a group that ends while the ledger is written wakes the wait below
+            self._changed.clear()  # before the flush: a group that ends during it must wake the wait below
             await self._buffer.flush()
             stale += self._drop_stale(step)
             if len(self._buffer) >= size:
                 break
+            if self._engine.needs_folder():
+                return FolderNeeded()
             await self._wait_for_change(began)
         groups = await self._buffer.take(size, step)
         self.counts.ready -= size
         self.counts.consumed = (step + 1) * size
         self._admit()
         metrics = {"time/wait_for_rollouts_s": self._now() - began, **self._tally.take()}
-        self._see_idle()
-        metrics |= {"time/generation_idle_s": self._idle_s, **self._engine.take_metrics()}
-        self._idle_s = 0.0
+        metrics |= {**self._generation.take(), **self._engine.take_metrics()}
         records = tuple((group.number, group.record) for group in groups if group.record is not None)
         oldest = min((group.oldest for group in groups if group.oldest >= 0), default=self.version)
         lengths = [_mean_size(some) for some in (stale, groups)]
@@ -199,9 +226,14 @@ class RolloutController:
         return Manifest(step, records, synced, metrics)
 
     async def sync(self, update: WeightUpdate, trained: int) -> None:
-        """Change the engine's weights under the requests in flight; `trained` batches went into them."""
-        # Before the engine has them: a deterministic resume issues all groups from here on anew, and may do so with one
-        # too many (where generation is synchronous there is none, for none is admitted meanwhile), never one too few.
+        """Change the engine's weights under the requests in flight.
+
+        Args:
+            update: the new weights and their version.
+            trained: number of batches that were trained to make them.
+        """
+        # Record the position before the engine has the weights. A deterministic resume dispatches every group from here
+        # on again. One group too many is harmless, one too few would mix weights.
         self._positions[trained] = self._next_number
         await self._buffer.durably(lambda: self._ledger.synced(update.version, trained))
         self._synced[update.version] = trained
@@ -211,7 +243,8 @@ class RolloutController:
         self._admit()
 
     async def skip_sync(self, trained: int) -> None:
-        """The engine's weights are still those of the trainer after `trained` batches: nothing grows stale by them."""
+        """Record that the engine's weights are still the trainer's after `trained` batches, for example of learning
+        rate 0: tokens do not become stale by them."""
         self._positions[trained] = self._next_number
         await self._buffer.durably(lambda: self._ledger.synced(self.version, trained))
         self._synced[self.version] = trained
@@ -219,12 +252,12 @@ class RolloutController:
         self._admit()
 
     async def commit(self, step: int, folder: Path) -> None:
-        """A checkpoint of `step` trained batches is complete in `folder`; more may have been trained meanwhile."""
-        # Where those weights have not come here yet, no group is theirs.
+        """Make the batches before `step` final: the checkpoint in `folder` has them. The trainer may be further on."""
+        # No group was dispatched under weights that have not been synced yet.
         position = self._positions.get(step, self._next_number)
 
-        def commit() -> None:  # segments that no row names go, so what has been heard of is written before, each time
-            self._buffer.write()
+        def commit() -> None:
+            self._buffer.write()  # first: the commit deletes segments that no row of the ledger names
             self._ledger.commit(step, folder, position)
 
         await self._buffer.durably(commit)
@@ -234,64 +267,59 @@ class RolloutController:
     # Groups.
 
     def _admit(self) -> None:
-        """Start as many groups as there is room for."""
+        """Dispatch as many groups as `capacity` leaves room for."""
         while self._may_admit():
             number = self._retried.pop(0) if self._retried else self._next_number
             self._next_number = max(self._next_number, number + 1)
             prompt_id = self._sampler[number]
             self._ledger.dispatched(number, *prompt_id)
             self._open.add(number)
-            self._see_idle()
+            batch = self.counts.admitted // self.section.batch_size
+            self._generation.started(batch)
             self.counts.running += 1
-            task = start_task(self._run(PromptGroup(number, prompt_id)), f"group {number}")
+            task = start_task(self._run(PromptGroup(number, prompt_id), batch), f"group {number}")
             self._running.add(task)
             task.add_done_callback(self._running.discard)
-
-    def _see_idle(self) -> None:
-        """Add up the time in which nothing is under way; called before that may change, and before it is told."""
-        now = self._now()
-        self._idle_s += 0.0 if self.counts.running else now - self._seen_at
-        self._seen_at = now
 
     def _may_admit(self) -> bool:
         if self._is_closing or self._fatal is not None or capacity(self.section, self.counts) <= 0:
             return False
-        # While newer weights are still on their way, what would be sampled now may already be too old to be used.
+        # The trainer may be ahead of the servers' weights: tokens sampled now could be too stale once consumed.
         lag = self._awaited - self.counts.trained
         return self.section.stale != "drop" or lag <= self.section.max_staleness
 
-    async def _run(self, group: PromptGroup) -> None:
+    async def _run(self, group: PromptGroup, batch: int) -> None:
         samples = tuple(range(self.section.group_size))
         task = RunGroup(group.number, *group.prompt_id, samples, self.sampling, False, self.section.episode_timeout_s)
         try:
             ended = await self._runner.run(task)
         except RunError as error:
             self._fail(error)
-            return  # its fate is open: a resume issues it again
-        facts, group.record = ended.facts, ended.record
-        if group.record is not None and (fault := self._checks.fault(facts, self._synced)):
+            return  # the group stays open, so that a resume dispatches it again
+        outcome, group.record = ended.outcome, ended.record
+        if group.record is not None and (fault := self._checks.fault(outcome, self._synced)):
             failed = {"rewards": (), "metrics": {}, "failed": len(samples), "failure": fault, "versions": ()}
-            group.record, facts = None, msgspec.structs.replace(facts, **failed)
+            group.record, outcome = None, msgspec.structs.replace(outcome, **failed)
             self._ledger.failed(group.number, 0, 0, fault)
-        group.oldest = min(facts.versions, default=-1)
-        self._group_ended(group, facts)
+        group.oldest = min(outcome.versions, default=-1)
+        self._generation.ended(batch)
+        self._group_ended(group, outcome)
 
-    def _group_ended(self, group: PromptGroup, facts: GroupFacts) -> None:
-        self._see_idle()
+    def _group_ended(self, group: PromptGroup, outcome: GroupOutcome) -> None:
         self.counts.running -= 1
         self._open.discard(group.number)
-        self._tally.add(facts)
-        if facts.failure:
-            self._count_failure(facts.failure)
-        elif facts.rewards:  # a row that was skipped neither failed nor shows that episodes succeed
+        self._tally.add(outcome)
+        if outcome.failure:
+            self._count_failure(outcome.failure)
+        elif outcome.rewards:  # a skipped row has none: it says nothing about whether episodes succeed
             self._consecutive_failures = 0
             if self._samples is not None:
-                with suppress(DiskError):  # the ledger, which is written next, waits and says so
-                    self._samples.saw(group.number, facts, self.version)
+                with suppress(DiskError):  # the ledger is written next, and reports a full disk
+                    self._samples.saw(group.number, outcome, self.version)
         incomplete = self.section.incomplete_groups
-        if facts.failure and (incomplete == "replace" or (incomplete == "use" and not facts.rewards)):
+        if outcome.failure and (incomplete == "replace" or (incomplete == "use" and not outcome.rewards)):
             self._leave(group.number, "failed")
-        elif not facts.is_kept:
+        elif not outcome.is_kept:
             self._leave(group.number, "filtered")
         else:
             self.counts.ready += 1
@@ -315,7 +343,7 @@ class RolloutController:
             )
 
     def _leave(self, number: int, reason: str) -> None:
-        """A group that is not trained on and leaves every count."""
+        """Record a group that is not trained on. It leaves every count, so that `_admit` replaces it."""
         self._tally.events[reason] += 1
         self._ledger.dropped(number, reason, self.counts.trained)
 
@@ -354,7 +382,7 @@ class RolloutController:
             return
 
     def describe(self) -> str:
-        """One line on where the groups are, for whoever waits."""
+        """Return one line with the number of groups in each state."""
         counts = self.counts
         events = ", ".join(f"{count} {name}" for name, count in sorted(self._tally.events.items()))
         return (
@@ -365,7 +393,7 @@ class RolloutController:
         )
 
     async def _keep(self) -> None:
-        """Flush in the background."""
+        """Flush the ledger every FLUSH_INTERVAL_S."""
         while True:
             await asyncio.sleep(FLUSH_INTERVAL_S)
             try:
@@ -378,6 +406,6 @@ class RolloutController:
 
 
 def _mean_size(groups: list[PromptGroup]) -> float:
-    """Mean bytes of groups' trajectories, which grow as their tokens do; 0 where there is none."""
+    """Mean size of the groups' records in bytes, a measure of their tokens; 0 without a record."""
     sizes = [group.record.size for group in groups if group.record is not None]
     return sum(sizes) / len(sizes) if sizes else 0.0

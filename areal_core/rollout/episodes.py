@@ -1,4 +1,4 @@
-"""Running one episode: what a workflow is given, retries, deadlines and seeds."""
+"""Runs one episode: the workflow's context, retries, the deadline, seeds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class EpisodeError(Exception):
-    """An episode failed for good; the message is the traceback of its last attempt."""
+    """An episode failed in all its tries; the message is the traceback of the last one."""
 
 
 class EpisodeRunner:
@@ -38,14 +38,14 @@ class EpisodeRunner:
     Args:
         workflow: shared by all episodes.
         engine: generates.
-        scorer: the run's rewards.
-        tokenizer: of the model.
-        seed: of the run.
-        vocabulary: how many token ids the model has; None where that is not known.
-        max_retries: further attempts after an exception. A reward that fails is not tried again: it would fail again.
+        scorer: computes the run's rewards.
+        tokenizer: the model's.
+        seed: the run's.
+        vocabulary: number of token ids that the model has; None if it is not known.
+        max_retries: retries after an exception. A failed reward is not retried, because it would fail again.
         failed_reward: reward of an answer whose rewards failed; None fails the episode.
         end_ids: tokens that end an answer.
-        on_failure: told of every failed attempt: group, sample index, attempt and traceback.
+        on_failure: called after each failed try, with group, sample index, number of the try and traceback.
     """
 
     def __init__(
@@ -77,20 +77,20 @@ class EpisodeRunner:
         self._conversations = itertools.count()
 
     def take_metrics(self) -> dict[str, float]:
-        """What rewards have counted since they were asked last."""
+        """Return the counts of the rewards since the last call."""
         failed, self._failed_rewards = self._failed_rewards, 0
         return {**self._scorer.take_metrics(), **({"failed": float(failed)} if failed else {})}
 
     async def run(self, row: Mapping[str, Any], task: RunGroup, sample_index: int) -> Episode:
-        """One episode, tried again where it failed.
+        """Return an episode; a failed one is retried.
 
         Args:
             row: of the data set.
-            task: the group whose episode it is.
-            sample_index: which sibling.
+            task: the episode's group.
+            sample_index: the episode's number in the group, from 0.
 
         Raises:
-            EpisodeError: all attempts failed, or they took too long.
+            EpisodeError: all tries failed, or together they took longer than `task.timeout_s`.
             RunError: the engine has died.
         """
         clock = EpisodeClock(task.timeout_s)
@@ -107,7 +107,7 @@ class EpisodeRunner:
         for attempt in range(self._max_retries + 1):
             place = task.number, sample_index, attempt
             context = self._context(row, task, sample_index, clock)
-            try:  # in a task of its own, for it may cancel itself
+            try:  # in a task of its own: a workflow may cancel the task that it runs in
                 return await asyncio.ensure_future(self._attempt(row, context, task.row, place))
             except EpisodeError as error:
                 failure = error
@@ -127,12 +127,12 @@ class EpisodeRunner:
             return self.checks.check(await self._workflow.run_episode(row, context))
         except (RunError, asyncio.CancelledError):
             raise
-        except BaseException as error:  # a workflow must not end the process either
-            # A reward says by itself what is wrong, and so does a row; where it was raised is of no use to anybody.
+        except BaseException as error:  # even SystemExit of a workflow must not end the process
+            # The messages of these two name the fault; a traceback would only show where areal raised them.
             words = str(error) if isinstance(error, (RewardError, RowError)) else traceback_of(error)
             words = writable(words)
             named = f"data row {number} (counted from 0), sample {place[1]}: {words}"
-            # Training replaces a skipped row; an evaluation plays the same rows each time and counts it as failed.
+            # Training replaces a skipped row. An evaluation always has the same rows, so it counts one as failed.
             if context.is_evaluation or not isinstance(error, SkippedRowError):
                 self.on_failure(*place, named if isinstance(error, RowError) else words)
             raise EpisodeError(named) from error
@@ -150,7 +150,7 @@ class EpisodeRunner:
             images: Sequence[bytes] = (),
         ) -> Generation:
             settings = sampling
-            prompt = TokenIds(input_ids)  # the request's own, for a conversation grows
+            prompt = TokenIds(input_ids)  # a copy: the workflow's conversation grows
             if max_new_tokens is not None and index(max_new_tokens) < 1:
                 raise ValueError(f"generate is asked for max_new_tokens={max_new_tokens}; it must be at least 1")
             if max_new_tokens is not None and max_new_tokens < sampling.max_new_tokens:

@@ -25,11 +25,11 @@ class Played(NamedTuple):
     """An episode of an evaluation that has ended.
 
     Attributes:
-        row: of the data set.
-        sample: which of the answers to its prompt.
-        episode: None where it failed.
-        error: why it failed; empty where it did not.
-        facts: what else was recorded of it.
+        row: number of the row in the data set.
+        sample: number of the answer to its prompt, from 0.
+        episode: None if it failed.
+        error: the reason; empty if it did not fail.
+        facts: further fields of the record.
     """
 
     row: int
@@ -42,33 +42,34 @@ class Played(NamedTuple):
 async def play_in_workers(
     runner: RolloutWorkers, sampling: SamplingParameters, row: int, sample: int, timeout_s: float
 ) -> Played:
-    """Play an episode as a group of one, with the same seeds each time.
+    """Play an episode as a group of one, with the same seeds in each evaluation.
 
-    The trainer syncs nothing while an evaluation runs, so all of its tokens are of one weight version.
+    The trainer syncs no weights while an evaluation runs, so that all tokens have one weight version.
 
     Args:
         runner: runs prompt groups.
-        sampling: of the evaluation; its own temperature, for example.
-        row: of the held-out data.
-        sample: which of the answers to its prompt.
-        timeout_s: that it may take.
+        sampling: parameters of the evaluation, with its own temperature for example.
+        row: number of the row in the held-out data.
+        sample: number of the answer to its prompt, from 0.
+        timeout_s: seconds that the episode may take.
     """
-    # An epoch of its own: evaluation and training never share random numbers.
+    # Epoch -1: evaluation and training never share random numbers.
     ended = await runner.run(RunGroup(-1 - row, row, -1, (sample,), sampling, True, timeout_s))
     if not ended.packed:
-        return Played(row, sample, None, ended.facts.failure)
-    (shown,) = ended.facts.shown
-    said = dict(shown.rewards), shown.text, dict(ended.facts.metrics)
-    return Played(row, sample, Episode(packing.unpack(packing.from_bytes(ended.packed)), shown.reward, *said))
+        return Played(row, sample, None, ended.outcome.failure)
+    (shown,) = ended.outcome.shown
+    trajectories = packing.unpack(packing.from_bytes(ended.packed))
+    episode = Episode(trajectories, shown.reward, dict(shown.rewards), shown.text, dict(ended.outcome.metrics))
+    return Played(row, sample, episode)
 
 
 class Evaluator:
     """Plays the same held-out prompts each time.
 
     Args:
-        play_one: plays one episode to its end, given its row, its sample, and the seconds that it may take.
-        rows: how many held-out rows there are.
-        section: how many rows and answers.
+        play_one: plays one episode, given its row, its sample and its deadline in seconds.
+        rows: number of held-out rows.
+        section: `evaluation` of the config.
     """
 
     def __init__(
@@ -78,21 +79,21 @@ class Evaluator:
         self._samples = section.samples_per_prompt
         self._rows = min(rows, section.limit or rows)
         self.progress = ""
-        """How far the evaluation is that runs now, in words; empty where none does."""
+        """Progress of the running evaluation in words; empty if none runs."""
         self.on_failure: Callable[[str], None] = lambda _: None
-        """Told in words when episodes of an evaluation have failed."""
+        """Called with a message if episodes of an evaluation have failed."""
 
     @property
     def episodes(self) -> int:
-        """How many there are."""
+        """Number of episodes in an evaluation."""
         return self._rows * self._samples
 
     async def play(self, take: Callable[[Played], None], rollout: RolloutSection) -> None:
-        """Run all episodes, as many at a time and each under the same deadline as those of training.
+        """Run all episodes, with the concurrency and the deadline of training's.
 
         Args:
-            take: given each episode when it has ended.
-            rollout: how a run generates.
+            take: called with each episode that has ended.
+            rollout: `rollout` of the config.
 
         Raises:
             RunError: the engine died, the first `rollout.max_consecutive_failures` episodes all failed, or none ended
@@ -103,7 +104,7 @@ class Evaluator:
         width = min(rollout.episodes_at_once, self.episodes)
 
         async def work() -> None:
-            """Take one place after another until there are no more."""
+            """Play one episode after another until none is left."""
             nonlocal ended, failed
             for row, sample in places:
                 played = await self._play_one(row, sample, rollout.episode_timeout_s)
@@ -123,24 +124,24 @@ class Evaluator:
                 f"no episode of the evaluation ended within rollout.stall_timeout_s: {rollout.stall_timeout_s:g}; "
                 "those that wait for a slot of a server have no other deadline"
             ) from None
-        finally:  # nobody goes on behind the first cause
+        finally:  # the first error stops all episodes
             self.progress = ""
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
 
     async def run(self, rollout: RolloutSection) -> dict[str, float]:
-        """Mean reward, its components and lengths over all episodes; failed episodes are counted, not scored.
+        """Return means over all episodes of reward, its components and lengths; failed episodes are only counted.
 
         Args:
-            rollout: how a run generates.
+            rollout: `rollout` of the config.
 
         Raises:
-            RunError: as `play`.
+            RunError: see `play`.
         """
         played: list[Played] = []
         await self.play(played.append, rollout)
-        # Ended in any order: sums are made in one, so that equal evaluations give equal figures.
+        # Episodes end in any order. Sums have a fixed one, so that equal evaluations give equal figures.
         finished = [each.episode for each in sorted(played, key=lambda p: p[:2]) if each.episode is not None]
         metrics = {"episodes": float(len(finished)), "failed": float(len(played) - len(finished))}
         if failures := [each for each in played if each.episode is None]:
@@ -150,10 +151,10 @@ class Evaluator:
         named: dict[str, list[float]] = defaultdict(list)
         for episode in finished:
             length = sum(int(t.tokens["loss_mask"].sum()) for t in episode.trajectories)
-            said = {**episode.metrics, **{f"reward/{name}": value for name, value in episode.rewards.items()}}
-            for name, value in {**said, "reward": episode.reward, "response_length": float(length)}.items():
+            values = {**episode.metrics, **{f"reward/{name}": value for name, value in episode.rewards.items()}}
+            for name, value in {**values, "reward": episode.reward, "response_length": float(length)}.items():
                 named[name].append(value)
-        # A reward may abstain, and its mean is over what it judged; a metric that an episode lacks counts as 0.
-        for key, values in named.items():
-            metrics[key] = math.fsum(values) / (len(values) if key.startswith("reward/") else len(finished))
+        # The mean of a reward is over the answers that it scored. A metric that an episode lacks counts as 0.
+        for name, numbers in named.items():
+            metrics[name] = math.fsum(numbers) / (len(numbers) if name.startswith("reward/") else len(finished))
         return {f"evaluation/{name}": value for name, value in metrics.items()}

@@ -1,6 +1,6 @@
-"""Running the episodes of one prompt: its row, its episodes, what the algorithm's group filters make of them.
+"""Runs the episodes of one prompt group in a rollout worker: data row, episodes, reward shaping, group filters.
 
-All code of users that a rollout needs is called from here, in a rollout worker.
+All of the user's code that a rollout needs is called from here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from areal_core.data.packing import column_layout, pack_group, sampled_versions,
 from areal_core.errors import writable
 from areal_core.interfaces.dataset import name_row
 from areal_core.interfaces.workflow import SkippedRowError
-from areal_core.messages.workflows import EpisodeShown, GroupEnded, GroupFacts
+from areal_core.messages.workflows import EpisodeShown, GroupOutcome, GroupResult
 from areal_core.rollout.episodes import EpisodeError
 from areal_core.rollout.shaping import shape
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from areal_core.rollout.episodes import EpisodeRunner
 
 SHOWN_EPISODES = 4
-"""Of a group, in the log of samples."""
+"""Episodes of a group that the log of samples gets."""
 
 
 class GroupRunner:
@@ -37,11 +37,11 @@ class GroupRunner:
 
     Args:
         runner: runs episodes.
-        dataset: rows to prompt with; None where nothing is trained.
-        held_out: rows of evaluations; None where there are none.
-        filters: of the algorithm: reward shaping, then group filters.
-        section: what becomes of groups in which an episode failed, and how long a filter may take.
-        segments: writes what is trained on; None where nothing is.
+        dataset: rows to train on; None if nothing is trained.
+        held_out: rows of evaluations; None if there are none.
+        filters: the algorithm's reward shaping, then its group filters.
+        section: `rollout` of the config.
+        segments: writes the records of groups; None if nothing is trained.
     """
 
     def __init__(
@@ -60,21 +60,22 @@ class GroupRunner:
         self._filters = filters
         self._section = section
 
-    async def run(self, task: RunGroup) -> GroupEnded:
-        """Run its episodes to their ends; what has become of them.
+    async def run(self, task: RunGroup) -> GroupResult:
+        """Run the episodes of a group, shape and filter it, and write its record into a segment.
 
         Raises:
-            RunError: the run cannot go on: the engine has died, a group filter fails, or the disk refuses.
+            RunError: the run cannot continue: the engine has died, a group filter failed, or the disk refuses.
         """
         dataset = self._held_out if task.is_evaluation else self._dataset
         assert dataset is not None
         try:
             row = dataset[task.row]
         except BaseException as error:  # noqa: BLE001 - a data set may raise anything
-            told = writable("".join(traceback.format_exception(error)))
-            failure = f"{'held-out ' * task.is_evaluation}{name_row(dataset, task.row)} cannot be read: {told}"
+            trace = writable("".join(traceback.format_exception(error)))
+            which = "held-out " if task.is_evaluation else ""
+            failure = f"{which}{name_row(dataset, task.row)} cannot be read: {trace}"
             self.runner.on_failure(task.number, 0, 0, failure)
-            return GroupEnded(GroupFacts((), {}, (), len(task.samples), failure, is_kept=True))
+            return GroupResult(GroupOutcome((), {}, (), len(task.samples), failure, is_kept=True))
         failures: list[str] = []
         is_skipped = False
 
@@ -89,7 +90,7 @@ class GroupRunner:
 
         ended = await _gather([run_episode(sample) for sample in task.samples])
         if is_skipped:
-            return GroupEnded(GroupFacts((), {}, (), 0, "", is_kept=False))
+            return GroupResult(GroupOutcome((), {}, (), 0, "", is_kept=False))
         episodes = {s: episode for s, episode in zip(task.samples, ended, strict=True) if episode is not None}
         rewards = tuple(episode.reward for episode in episodes.values())
         names = {name for episode in episodes.values() for name in episode.metrics}
@@ -101,22 +102,25 @@ class GroupRunner:
         elif kept and not task.is_evaluation:
             kept = await shape(task.number, kept, self._filters, self.runner.checks, self._section)
         failure = failures[-1] if failures else ""
-        counted = {} if task.is_evaluation else self.runner.take_metrics()  # of both, told with training's
-        facts = GroupFacts(rewards, metrics, shown, len(failures), failure, is_kept=kept is not None, counted=counted)
+        # The counts of evaluations are reported with the next training group.
+        counted = {} if task.is_evaluation else self.runner.take_metrics()
+        outcome = GroupOutcome(
+            rewards, metrics, shown, len(failures), failure, is_kept=kept is not None, counted=counted
+        )
         if not kept:
-            return GroupEnded(facts)
+            return GroupResult(outcome)
         shaped = dict(zip(episodes, kept, strict=True))
         columns = pack_group(task.number, (task.row, task.epoch), len(task.samples), shaped)
-        if task.is_evaluation:  # it looks at neither images nor wide columns, which may be many megabytes
+        if task.is_evaluation:  # an evaluation reads neither images nor wide columns, which may be many megabytes
             narrow = {k: v for k, v in columns.items() if v.ndim == 1 and not k.startswith("multimodal.")}
-            return GroupEnded(facts, packed=to_bytes(narrow))
+            return GroupResult(outcome, packed=to_bytes(narrow))
         assert self._segments is not None
-        facts.versions, facts.layout = tuple(sampled_versions(columns)), column_layout(columns)
-        return GroupEnded(facts, await self._segments.write(to_bytes(columns)))
+        outcome.versions, outcome.layout = tuple(sampled_versions(columns)), column_layout(columns)
+        return GroupResult(outcome, await self._segments.write(to_bytes(columns)))
 
 
 async def _gather(works: Sequence[Coroutine[Any, Any, Episode | None]]) -> list[Episode | None]:
-    """The results of all; none goes on where one raises or nobody waits any more."""
+    """Return the results of all. If one raises, or the caller is cancelled, the others are cancelled."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)

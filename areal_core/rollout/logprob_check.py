@@ -1,4 +1,4 @@
-"""Whether an engine holds the weights that it should: answers whose log-probabilities the trainer computes too."""
+"""Checks that an engine holds the right weights: the trainer computes the log-probabilities of its answers too."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ ANSWERS, PROMPT_TOKENS, TOKENS = 4, 8, 32
 async def check_answers(
     engine: InferenceEngine, sampling: SamplingParameters, version: int, vocabulary: int | None = None
 ) -> bytes:
-    """Answers of every copy of the engine's weights to the same few requests, packed as the record of a group is.
+    """Return the answers of every copy of the engine's weights to a few fixed prompts, packed as a group's record.
 
-    The column `copy` says by its number which copy a token is from.
+    The column `copy` has the number of the copy that sampled a token.
 
     Args:
-        engine: that generates.
-        sampling: of the run; the answers are shorter.
-        version: that every token must be of.
-        vocabulary: how many token ids the model has, where that is known.
+        engine: generates.
+        sampling: the run's parameters; the answers are shorter.
+        version: weight version that every token must have.
+        vocabulary: number of token ids that the model has; None if it is not known.
 
     Raises:
-        RunError: nobody answers, or an answer is of another version.
+        RunError: no server answered, or an answer has another version.
     """
     count = min(TOKENS, sampling.max_new_tokens)
-    # Nothing that looks at what was said before, so that a server that was interrupted can go on, and nothing that cuts
-    # the distribution off, so that the trainer computes the same.
+    # Without penalties, so that an interrupted request can continue on another server. Without top-p and the like, so
+    # that the trainer computes the same distribution.
     sampling = SamplingParameters(sampling.temperature, count, greedy=sampling.greedy)
     trajectories = []
     tokens = min(50, (vocabulary or 51) - 1)

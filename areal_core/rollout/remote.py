@@ -1,4 +1,4 @@
-"""A rollout worker's end of its connection to the controller: slots of servers come from there, and groups to run."""
+"""A rollout worker's end of its connection to the controller, which sends groups to run and slots of servers."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
 from areal_core.errors import RunError, writable
-from areal_core.messages import Failed, Message, PeerClosed
 from areal_core.messages.workflows import (
     Acquire,
     AttemptFailed,
     Granted,
-    GroupEnded,
-    GroupFacts,
+    GroupOutcome,
+    GroupResult,
     NoSlot,
     Release,
     RunGroup,
     SlotLost,
 )
+from areal_core.runtime.rpc import Failed, Message, PeerClosed
 
 if TYPE_CHECKING:
-    from areal_core.interfaces.inference import SlotHolder, Want
-    from areal_core.messages import Peer
+    from areal_core.interfaces.inference import LeaseHolder, SlotRequest
     from areal_core.rollout.groups import GroupRunner
+    from areal_core.runtime.rpc import Peer
 
 
 class RemoteSlots:
-    """Slots that the controller gives; a `Slots`.
+    """Leases slots over the connection to the controller; see `Slots`.
 
     Args:
-        peer: to the controller.
+        peer: the connection.
     """
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
         self._numbers = itertools.count()
-        self._holders: dict[int, SlotHolder] = {}
-        self._known: dict[SlotHolder, int] = {}
+        self._holders: dict[int, LeaseHolder] = {}
+        self._known: dict[LeaseHolder, int] = {}
 
-    def acquire(self, want: Want, holder: SlotHolder) -> None:
+    def acquire(self, request: SlotRequest, holder: LeaseHolder) -> None:
         """See `Slots.acquire`."""
         number = self._known[holder] = next(self._numbers)
         self._holders[number] = holder
-        self._peer.notify(Acquire(number, want))
+        self._peer.notify(Acquire(number, request))
 
-    def release(self, holder: SlotHolder, *, has_failed: bool = False) -> None:
+    def release(self, holder: LeaseHolder, *, has_failed: bool = False) -> None:
         """See `Slots.release`."""
         number = self._known.pop(holder)
         del self._holders[number]
@@ -55,7 +55,7 @@ class RemoteSlots:
             self._peer.notify(Release(number, has_failed))
 
     def on_message(self, message: Granted | NoSlot | SlotLost) -> None:
-        """What the controller says of a slot; of one that was given back meanwhile nobody wants to know."""
+        """Pass the controller's message about a slot to its holder, if the slot was not released meanwhile."""
         if (holder := self._holders.get(message.number)) is None:
             return
         match message:
@@ -71,9 +71,9 @@ class WorkerService:
     """Runs the groups that the controller sends.
 
     Args:
-        peer: to the controller.
-        groups: runs them.
-        slots: hear what the controller says of them.
+        peer: the connection to the controller.
+        groups: runs groups.
+        slots: gets the controller's messages about slots.
     """
 
     def __init__(self, peer: Peer, groups: GroupRunner, slots: RemoteSlots) -> None:
@@ -83,7 +83,7 @@ class WorkerService:
         groups.runner.on_failure = self._attempt_failed
 
     async def serve(self) -> None:
-        """Until the controller is gone."""
+        """Serve until the controller is gone."""
         with suppress(PeerClosed):
             while True:
                 message, number = await self._peer.receive_request()
@@ -101,9 +101,9 @@ class WorkerService:
             return
         except RunError as error:
             reply = Failed(error.message, error.hints)
-        except Exception as error:  # noqa: BLE001 - it costs this group, and not the others of this process
-            told = writable("".join(traceback.format_exception(error)))
-            reply = GroupEnded(GroupFacts((), {}, (), len(task.samples), told, is_kept=True))
+        except Exception as error:  # noqa: BLE001 - fails this group, and no other of this process
+            trace = writable("".join(traceback.format_exception(error)))
+            reply = GroupResult(GroupOutcome((), {}, (), len(task.samples), trace, is_kept=True))
         self._peer.reply(number, reply)
 
     def _attempt_failed(self, group: int, sample: int, attempt: int, error: str) -> None:

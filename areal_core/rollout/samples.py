@@ -1,4 +1,4 @@
-"""Samples of what the policy writes, for the report: one group for each weight version."""
+"""Samples of the policy's answers for the report: one group for each weight version."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from areal_core.disk import append_line, replace_durably, writing
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from areal_core.messages.workflows import GroupFacts
+    from areal_core.messages.workflows import GroupOutcome
 
 MOST_BYTES = 32 << 20
-"""Of a file that grows beyond it every second line is left out: a long run is shown whole, its past thinner."""
+"""A larger file loses every second line, so that it covers the whole run."""
 
 
 class SampleLog:
@@ -23,15 +23,15 @@ class SampleLog:
         self._path = path
         self._version = -1
 
-    def saw(self, number: int, facts: GroupFacts, version: int) -> None:
-        """The group of this number has finished while `version` was generating.
+    def saw(self, number: int, outcome: GroupOutcome, version: int) -> None:
+        """Log the group if it is the first one that has finished under `version`.
 
         Raises:
             DiskError: the disk refuses; the next group is taken instead.
         """
         if version == self._version:
             return
-        episodes = [{"text": e.text, "reward": e.reward, "rewards": dict(e.rewards)} for e in facts.shown]
+        episodes = [{"text": e.text, "reward": e.reward, "rewards": dict(e.rewards)} for e in outcome.shown]
         line = json.dumps({"version": version, "group": number, "episodes": episodes})
         append_line("samples", self._path, line)
         self._version = version

@@ -1,25 +1,25 @@
-"""The rollout controller's end of the messages: answers rank 0 of the trainer, and whoever asks through the driver.
+"""The rollout controller's end of the messages: answers rank 0 of the trainer, and requests that the driver forwards.
 
-Requests are answered as they complete, not in order: an evaluation runs while batches are handed out. Weight syncs
-are taken one after another.
+Requests are answered as they complete, not in order: an evaluation runs while batches are handed out. Weight syncs run
+one after another.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from areal_core.background import start_task
 from areal_core.errors import ArealError, LostError, RunError
 from areal_core.interfaces.inference import WeightUpdate
-from areal_core.messages import Done, Failed, Peer, PeerClosed
 from areal_core.messages import rollouts as messages
 from areal_core.rollout.logprob_check import check_answers
+from areal_core.runtime.rpc import Done, Failed, Peer, PeerClosed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from areal_core.interfaces.inference import BroadcastReceiver, InferenceEngine, MemorySharer, TensorReader
+    from areal_core.interfaces.inference import InferenceEngine
     from areal_core.rollout.controller import RolloutController
     from areal_core.rollout.evaluation import Evaluator
 
@@ -28,10 +28,10 @@ class RolloutService:
     """Answers the trainer over one connection.
 
     Args:
-        controller: gives batches.
+        controller: makes batches.
         engine: generates.
-        evaluator: runs evaluations; None where the run has none.
-        audit: holds the ledger against the trainer's consumption log; what `areal audit --json` writes.
+        evaluator: runs evaluations; None if the run has none.
+        audit: compares the ledger with the trainer's state, and returns what `areal audit --json` writes.
     """
 
     def __init__(
@@ -47,12 +47,13 @@ class RolloutService:
         self._audit = audit
         self._syncing = asyncio.Lock()
         self._answers: dict[type, Callable[[Any], Awaitable[Any]]] = {
-            messages.WhereToBegin: self._where_to_begin,
+            messages.AskResumePoint: self._resume_point,
             messages.Begin: self._begin,
             messages.NextBatch: self._next_batch,
             messages.SyncWeights: self._sync,
             messages.ReadTensors: self._read_tensors,
             messages.SkipSync: self._skip_sync,
+            messages.Unread: self._leave_out,
             messages.FormGroup: self._form_group,
             messages.OfferFolder: self._offer_folder,
             messages.Sleep: self._sleep,
@@ -62,9 +63,9 @@ class RolloutService:
             messages.AuditLedger: self._audit_ledger,
         }
         self.done = asyncio.Event()
-        """The trainer has said goodbye, or has died."""
+        """Set once the trainer has said goodbye or has died."""
         self.is_lost = False
-        """It has died."""
+        """Whether the trainer has died."""
 
     async def serve_trainer(self, peer: Peer) -> None:
         """Answer the trainer until it says goodbye or dies."""
@@ -86,11 +87,9 @@ class RolloutService:
             self.done.set()
 
     async def answer(self, message: Any) -> Any:
-        """The reply to any request; what this service does not know the engine may."""
-        handler = self._answers.get(type(message)) or getattr(self._engine, "answer", None)
+        """Return the reply to a request. A message that this service does not know goes to the engine."""
+        handler = self._answers.get(type(message), self._engine.answer)
         try:
-            if handler is None:
-                raise RunError(f"this process does not answer {type(message).__name__}")
             return await handler(message)
         except ArealError as error:
             return Failed(error.message, error.hints, isinstance(error, LostError))
@@ -98,26 +97,30 @@ class RolloutService:
     async def _reply(self, peer: Peer, message: Any, number: int) -> None:
         peer.reply(number, await self.answer(message))
 
-    async def _where_to_begin(self, _: messages.WhereToBegin) -> messages.Beginning:
-        return self._controller.beginning
+    async def _resume_point(self, _: messages.AskResumePoint) -> messages.ResumePoint:
+        return self._controller.resume_point
 
     async def _begin(self, _: messages.Begin) -> Done:
         self._controller.start()
         return Done()
 
-    async def _next_batch(self, request: messages.NextBatch) -> messages.Manifest:
+    async def _next_batch(self, request: messages.NextBatch) -> messages.Manifest | messages.FolderNeeded:
         return await self._controller.next_batch(request.step)
 
     async def _sync(self, request: messages.SyncWeights) -> messages.Synced:
         async with self._syncing:
             update = WeightUpdate(request.version, request.folder, request.tensors)
             await self._controller.sync(update, request.trained)
-        return messages.Synced(getattr(self._engine, "needs_folder", bool)())
+        return messages.Synced(self._engine.needs_folder())
 
     async def _read_tensors(self, request: messages.ReadTensors) -> messages.Readers:
         async with self._syncing:
-            gpus = await cast("TensorReader", self._engine).read_tensors(request.version, request.tensors)
+            gpus = await self._engine.read_tensors(request.version, request.tensors)
         return messages.Readers(tuple(gpus))
+
+    async def _leave_out(self, request: messages.Unread) -> Done:
+        self._engine.leave_out(request.names)
+        return Done()
 
     async def _skip_sync(self, request: messages.SkipSync) -> Done:
         async with self._syncing:
@@ -125,19 +128,18 @@ class RolloutService:
         return Done()
 
     async def _form_group(self, request: messages.FormGroup) -> messages.GroupFormed:
-        receiver = cast("BroadcastReceiver", self._engine)
         async with self._syncing:
             return messages.GroupFormed(
-                await receiver.form_group(request.address, request.port, request.backend, request.current_group)
+                await self._engine.form_group(request.address, request.port, request.backend, request.current_group)
             )
 
     async def _offer_folder(self, request: messages.OfferFolder) -> Done:
-        cast("BroadcastReceiver", self._engine).offer_folder(WeightUpdate(request.version, request.folder))
+        self._engine.offer_folder(WeightUpdate(request.version, request.folder))
         return Done()
 
     async def _sleep(self, _: messages.Sleep) -> Done:
         async with self._syncing:
-            await cast("MemorySharer", self._engine).sleep()
+            await self._engine.sleep()
         return Done()
 
     async def _check_logprobs(self, _: messages.LogprobCheck) -> messages.LogprobCheckAnswers:
@@ -155,7 +157,7 @@ class RolloutService:
         return Done()
 
     def status(self) -> str:
-        """How the rollouts are, the servers and the evaluation that runs, where there are any."""
+        """Return one line with the state of the groups, the servers and the running evaluation."""
         evaluation = self._evaluator.progress if self._evaluator is not None else ""
         return "; ".join(filter(None, [self._controller.describe(), self._engine.describe(), evaluation]))
 

@@ -1,4 +1,4 @@
-"""Reward shaping and group filters: what an algorithm makes of a prompt group that has ended."""
+"""Applies the algorithm's reward shaping and group filters to a prompt group that has ended."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ async def shape(
     checks: EpisodeChecks,
     section: RolloutSection,
 ) -> Sequence[Episode] | None:
-    """Filter and shape a group; its episodes, or None where it is not to be trained on.
+    """Return the shaped episodes of a group, or None if a filter drops the group.
 
     Args:
         number: of the group.
-        episodes: that ended well.
-        filters: reward shaping, then filters.
-        checks: what is asked of every episode.
-        section: each filter may take as long as an episode.
+        episodes: those that did not fail.
+        filters: reward shaping, then group filters.
+        checks: applied to every episode that a filter returns.
+        section: `rollout` of the config; a filter may take as long as an episode.
 
     Raises:
-        RunError: a filter raised, took too long, or returned what is no group; with its traceback.
+        RunError: a filter raised, took too long, or returned another number of episodes; with its traceback.
     """
     try:
         for filtering in filters:

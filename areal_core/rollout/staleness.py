@@ -1,7 +1,7 @@
-"""How far generation may run ahead of training, and how stale a token is when it is trained on.
+"""How far generation may run ahead of training: the bound on staleness as arithmetic.
 
-The unit is one trained batch. A token's staleness is the number of batches trained before the one that consumes it,
-less the number trained when the weights that sampled it were synced.
+Staleness counts trained batches. A token's staleness is the number of batches trained before the batch that consumes
+it, minus the number trained when the weights that sampled it were synced.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AdmissionCounts:
-    """Where the prompt groups of a run are. Failed, filtered and dropped groups are in none of these terms.
+    """Number of prompt groups by state. Failed, filtered and stale groups are in none of them.
 
     Attributes:
-        running: groups whose episodes are under way.
-        ready: finished groups that wait to be consumed.
+        running: groups whose episodes run.
+        ready: groups that wait to be consumed.
         consumed: groups handed to the trainer, as whole batches.
         trained: batches that were trained when the weights now generating were synced.
     """
@@ -29,15 +29,23 @@ class AdmissionCounts:
     consumed: int = 0
     trained: int = 0
 
+    @property
+    def admitted(self) -> int:
+        """Groups in any state: the next group is number `admitted % batch_size` of batch `admitted // batch_size`."""
+        return self.running + self.ready + self.consumed
+
 
 def capacity(bound: RolloutSection, counts: AdmissionCounts) -> int:
-    """How many more groups may be admitted now, so that, consumed in order, none is over the bound on staleness.
+    """Return how many more groups may be admitted so that none, consumed in order, exceeds the bound on staleness.
 
     With B groups in a batch and t batches trained:
     `min(max_pending_batches * B - (running + ready), (max_staleness + t + 1) * B - (consumed + ready + running))`.
-    A budget on staleness fills up, so the depth is a setting of its own. May be negative after a bound was lowered.
+    The second term alone would always fill up to the bound, so the first one, the depth, is a setting of its own.
+
+    Returns:
+        Number of groups; negative after a resume with a lower bound.
     """
     under_way = counts.running + counts.ready
     depth = bound.max_pending_batches * bound.batch_size - under_way
-    lead = (bound.max_staleness + counts.trained + 1) * bound.batch_size - (counts.consumed + under_way)
+    lead = (bound.max_staleness + counts.trained + 1) * bound.batch_size - counts.admitted
     return min(depth, lead)

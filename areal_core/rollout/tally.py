@@ -1,4 +1,4 @@
-"""What happened between two batches, as metrics of the rollouts."""
+"""Counts events of the rollouts between two batches, as metrics."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from areal_core.messages.workflows import GroupFacts
+    from areal_core.messages.workflows import GroupOutcome
 
 
 @dataclass(slots=True)
 class Tally:
-    """What happened since the last batch was handed out."""
+    """Counts since the last batch that the trainer took."""
 
     events: Counter[str] = field(default_factory=Counter)
     rewards: list[float] = field(default_factory=list)
     sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Of the metrics of episodes."""
+    """Sums of the episodes' metrics by name."""
     counted: Counter[str] = field(default_factory=Counter)
-    """By rewards."""
+    """Counts of the rewards by name."""
     failed_episodes: int = 0
 
-    def add(self, facts: GroupFacts) -> None:
-        """A group has ended."""
-        self.rewards += facts.rewards
-        self.failed_episodes += facts.failed
-        self.counted.update(facts.counted)
-        for name, value in facts.metrics.items():
+    def add(self, outcome: GroupOutcome) -> None:
+        """Count a group that has ended."""
+        self.rewards += outcome.rewards
+        self.failed_episodes += outcome.failed
+        self.counted.update(outcome.counted)
+        for name, value in outcome.metrics.items():
             self.sums[name] += value
 
     def take(self) -> dict[str, float]:
-        """The metrics; what follows is counted anew."""
+        """Return the metrics, and start counting from 0."""
         metrics = {f"groups/{name}": float(count) for name, count in self.events.items()}
         metrics |= {f"rewards/{name}": value for name, value in self.counted.items()}
         if self.failed_episodes:

@@ -1,10 +1,12 @@
-"""Rollout workers as the rollout controller sees them: processes in which the code of users runs.
+"""Rollout workers as the rollout controller sees them: processes in which the user's code runs.
 
-The driver starts them, and starts one again that is lost. A group goes to the worker with the fewest. For each partial
-generation a worker asks here for a slot of a server, and that server for tokens: none passes through this process. So
-the controller alone knows servers, weights and the ledger, and a worker that blocks, leaks, crashes or is killed costs
-the episodes that it had: its groups go to another one. Those that have lost two are suspects, which run one at a time;
-the one that loses two more workers is the cause, and fails.
+The driver starts the workers and restarts a lost one. Each group goes to the worker with the fewest groups. For each
+partial generation, a worker requests a slot of a server here and sends the generation to that server: tokens never pass
+through the controller.
+
+A worker that blocks, leaks, crashes or is killed costs the episodes that it was running: its groups go to another
+worker. A group that was running in LOSSES_AMONG_OTHERS lost workers is a suspect. Suspects run one at a time, so that
+the one whose episodes kill workers is found: after LOSSES_ALONE more losses the group fails.
 """
 
 from __future__ import annotations
@@ -17,13 +19,12 @@ from typing import TYPE_CHECKING
 
 from areal_core.disk import append_events
 from areal_core.errors import RunError
-from areal_core.messages import Message, Peer, PeerClosed, Server, serve
 from areal_core.messages.workflows import (
     Acquire,
     AttemptFailed,
     Granted,
-    GroupEnded,
-    GroupFacts,
+    GroupOutcome,
+    GroupResult,
     NoSlot,
     Release,
     RunGroup,
@@ -31,6 +32,7 @@ from areal_core.messages.workflows import (
     Welcome,
     WorkflowsReady,
 )
+from areal_core.runtime.rpc import Message, Peer, PeerClosed, Server, serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,27 +41,26 @@ if TYPE_CHECKING:
     from areal_core.interfaces.inference import Grant, Slots
 
 LOSSES_AMONG_OTHERS, LOSSES_ALONE = 2, 2
-"""Workers that a group may lose with all others before it is a suspect; and then, while no other suspect runs, before
-it counts as the cause."""
+"""Lost workers after which a group is a suspect; further lost workers after which it fails."""
 SETTLED_S = 0.1
-"""Before its groups go to others: of workers that die together, all are known to be lost by then."""
+"""Seconds until the groups of a lost worker go to others: by then, workers that died together are all known as lost."""
 LOSSES_IN_A_ROW = 8
-"""Workers lost without one group that ended in between, two for each where that is more: what they run ends them,
-whatever the prompt."""
+"""Workers lost in a row, with no group ended in between, that end the run (at least two for each worker): the workflow
+kills its process whatever the prompt."""
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
     peer: Peer
     tasks: list[RunGroup] = field(default_factory=list)
-    """Groups that it has; of a worker that is lost, those that it had."""
+    """Groups that it runs, or was running when it was lost."""
     holders: dict[int, _Holder] = field(default_factory=dict)
-    """Of slots, by its own numbers."""
+    """Holders of its slots, by the worker's own numbers."""
 
 
 @dataclass(slots=True, eq=False)
 class _Holder:
-    """A `SlotHolder` for a worker."""
+    """The controller's end of a worker's lease: sends the worker a message for each event."""
 
     peer: Peer
     number: int
@@ -76,7 +77,7 @@ class _Holder:
         self._post(SlotLost(self.number))
 
     def _post(self, message: Message) -> None:
-        with contextlib.suppress(PeerClosed):  # then its end is about to be seen
+        with contextlib.suppress(PeerClosed):  # `_receive` handles the lost worker
             self.peer.notify(message)
 
 
@@ -84,17 +85,17 @@ class RolloutWorkers:
     """Runs prompt groups in worker processes.
 
     Args:
-        address: at which workers arrive.
-        slots: of the servers that they ask.
-        count: how many workers.
-        start_timeout_s: for workers to load workflow and data.
-        welcome: what each is told first.
-        timeline: file for when each group was run, and where; a JSON line each.
-        log: takes a line for whoever watches the run.
+        address: where the workers connect.
+        slots: gives slots of the servers.
+        count: number of workers.
+        start_timeout_s: seconds in which all workers must have loaded workflow and data.
+        welcome: the first message to each worker.
+        timeline: file that gets a JSON line for each group: its worker, begin and end.
+        log: writes a line to the run's log.
 
     Attributes:
-        rows: of the data set; 0 where nothing is trained.
-        held_out_rows: of the evaluation's.
+        rows: number of rows in the data set; 0 if nothing is trained.
+        held_out_rows: number of rows in the evaluation's data set.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class RolloutWorkers:
         self._is_closing = False
 
     async def listen(self) -> str:
-        """Let workers in from now on; the address."""
+        """Start to accept workers, and return the address."""
         self._server = await serve(self._address, self._receive)
         return self._server.address
 
@@ -132,7 +133,7 @@ class RolloutWorkers:
         """Wait until all workers have loaded workflow and data.
 
         Raises:
-            RunError: they take too long.
+            RunError: they are not ready within `start_timeout_s`.
         """
         try:
             async with asyncio.timeout(self._start_timeout_s):
@@ -146,10 +147,10 @@ class RolloutWorkers:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a slot."""
+        """Number of requests that wait for a slot."""
         return sum(holder.is_waiting for worker in self._workers for holder in worker.holders.values())
 
-    async def run(self, task: RunGroup) -> GroupEnded:
+    async def run(self, task: RunGroup) -> GroupResult:
         """See `GroupRunner.run`."""
         losses = LOSSES_AMONG_OTHERS + LOSSES_ALONE
         for loss in range(losses):
@@ -163,10 +164,10 @@ class RolloutWorkers:
         which = f"this prompt, data row {task.row}, {lost} the last"
         failure = f"{losses} rollout workers were lost with {which}: see its log"
         self.on_failure(task.number, task.samples[0], losses, failure)
-        return GroupEnded(GroupFacts((), {}, (), len(task.samples), failure, is_kept=True))
+        return GroupResult(GroupOutcome((), {}, (), len(task.samples), failure, is_kept=True))
 
     async def close(self) -> None:
-        """End all workers; safe to call twice."""
+        """Close all connections, so that the workers end; safe to call twice."""
         self._is_closing = True
         if self._server is not None:
             self._server.close()
@@ -174,7 +175,7 @@ class RolloutWorkers:
     # Workers.
 
     async def _find_worker(self) -> _Worker:
-        """The one with the fewest groups."""
+        """Return the worker with the fewest groups, once there is one."""
         while self._cause is not None or not self._workers:
             if self._cause is not None:
                 raise self._cause
@@ -182,24 +183,24 @@ class RolloutWorkers:
             await self._changed.wait()
         return min(self._workers, key=lambda worker: len(worker.tasks))
 
-    async def _run_in(self, worker: _Worker, task: RunGroup) -> GroupEnded:
+    async def _run_in(self, worker: _Worker, task: RunGroup) -> GroupResult:
         worker.tasks.append(task)
         began = time.time()
         try:
-            ended: GroupEnded = await worker.peer.request(task, None, f"the end of group {task.number}")
+            ended: GroupResult = await worker.peer.request(task, None, f"the end of group {task.number}")
         except PeerClosed:
-            raise  # what it was lost with is told
+            raise  # keep the task listed: `_lose` reports it
         except BaseException:
             worker.tasks.remove(task)
             raise
         worker.tasks.remove(task)
         self._lost_in_a_row = 0
-        ran = {"group": task.number, "worker": worker.peer.name, "version": min(ended.facts.versions, default=-1)}
+        ran = {"group": task.number, "worker": worker.peer.name, "version": min(ended.outcome.versions, default=-1)}
         append_events(self._timeline, ran | {"begin": began, "end": time.time()})
         return ended
 
     async def _receive(self, peer: Peer) -> None:
-        """A worker has come: it is told what is needed of it, loads that, and is given groups."""
+        """Serve a worker until it is lost: welcome it, wait until it has loaded, then answer its messages."""
         peer.notify(self._welcome)
         ready = await peer.receive()
         assert isinstance(ready, WorkflowsReady)
@@ -227,16 +228,16 @@ class RolloutWorkers:
             self._cause = RunError(f"{lost}; the last, {worker.peer.name}, had {_rows(rows)}", hints=hints)
             self._changed.set()
             return
-        had = f"the episodes of {_rows(rows)} are begun again" if rows else "it had no episodes"
-        self._log(f"{worker.peer.name} was lost; {had}")
+        consequence = f"other workers run the episodes of {_rows(rows)} again" if rows else "it had no episodes"
+        self._log(f"{worker.peer.name} was lost; {consequence}")
 
-    # What episodes ask for.
+    # Messages of workers.
 
     def _on_message(self, worker: _Worker, message: Message) -> None:
         match message:
-            case Acquire(number, want) if number not in worker.holders:
+            case Acquire(number, request) if number not in worker.holders:
                 holder = worker.holders[number] = _Holder(worker.peer, number)
-                self._slots.acquire(want, holder)
+                self._slots.acquire(request, holder)
             case Release(number, has_failed) if number in worker.holders:
                 self._slots.release(worker.holders.pop(number), has_failed=has_failed)
             case AttemptFailed():
@@ -244,6 +245,6 @@ class RolloutWorkers:
 
 
 def _rows(rows: Sequence[int]) -> str:
-    """Some rows by their numbers, and how many more there are."""
+    """Return the first five row numbers in words, and how many more there are."""
     more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
     return f"data row{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:5]))}{more}"

@@ -1,14 +1,13 @@
-"""A run where it lies and runs: its folder, the model that its processes load, and the roles that they play.
+"""The main functions of a run's processes, and the model that they load.
 
-`controller`, `trainer`, `rollout_worker` and `server` are roles: what a process of the run is
-started for, by the driver (`areal_core.driver`). What is exported here is public: a plugin may read run folders and
-play roles of its own (`run_role`). With `areal_core.runs.controller.RolloutHalf` it generates and scores as a run does;
-only that imports torch.
+`controller`, `trainer`, `rollout_worker` and `server` are the roles that the driver (`areal_core.driver`) starts. The
+names exported here are public: a plugin may read run folders and run roles of its own (`run_role`). With
+`areal_core.runs.controller.RolloutHalf` a plugin generates and scores as a run does. Only `trainer` imports torch.
 """
 
-from areal_core.launchers.member import Member, run_role
-from areal_core.runs.event_loops import run_event_loop
-from areal_core.runs.folder import RunFolder
 from areal_core.runs.models import model_reference
+from areal_core.runtime.event_loops import run_event_loop
+from areal_core.runtime.folder import RunFolder
+from areal_core.runtime.member import Member, run_role
 
 __all__ = ["Member", "RunFolder", "model_reference", "run_event_loop", "run_role"]

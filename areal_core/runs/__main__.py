@@ -1,7 +1,7 @@
-"""One process of a run: `python -m areal_core.runs ROLE RUN_DIR`.
+"""Run one process of a run: `python -m areal_core.runs ROLE RUN_DIR`.
 
-It joins the driver's hub, reads the run folder's config, loads the same plugins in the same way as every other process,
-and plays its role.
+The process joins the driver's hub, reads the config in the run folder, loads the same plugins as every other process,
+and runs the main function of its role.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.launchers.member import run_role
+from areal_core.runtime.member import run_role
 
 if TYPE_CHECKING:
-    from areal_core.launchers.member import Member
+    from areal_core.runtime.member import Member
 
 ROLES = ("controller", "trainer", "rollout_worker", "server")
 
 
 def main(role: str, run_dir: Path) -> int:
-    """Play a role to its end; the exit code."""
+    """Run a role until it ends. Return the exit code."""
     assert role in ROLES, role
 
     def play(member: Member) -> int:
-        """What takes long to import, as torch does, is imported when the process beats already."""
+        """Import the role late, when the process already sends heartbeats: torch takes seconds to import."""
         import importlib
 
         from areal_core.files import KeptSources
-        from areal_core.runs.folder import RunFolder
+        from areal_core.runtime.folder import RunFolder
 
         run = RunFolder(run_dir)
         KeptSources.use(run.sources)

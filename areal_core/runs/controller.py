@@ -1,4 +1,4 @@
-"""The role of the rollout controller: builds the rollout half of a run and serves the trainer."""
+"""The main function of the rollout controller: builds the rollout half of a run and serves the trainer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,8 @@ from typing import TYPE_CHECKING, Any
 from areal_core.background import start_task, watch_event_loop
 from areal_core.config import load_run
 from areal_core.data.sampler import PromptSampler
-from areal_core.launchers.guard import SCRATCH_VARIABLE, timeline_of
-from areal_core.launchers.member import LOADING_SILENCE_S, current_attempt
 from areal_core.ledger.audit import audit
 from areal_core.ledger.store import Ledger
-from areal_core.messages import Failed, FrameDecoder, PeerCorrupt, encode_frame, serve
-from areal_core.messages.hub import Forward, Forwarded, Status
 from areal_core.messages.workflows import Welcome
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.evaluation import Evaluator, play_in_workers
@@ -29,9 +25,14 @@ from areal_core.rollout.samples import SampleLog
 from areal_core.rollout.service import RolloutService
 from areal_core.rollout.workers import RolloutWorkers
 from areal_core.runs.engines import build_engine
-from areal_core.runs.event_loops import run_through_exits
 from areal_core.runs.models import end_tokens, load_tokenizer, model_reference, sampling_parameters, vocabulary_size
 from areal_core.runs.rollout_worker import ROLLOUTS
+from areal_core.runtime.environment import SCRATCH_VARIABLE
+from areal_core.runtime.event_loops import run_through_exits
+from areal_core.runtime.logs import timeline_of
+from areal_core.runtime.member import LOADING_SILENCE_S, current_attempt
+from areal_core.runtime.messages import Forward, Forwarded, RolloutStatus
+from areal_core.runtime.rpc import Failed, FrameDecoder, PeerCorrupt, encode_frame, serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,25 +40,26 @@ if TYPE_CHECKING:
     from areal_core.config import Resolved, RunConfig
     from areal_core.config.sections import EvaluationSection
     from areal_core.interfaces import InferenceEngine
-    from areal_core.launchers.member import Member
-    from areal_core.runs.folder import RunFolder
+    from areal_core.runtime.folder import RunFolder
+    from areal_core.runtime.member import Member
 
 STATUS_INTERVAL_S = 0.5
-CAUSES_TOLD = 8
-"""Of failed episodes; what others failed with stands in the ledger."""
+"""Seconds between two status messages to the driver."""
+LOGGED_CAUSES = 8
+"""Number of different causes of failed episodes that are logged. The ledger has all of them."""
 LOST_S = 60.0
-"""For the driver to end this process when the trainer has died."""
+"""Seconds that this process waits for the driver to end it after the trainer has died."""
 
 
 def play(run: RunFolder, member: Member) -> int:
-    """Serve until the trainer has said goodbye or died, or this process is told to stop."""
+    """Serve until the trainer sends `Goodbye` or dies, or the driver stops this process. Return the exit code."""
     run_through_exits(_serve(run, member))
     return 0
 
 
 @dataclass(frozen=True)
 class RolloutHalf:
-    """What a run and an evaluation generate with: engine and rollout workers; made by `begin`."""
+    """The parts that generate in a run and in an evaluation: inference engine and rollout workers. See `begin`."""
 
     config: RunConfig
     tokenizer: Any
@@ -70,16 +72,16 @@ class RolloutHalf:
 
     @classmethod
     async def begin(cls, resolved: Resolved, run: RunFolder, member: Member, *, trains: bool) -> RolloutHalf:
-        """All parts, their processes starting: each imports for seconds, as this one does, so they do it side by side.
+        """Build all parts, and start the engine concurrently: this process and the others each import for seconds.
 
         Args:
             resolved: the config.
-            run: its folder.
-            member: this process in the run.
-            trains: whether there will be more than evaluations.
+            run: the run folder.
+            member: this process as a member of the run.
+            trains: whether the workers run training groups, and not only evaluations.
 
         Raises:
-            RunError: the engine cannot do what the config asks of it, or the model has no tokenizer.
+            RunError: the engine does not support the config, or the model has no tokenizer.
         """
         config, rollout = resolved.config, resolved.config.rollout
         assert config.workflow is not None
@@ -100,7 +102,8 @@ class RolloutHalf:
         member.announce(ROLLOUTS, await workers.listen())
         starting = asyncio.ensure_future(engine.start(model))
         try:
-            await asyncio.sleep(0)  # an engine of this process imports first: two threads would import half a library
+            # Let an embedded engine import first: two threads that import the same library see parts of it.
+            await asyncio.sleep(0)
             tokenizer = await asyncio.to_thread(load_tokenizer, model)
             ends = await asyncio.to_thread(end_tokens, model, tokenizer)
             await workers.start()
@@ -110,12 +113,12 @@ class RolloutHalf:
         return cls(config, tokenizer, engine, workers, starting, ends, vocabulary_size(model, tokenizer))
 
     def evaluator(self, section: EvaluationSection) -> Evaluator:
-        """Plays the episodes of an evaluation."""
+        """Return the evaluator of a config section. It runs episodes in the workers."""
         sampling = sampling_parameters(self.config, self.ends, section.temperature)
         return Evaluator(partial(play_in_workers, self.workers, sampling), self.workers.held_out_rows, section)
 
     async def close(self) -> None:
-        """End both; safe to call twice."""
+        """Close the engine and the workers; safe to call twice."""
         await _close(self.starting, self.engine, self.workers)
 
 
@@ -133,11 +136,11 @@ async def _serve(run: RunFolder, member: Member) -> None:
     loop = asyncio.get_running_loop()
 
     def on_message(message: Any, number: int) -> None:
-        """In the thread of the connection to the driver."""
+        """Answer a forwarded request. Runs in the thread of the connection to the driver."""
         if not isinstance(message, Forward):
             return
         if (answering := service) is None:
-            member.notify(Failed("the rollout controller is still starting: ask again in a moment"), -number)
+            member.notify(Failed("the rollout controller is still starting: try again in a moment"), -number)
             return
         work = _answer(answering, message, number, member)
         try:
@@ -183,18 +186,25 @@ async def _serve(run: RunFolder, member: Member) -> None:
 def _logging_each_cause(
     note: Callable[[int, int, int, str], None], log: Callable[[str], None], sampler: PromptSampler
 ) -> Callable[[int, int, int, str], None]:
-    """Notes every failed attempt of an episode, and tells of each cause once, for one that recurs fills a screen."""
-    told: set[str] = set()
+    """Return a function that records every failed try of an episode and logs each cause once.
+
+    Two errors have the same cause if they differ only in numbers.
+    """
+    logged_causes: set[str] = set()
 
     def failed(group: int, sample: int, attempt: int, error: str) -> None:
         note(group, sample, attempt, error)
-        words = (error.strip() or "no words").splitlines()[-1][:300]
-        cause = re.sub(r"\d+", "", words)[:80]
-        if group >= 0 and cause not in told and len(told) < CAUSES_TOLD:
-            told.add(cause)
-            last = "; further causes stand in the ledger" * (len(told) == CAUSES_TOLD)
-            row = sampler[group][0]
-            log(f"an episode of data row {row} failed: {words}; more like it are counted in episodes/failed{last}")
+        summary = (error.strip() or "no message").splitlines()[-1][:300]
+        cause = re.sub(r"\d+", "", summary)[:80]
+        is_evaluation = group < 0
+        if is_evaluation or cause in logged_causes or len(logged_causes) == LOGGED_CAUSES:
+            return
+        logged_causes.add(cause)
+        message = f"an episode of data row {sampler[group][0]} failed: {summary}"
+        message += "; the metric episodes/failed counts further failures of this kind"
+        if len(logged_causes) == LOGGED_CAUSES:
+            message += "; further causes are in the ledger only"
+        log(message)
 
     return failed
 
@@ -202,7 +212,7 @@ def _logging_each_cause(
 async def _serve_trainer(
     service: RolloutService, controller: RolloutController, half: RolloutHalf, config: RunConfig, member: Member
 ) -> None:
-    """Generate for the trainer until it has said goodbye or died, or this process is told to stop."""
+    """Serve the trainer until it sends `Goodbye` or dies, or the driver stops this process."""
     status = start_task(_report(service, member), "status of the rollouts")
     try:
         with member.phase("starting the inference engine"):
@@ -210,23 +220,23 @@ async def _serve_trainer(
         scratch = Path(os.environ[SCRATCH_VARIABLE])
         server = await serve(f"unix:{scratch / 'controller.sock'}", service.serve_trainer)
         member.announce("controller", server.address)
-        # What was imported lives as long as this process: a collection that went over all of it would hold up the event
-        # loop, and with it every episode, for a quarter of a second.
+        # Keep imported objects out of garbage collections: one over all of them blocks the event loop, and with it
+        # every episode, for a quarter of a second.
         gc.collect()
         gc.freeze()
         member.enter("generating")
         stopped, loop = asyncio.Event(), asyncio.get_running_loop()
 
-        def stop() -> None:  # by the driver, once the trainer has ended
+        def stop() -> None:  # the driver asks for it when the trainer has ended
             with suppress(RuntimeError):  # the loop is closed: the run is over
                 loop.call_soon_threadsafe(stopped.set)
 
-        member.on_stop = stop  # until now there was nothing to close
+        member.on_stop = stop  # before this point there is nothing to close
         watch_event_loop(config.rollout.blocked_timeout_s, member.log)
         ends = [asyncio.ensure_future(event.wait()) for event in (service.done, stopped)]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if service.is_lost:  # servers that outlive it are not this process's to end
-            member.enter("waiting to be stopped: the trainer has exited")
+        if service.is_lost:  # leave the servers alone: they may serve the next attempt
+            member.enter("waiting for the driver: the trainer has exited")
             await asyncio.wait(ends[1:], timeout=LOST_S)
         server.close()
         await controller.close()
@@ -235,25 +245,25 @@ async def _serve_trainer(
 
 
 async def _audit(controller: RolloutController, run: RunFolder, sampler: PromptSampler) -> dict[str, Any]:
-    """Of the ledger as it is now; the rollouts go on while its copy is looked through."""
+    """Audit a copy of the ledger, so that the rollouts continue meanwhile."""
     with closing(sqlite3.connect(":memory:", check_same_thread=False)) as copy:
         running = await controller.copy_ledger(copy)
         return asdict(await asyncio.to_thread(audit, copy, run.path, sampler, running))
 
 
 async def _answer(service: RolloutService, forwarded: Forward, number: int, member: Member) -> None:
-    """The reply to a question that came through the driver."""
+    """Answer a request that the driver forwarded."""
     try:
         (request,) = FrameDecoder().feed(forwarded.request)
         reply = await service.answer(request.message)
     except (PeerCorrupt, ValueError):
-        reply = Failed("this run does not know the request")
-    except Exception as error:  # noqa: BLE001 - a client never ends a run
+        reply = Failed("the rollout controller does not know this request")
+    except Exception as error:  # noqa: BLE001 - a client must not end a run
         reply = Failed(f"the request could not be answered: {type(error).__name__}: {error}")
     member.notify(Forwarded(bytes(encode_frame(reply))), -number)
 
 
 async def _report(service: RolloutService, member: Member) -> None:
     while True:
-        member.notify(Status(service.status()))
+        member.notify(RolloutStatus(service.status()))
         await asyncio.sleep(STATUS_INTERVAL_S)

@@ -1,4 +1,4 @@
-"""The inference engine of a run: started in the controller, and made in rollout workers, which are its clients."""
+"""Build the inference engine of a run. The controller starts it; rollout workers build it to get its client."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
     from areal_core.config import RunConfig
     from areal_core.interfaces import InferenceEngine
-    from areal_core.launchers.member import Member
-    from areal_core.runs.folder import RunFolder
+    from areal_core.runtime.folder import RunFolder
+    from areal_core.runtime.member import Member
 
 
 FOLDERS = {"core/memory", "core/disk"}
-"""Weight transports that every inference engine takes."""
+"""Weight transports that every inference engine supports."""
 
 
 def build_engine(config: RunConfig, run: RunFolder, scratch: Path, member: Member | None) -> InferenceEngine:
-    """The inference engine, not yet started.
+    """Build the inference engine without starting it.
 
     Raises:
-        RunError: it cannot do what the rest of the config asks of it.
+        RunError: the engine does not support the weight transport, the images or the sampling parameters of the config.
     """
     assert config.inference_engine is not None
     name = config.inference_engine.reference
@@ -38,12 +38,14 @@ def build_engine(config: RunConfig, run: RunFolder, scratch: Path, member: Membe
     transport = config.weight_sync.transport.target
     if transport not in {*FOLDERS, *engine.capabilities.transports}:
         raise RunError(
-            f"weight_sync.transport is {transport}, and {name} as it is set takes no weights that way",
-            hints=["set it to memory or disk, or leave it out: placement then decides"],
+            f"weight_sync.transport is {transport}, which {name} does not support with its current settings",
+            hints=["set it to memory or disk, or remove it: areal then chooses by placement"],
         )
     if getattr(getattr(config.workflow, "settings", None), "shows_images", False) and not engine.capabilities.images:
-        raise RunError(f"the workflow shows images, and {name} takes none", hints=["choose one that does, as hf"])
-    asked = sampling_parameters(config).unsupported(engine.capabilities.sampling)
-    if asked:
-        raise RunError(f"{name} as it is set cannot sample with {', '.join(asked)}", hints=["remove it from sampling"])
+        raise RunError(f"the workflow shows images, which {name} does not support", hints=["choose hf, which does"])
+    unsupported = sampling_parameters(config).unsupported(engine.capabilities.sampling)
+    if unsupported:
+        raise RunError(
+            f"{name} does not support sampling with {', '.join(unsupported)}", hints=["remove it from sampling"]
+        )
     return engine

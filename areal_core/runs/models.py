@@ -1,51 +1,126 @@
-"""What every role of a run needs of the model: where it lies, its tokenizer, and how its tokens are sampled."""
+"""The model of a run: its folder, its tokenizer, the tokens that end an answer, and the sampling parameters."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_core.disk import is_folder
+from areal_core.config.needs import roles_of
+from areal_core.disk import WEIGHTS_INDEX as WEIGHTS_INDEX  # noqa: PLC0414 - plugins import it from here
+from areal_core.disk import is_folder, read_shapes
+from areal_core.disk import weight_files as weight_files  # noqa: PLC0414 - plugins import it from here
 from areal_core.errors import RunError
-from areal_core.interfaces import ModelReference, SamplingParameters
+from areal_core.interfaces import ModelReference, SamplingParameters, StoredModel
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from pathlib import Path
+    from collections.abc import Collection, Mapping, Sequence
 
     from areal_core.config import Resolved, RunConfig
-    from areal_core.runs.folder import RunFolder
+    from areal_core.runtime.folder import RunFolder
 
 
 MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.tiktoken", "*.txt", "*.jinja", "*.py")
-"""What a repository of the hub has for a model: beside it may lie the same weights in other formats."""
+"""Files of a hub repository to download for a model. A repository may have the same weights in other formats, too."""
+DESCRIPTION_FILES = ("*.json", "*.model", "*.tiktoken", "*.txt", "*.jinja")
+"""Files that describe a model without its weights."""
 _SNAPSHOT = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})$")
-"""Where huggingface_hub keeps a commit of a repository."""
+"""Matches the folder of one commit of a repository in huggingface_hub's cache."""
 
 
 def model_reference(resolved: Resolved, run: RunFolder) -> ModelReference:
-    """The model that every process of the run loads."""
+    """Return the model that every process of the run loads."""
     model = resolved.config.model
     path = run.model_note.read_text() if model.path is None else model_path(resolved, model.path)
     return ModelReference(path, model.dtype, model.trust_remote_code)
 
 
 def model_paths(config: RunConfig, made: str | Path | None = None) -> dict[str, str]:
-    """The models of a run by the key of the config that names them; `made` is that of its source."""
+    """Return the paths of a run's models, by the config key that names each.
+
+    Args:
+        config: config of the run.
+        made: folder of a model that `model.source` has made.
+    """
     own = {f"roles.{name}.path": getattr(chosen.common, "path", None) for name, chosen in config.roles.items()}
     return {key: str(path) for key, path in {"model.path": config.model.path or made, **own}.items() if path}
 
 
 def model_path(resolved: Resolved, path: str, key: str = "model.path", files: Sequence[str] = MODEL_FILES) -> str:
-    """The folder that a config means, which is relative to its own, or else that of a name on the hub in
-    huggingface_hub's cache, into which what is missing of `files` is downloaded.
+    """Return the folder of a model that a config names by a path or by a name on the Hugging Face hub.
 
-    A folder of that cache which is not on this machine, such as another node's, is downloaded at the same commit.
+    A relative path is relative to the folder of the config. A name on the hub is downloaded to huggingface_hub's cache,
+    as far as it is not there. If the path is a folder of this cache on another machine, the same commit is downloaded.
+
+    Args:
+        resolved: config of the run.
+        path: path or name, as the config has it.
+        key: config key that names the model, for the error.
+        files: patterns of the files to download.
 
     Raises:
-        RunError: there is neither, or the download failed; the message names the key of the config.
+        RunError: there is no such folder, and the download failed.
     """
-    local, kept = resolved.base_dir / path, _SNAPSHOT.search(path)
+    return _folder_of(resolved.base_dir / path, path, key, files)
+
+
+def read_model(folder: Path) -> StoredModel:
+    """Read a model's config.json and the shapes of its weights, without the weights themselves.
+
+    Raises:
+        RunError: a file is missing or cannot be read.
+    """
+    from areal_core.models.quantization import plain_shapes
+
+    try:
+        description = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{folder / 'config.json'} cannot be read ({error})", hints=["a Hugging Face folder has one"]
+        ) from error
+    return StoredModel(folder, description, plain_shapes(description, read_shapes(folder)))
+
+
+def models_by_role(config: RunConfig, stored: Mapping[str, StoredModel | None]) -> dict[str, StoredModel]:
+    """Return the model of each role of the algorithm. A role without a path uses the run's model.
+
+    Args:
+        config: config of the run.
+        stored: the models that are on this machine, by the config key that names each.
+    """
+    shared = stored.get("model.path")
+    names = roles_of(config.algorithm, config.training.updates)
+    return {name: model for name in names if (model := stored.get(f"roles.{name}.path", shared)) is not None}
+
+
+def described_model(path: str) -> Path:
+    """Return the folder of a model with at least the files that describe it. Weights on the hub are not downloaded.
+
+    Args:
+        path: path of a folder, or a name on the Hugging Face hub.
+
+    Raises:
+        RunError: there is no such folder or name, or it is not a model of transformers.
+    """
+    path = os.path.expanduser(path)  # noqa: PTH111 - a name on the hub is not a path
+    folder = Path(_folder_of(Path.cwd() / path, path, "MODEL", DESCRIPTION_FILES))
+    config = folder / "config.json"
+    hint = "name a Hugging Face model folder (config.json, *.safetensors, tokenizer files) or a hub name"
+    if not config.is_file():
+        raise RunError(f"'{path}' is not a model: the folder has no config.json", hints=[hint])
+    try:
+        description = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{config} cannot be read: {error}", hints=["copy or download the model again"]) from error
+    if not isinstance(description, dict) or not isinstance(description.get("model_type"), str):
+        raise RunError(f"{config} has no model_type, so it does not describe a model of transformers", hints=[hint])
+    return folder
+
+
+def _folder_of(local: Path, path: str, key: str, files: Sequence[str]) -> str:
+    kept = _SNAPSHOT.search(path)
     if is_folder(local):
         return str(local)
     name, commit = (f"{kept[1]}/{kept[2]}", kept[3]) if kept else (path, None)
@@ -55,16 +130,19 @@ def model_path(resolved: Resolved, path: str, key: str = "model.path", files: Se
     try:
         from huggingface_hub import snapshot_download
 
-        # Nor are weights in folders, and Mistral's own beside those for transformers.
-        others = ["*/*.safetensors", "consolidated*"]
-        return snapshot_download(name, revision=commit, allow_patterns=[*files], ignore_patterns=others)
+        # Skip other copies of the weights: those in subfolders, and Mistral's own format.
+        copies = ["*/*.safetensors", "consolidated*"]
+        return snapshot_download(name, revision=commit, allow_patterns=[*files], ignore_patterns=copies)
     except Exception as error:
-        words = f"{key}: there is no folder {local}, and '{name}' is not to be had from the Hugging Face hub"
-        raise RunError(f"{words}: {' '.join(str(error).split())[:400]}", hints=[hint]) from error
+        cause = " ".join(str(error).split())[:400]
+        raise RunError(
+            f"{key}: there is no folder {local}, and '{name}' cannot be downloaded from the Hugging Face hub: {cause}",
+            hints=[hint],
+        ) from error
 
 
 def load_tokenizer(model: ModelReference) -> Any:
-    """Return the model's tokenizer; its `model_max_length` is the model's context, which tokenizer files often lack.
+    """Return the model's tokenizer. Its `model_max_length` is the model's context, which tokenizer files often lack.
 
     Raises:
         RunError: transformers is missing, or the folder holds no tokenizer.
@@ -73,14 +151,15 @@ def load_tokenizer(model: ModelReference) -> Any:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        words = f"a tokenizer needs transformers: {error}"
-        raise RunError(words, hints=["pip install 'transformers>=5.17,<6'"]) from error
+        raise RunError(
+            f"a tokenizer needs transformers: {error}", hints=["pip install 'transformers>=5.17,<6'"]
+        ) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError) as error:
-        words = f"the model '{model.path}' has no readable tokenizer: {str(error).splitlines()[0]}"
-        raise RunError(words, hints=hints) from error
-    # Of some models transformers makes one out of nothing, which turns every prompt into no token at all.
+        cause = str(error).splitlines()[0]
+        raise RunError(f"the model '{model.path}' has no readable tokenizer: {cause}", hints=hints) from error
+    # Without tokenizer files, transformers makes an empty tokenizer for some models: every prompt has no tokens.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise RunError(f"the model '{model.path}' has no tokenizer files", hints=hints)
     if (context := _context_of(model)) is not None:
@@ -89,42 +168,45 @@ def load_tokenizer(model: ModelReference) -> Any:
 
 
 def _context_of(model: ModelReference) -> int | None:
-    """Return the number of positions that the model has; None if its config does not say."""
+    """Return the context of the model in tokens; None if its config does not have it."""
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    except (OSError, ValueError):  # a folder with a tokenizer alone
+    except (OSError, ValueError):  # the folder has only a tokenizer
         return None
     context: int | None = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     return context
 
 
 def check_same_tokens(model: ModelReference, role: str, other: ModelReference) -> None:
-    """Every role reads the token ids of the run's own model; a folder without a tokenizer says nothing of its ids.
+    """Check that a role's model has the token ids of the run's model, which every role reads.
+
+    Nothing is checked if the role's folder has no tokenizer.
 
     Raises:
-        RunError: another model means other texts by them.
+        RunError: the same ids are other tokens in the role's model.
     """
     try:
-        theirs = load_tokenizer(other).get_vocab()
+        role_vocabulary = load_tokenizer(other).get_vocab()
     except RunError:
         return
-    own = load_tokenizer(model).get_vocab()
-    missing = own.keys() - theirs.keys()  # some are: models of a family add tokens of their own behind the common ones
-    differing = [token for token, number in own.items() if theirs.get(token, number) != number]
-    if 2 * len(missing) > len(own):
+    vocabulary = load_tokenizer(model).get_vocab()
+    # Some tokens may be missing: models of one family add different special tokens behind the common ones.
+    missing = vocabulary.keys() - role_vocabulary.keys()
+    differing = [token for token, number in vocabulary.items() if role_vocabulary.get(token, number) != number]
+    if 2 * len(missing) > len(vocabulary):
         differing += sorted(missing)
     if differing:
         raise RunError(
             f"role '{role}': the model '{other.path}' has other tokens than '{model.path}': {len(differing)} of "
-            f"{len(own)} differ, such as {differing[0]!r}",
-            hints=["it is given the policy's token ids: choose a model of the same family for this role"],
+            f"{len(vocabulary)} differ, such as {differing[0]!r}",
+            hints=["the role reads the policy's token ids: choose a model of the same family for it"],
         )
 
 
 def vocabulary_size(model: ModelReference, tokenizer: Any) -> int:
-    """How many token ids the model has; some of them may have no text."""
+    """Return the number of token ids of the model. Some of them may have no text."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
@@ -134,30 +216,29 @@ def vocabulary_size(model: ModelReference, tokenizer: Any) -> int:
 def end_tokens(model: ModelReference, tokenizer: Any) -> frozenset[int]:
     """Return the tokens that end an answer; see `chat.answers.end_tokens`.
 
-    Chat models may name the end of a turn in their generation config alone, and servers stop there whatever a request
-    says.
+    Some chat models name the end of a turn only in their generation config. Servers always stop there.
     """
     from transformers import GenerationConfig
 
     from areal_core.chat import answers
 
     try:
-        told = GenerationConfig.from_pretrained(model.path).eos_token_id
-    except (OSError, ValueError):  # it has none
-        told = None
-    named = told if isinstance(told, list) else [told]
-    return answers.end_tokens(tokenizer, [token for token in named if token is not None])
+        eos = GenerationConfig.from_pretrained(model.path).eos_token_id
+    except (OSError, ValueError):  # the model has no generation config
+        eos = None
+    tokens = eos if isinstance(eos, list) else [eos]
+    return answers.end_tokens(tokenizer, [token for token in tokens if token is not None])
 
 
 def sampling_parameters(
     config: RunConfig, ends: Collection[int] = (), temperature: float | None = None
 ) -> SamplingParameters:
-    """The engine's settings from the config's.
+    """Return the sampling parameters of a config.
 
     Args:
-        config: of the run.
-        ends: tokens that end an answer beside those of the config; see `end_tokens`.
-        temperature: in place of the config's; 0 is greedy.
+        config: config of the run.
+        ends: tokens that end an answer, in addition to those of the config; see `end_tokens`.
+        temperature: replaces the temperature of the config. 0 is greedy.
     """
     section = config.sampling
     values = section.model_dump(exclude={"temperature", "stop_token_ids", "stop", "allow_mismatched_sampling"})

@@ -1,7 +1,6 @@
-"""The role of a rollout worker: loads what users write for rollouts, and runs the prompt groups that it is sent.
+"""The main function of a rollout worker: loads the user's workflow, data and group filters, and runs prompt groups.
 
-That is the workflow, the data, and the algorithm's group filters. What blocks this process ends it, and the driver
-starts another one.
+If user code blocks the event loop for too long, the process ends itself and the driver starts a new worker.
 """
 
 from __future__ import annotations
@@ -16,37 +15,38 @@ from typing import TYPE_CHECKING
 
 from areal_core.background import watch_event_loop
 from areal_core.config import load_run
-from areal_core.launchers.guard import SCRATCH_VARIABLE
-from areal_core.launchers.member import LOADING_SILENCE_S, current_attempt
 from areal_core.ledger.segments import SegmentWriter
-from areal_core.messages import connect
 from areal_core.messages.workflows import WorkflowsReady
 from areal_core.rewards.pool import RewardPool
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
 from areal_core.rollout.remote import RemoteSlots, WorkerService
 from areal_core.runs.engines import build_engine
-from areal_core.runs.event_loops import run_through_exits
 from areal_core.runs.models import end_tokens, load_tokenizer, model_reference, vocabulary_size
+from areal_core.runtime.environment import SCRATCH_VARIABLE
+from areal_core.runtime.event_loops import run_through_exits
+from areal_core.runtime.member import LOADING_SILENCE_S, current_attempt
+from areal_core.runtime.rpc import connect
 
 if TYPE_CHECKING:
     from areal_core.config import Resolved, RunConfig
     from areal_core.interfaces.inference import InferenceClient
-    from areal_core.launchers.member import Member
     from areal_core.messages.workflows import Welcome
     from areal_core.rewards.scoring import Scorer
-    from areal_core.runs.folder import RunFolder
+    from areal_core.runtime.folder import RunFolder
+    from areal_core.runtime.member import Member
 
 CONNECT_TIMEOUT_S = 60.0
-COLLECTED_EVERY = 10_000
-"""Objects, of which episodes make many that are in no circle: to look for circles at every 700 takes a tenth of a
-worker's time."""
+"""Seconds to connect to the rollout controller."""
+GC_THRESHOLD = 10_000
+"""New objects between two garbage collections. Python's default of 700 takes a tenth of a worker's time, because
+episodes create many objects and few reference cycles."""
 ROLLOUTS = "rollouts"
-"""What the controller announces its address for workers as."""
+"""Name under which the controller announces its address for workers."""
 
 
 def play(run: RunFolder, member: Member) -> int:
-    """Serve until the controller is gone."""
+    """Run prompt groups until the controller closes the connection. Return the exit code."""
     run_through_exits(_serve(run, member))
     return 0
 
@@ -56,7 +56,7 @@ async def _serve(run: RunFolder, member: Member) -> None:
         resolved = load_run(run.path)
         _bound_memory(resolved.config.rollout.worker_memory_gib)
         limit = resolved.config.training.phase_timeout_s
-        address = await asyncio.to_thread(member.ask, ROLLOUTS, limit)
+        address = await asyncio.to_thread(member.lookup, ROLLOUTS, limit)
         peer = await connect(address, CONNECT_TIMEOUT_S, member.name)
         welcome = await peer.receive()
         slots = RemoteSlots(peer)
@@ -64,7 +64,7 @@ async def _serve(run: RunFolder, member: Member) -> None:
         client = engine.client(slots, model_reference(resolved, run))
         scorer = _rewards(resolved.config, run, member)
         loading = asyncio.to_thread(_load_groups, resolved, run, member, client, scorer, welcome)
-        try:  # both import for seconds
+        try:  # concurrently, because both import for seconds
             (groups, *rows), _ = await asyncio.gather(loading, scorer.start())
         except BaseException:
             await scorer.close()
@@ -72,8 +72,8 @@ async def _serve(run: RunFolder, member: Member) -> None:
     service = WorkerService(peer, groups, slots)
     peer.notify(WorkflowsReady(*rows))
     gc.collect()
-    gc.freeze()  # see the controller
-    gc.set_threshold(COLLECTED_EVERY)
+    gc.freeze()  # see `areal_core.runs.controller`
+    gc.set_threshold(GC_THRESHOLD)
     member.announce("worker", "")
     member.enter("running episodes")
     watch_event_loop(resolved.config.rollout.blocked_timeout_s, member.log)
@@ -85,7 +85,7 @@ async def _serve(run: RunFolder, member: Member) -> None:
 
 
 def _rewards(config: RunConfig, run: RunFolder, member: Member) -> RewardPool:
-    """This worker's share of the run's reward processes."""
+    """Return the pool of this worker's share of the run's reward processes."""
     rollout = config.rollout
     return RewardPool(
         run.path,
@@ -98,8 +98,8 @@ def _rewards(config: RunConfig, run: RunFolder, member: Member) -> RewardPool:
 
 
 def _bound_memory(gib: float | None) -> None:
-    """Bound what this process may allocate; and where the machine runs out, let the kernel end this one first."""
-    with suppress(OSError):  # Linux alone has it
+    """Limit the memory of this process, and make it the first that the kernel kills if the machine runs out."""
+    with suppress(OSError):  # only Linux has this file
         Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
     if gib is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (int(gib * (1 << 30)),) * 2)
@@ -108,8 +108,7 @@ def _bound_memory(gib: float | None) -> None:
 def _load_groups(
     resolved: Resolved, run: RunFolder, member: Member, client: InferenceClient, scorer: Scorer, welcome: Welcome
 ) -> tuple[GroupRunner, int, int]:
-    """What runs prompt groups, with all code of users in it; rows to train and to evaluate on, 0 where none are asked
-    for."""
+    """Load all user code. Return the group runner, the number of training rows and that of evaluation rows."""
     config, model = resolved.config, model_reference(resolved, run)
     assert config.workflow is not None
     segments = None

@@ -21,22 +21,30 @@ from areal_core.config.needs import roles_of
 from areal_core.diagnostics import Watch
 from areal_core.errors import RunError
 from areal_core.interfaces import AdapterEngine, ComparingEngine, OptimizerSettings
-from areal_core.launchers.guard import SCRATCH_VARIABLE
-from areal_core.launchers.machine import is_loopback
-from areal_core.launchers.member import ASKED_TO_STOP, LOADING_SILENCE_S, NODES_VARIABLE, current_attempt
 from areal_core.ledger.store import Ledger
-from areal_core.messages.hub import StepMetrics
 from areal_core.runs.models import check_same_tokens, load_tokenizer, model_path, model_reference
+from areal_core.runtime.environment import NODES_VARIABLE, SCRATCH_VARIABLE
+from areal_core.runtime.member import ASKED_TO_STOP, LOADING_SILENCE_S, current_attempt
+from areal_core.runtime.messages import StepMetrics
+from areal_core.runtime.network import is_loopback
 from areal_core.training.batches import read_batch
-from areal_core.training.checkpoint import ConsumptionLog, restore_checkpoint
-from areal_core.training.distribution import open_store, share_beginning
+from areal_core.training.checkpoint import restore_checkpoint
+from areal_core.training.collectives import is_main, open_store
 from areal_core.training.examples import ExampleSource, read_examples
 from areal_core.training.exports import exports_policy
 from areal_core.training.learner import Learner
 from areal_core.training.loop import Trainer
-from areal_core.training.metrics_logger import MetricsLogger
-from areal_core.training.rollouts import RolloutClient
-from areal_core.training.weight_sync import KEPT, WeightSync, roomy_folder
+from areal_core.training.metrics_logger import MetricsLogger, SilentMetricsLogger
+from areal_core.training.rollout_client import RolloutClient
+from areal_core.training.source import SharedSource
+from areal_core.training.state import TrainerState
+from areal_core.training.weight_sync import (
+    KEPT_VERSIONS,
+    FolderTransport,
+    WeightFolder,
+    WeightSync,
+    choose_folder,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,20 +53,20 @@ if TYPE_CHECKING:
     from areal_core.config import Resolved, RunConfig
     from areal_core.config.sections import TrainingSection
     from areal_core.interfaces import ModelReference, Role, TrainEngine
-    from areal_core.launchers.member import Member
-    from areal_core.runs.folder import AttemptFolder, RunFolder
-    from areal_core.training.source import BatchSource
+    from areal_core.runtime.folder import AttemptFolder, RunFolder
+    from areal_core.runtime.member import Member
 
 UNTIMED = ("wait", "evaluate")
-"""Phases whose waits have deadlines of their own: of an episode, and of progress."""
+"""Phases without a timeout of their own, because what they wait for has one: episodes, and progress of rollouts."""
 
 
 def play(run: RunFolder, member: Member) -> int:
-    """Train to the end, or until the run is interrupted."""
+    """Train to the last step, or until the run is interrupted. Return the exit code."""
     resolved = load_run(run.path)
     config = resolved.config
     member.enter("starting", config.training.phase_timeout_s, LOADING_SILENCE_S)
-    if torch.get_num_threads() != (threads := int(os.environ.get("OMP_NUM_THREADS", "0"))) and threads:
+    threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
+    if threads and torch.get_num_threads() != threads:
         torch.set_num_threads(threads)  # torch may have been imported before the variable was set
     torch.manual_seed(config.seed)
     if config.deterministic:
@@ -72,8 +80,11 @@ def play(run: RunFolder, member: Member) -> int:
 
 
 def _join_ranks(member: Member, section: TrainingSection) -> None:
-    """Form the group of all ranks. On one machine they meet in a file of this user's, else at a port of rank 0: its
-    store takes keys from anybody who can reach it."""
+    """Form the group of all ranks.
+
+    On one machine the ranks meet in a file of this user. On several they meet at a port of rank 0, whose store accepts
+    keys from everybody who can reach it.
+    """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store: Any = None
     if rank == 0 and is_loopback(member.host):
@@ -81,7 +92,7 @@ def _join_ranks(member: Member, section: TrainingSection) -> None:
     elif rank == 0:
         store = open_store(member.host)
         member.announce("rendezvous", f"{member.host}:{store.port}")
-    place, _, port = member.ask("rendezvous", section.phase_timeout_s).rpartition(":")
+    place, _, port = member.lookup("rendezvous", section.phase_timeout_s).rpartition(":")
     if store is None:
         store = TCPStore(place, int(port), ranks, is_master=False) if port else FileStore(place, ranks)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -90,7 +101,8 @@ def _join_ranks(member: Member, section: TrainingSection) -> None:
 
 
 def _train(resolved: Resolved, run: RunFolder, member: Member) -> bool:
-    config, is_first = resolved.config, dist.get_rank() == 0
+    """Build the trainer of this rank and run it. Return whether all steps are done."""
+    config = resolved.config
     interruption = threading.Event()
     attempt = run.attempt(current_attempt())
     model = model_reference(resolved, run)
@@ -99,43 +111,50 @@ def _train(resolved: Resolved, run: RunFolder, member: Member) -> bool:
     if needs_rollouts and config.workflow is None:
         raise RunError("the algorithm learns from rollouts, and the config has no workflow and no inference_engine")
     roles = roles_of(config.algorithm, config.training.updates)
-    limit = config.training.phase_timeout_s  # a large model may load for long; deaths are noticed at once
+    limit = config.training.phase_timeout_s  # a large model may load for long; deaths are noticed immediately
     with member.phase("loading the model", limit, LOADING_SILENCE_S):
         engines = build_engines(resolved, model, roles, config.sampling.temperature if needs_rollouts else 1.0)
-    is_heard = bool(config.trackers) or resolved.plugins.events.has_listeners("areal_batch_logged")
-    learner = Learner(config, algorithm, roles, engines, config.training.logged_groups if is_heard else 0)
-    rollouts = None
-    if is_first and needs_rollouts:
-        rollouts = RolloutClient(member.ask("controller", limit), is_interrupted=interruption.is_set, log=_log)
-    source: BatchSource | None = rollouts
-    if is_first and rollouts is None:
-        former = [one.ledger for one in run.attempts() if one.number < attempt.number]
+    logs_batches = bool(config.trackers) or resolved.plugins.events.has_listeners("areal_batch_logged")
+    learner = Learner(config, algorithm, roles, engines, config.training.logged_groups if logs_batches else 0)
+
+    rollouts: RolloutClient | None = None
+    examples: ExampleSource | None = None
+    if is_main() and needs_rollouts:
+        rollouts = RolloutClient(member.lookup("controller", limit), is_interrupted=interruption.is_set, log=_log)
+    elif is_main():
+        former = [earlier.ledger for earlier in run.attempts() if earlier.number < attempt.number]
         ledger = Ledger.take_over(attempt.ledger, former, run.path)
         encode = partial(algorithm.encode, tokenizer=load_tokenizer(model))
-        source = ExampleSource(config.dataset.build(), encode, config, ledger, interruption.is_set)
-    beginning = share_beginning(source.where_to_begin() if source is not None else None)
-    consumption_log = ConsumptionLog()
-    if beginning.checkpoint is not None:
-        consumption_log = restore_checkpoint(beginning.checkpoint, learner.changing, beginning.digest)
-    weight_sync = _weight_sync(config, attempt, model, learner.policy, rollouts, member) if needs_rollouts else None
-    # Of a step whose evaluation is still owed the metrics are written again.
-    first = beginning.step - (consumption_log.unevaluated is not None)
+        examples = ExampleSource(config.dataset.build(), encode, config, ledger, interruption.is_set)
+    read = partial(read_batch, run.path, config.rollout) if needs_rollouts else read_examples
+    source = SharedSource(rollouts or examples, read)
+
+    resume_point = source.resume_point()
+    version, state = resume_point.version, TrainerState()
+    if resume_point.checkpoint is not None:
+        state = restore_checkpoint(resume_point.checkpoint, learner.changing, resume_point.digest)
+    weight_sync = None
+    if needs_rollouts:
+        weight_sync = _weight_sync(config, attempt, model, learner.policy, rollouts, member)
+        if not version and isinstance(learner.policy, AdapterEngine) and learner.policy.begins_elsewhere:
+            version = 1  # the servers have loaded the model without the adapter
 
     def phase(name: str) -> AbstractContextManager[None]:
         return member.phase(name, 0.0 if name in UNTIMED else limit)
 
-    metrics_logger = _metrics_logger(resolved, run, member, first, phase) if is_first else None
-    read = partial(read_batch, run.path, config.rollout) if needs_rollouts else read_examples
-    trainer = Trainer(config, learner, weight_sync, run.path, attempt.checkpoints, source, read, metrics_logger, phase)
-    begins_elsewhere = needs_rollouts and isinstance(learner.policy, AdapterEngine) and learner.policy.begins_elsewhere
+    metrics_logger = _metrics_logger(resolved, run, member, state, phase) if is_main() else SilentMetricsLogger(phase)
+    trainer = Trainer(config, learner, weight_sync, run.path, attempt.checkpoints, source, metrics_logger, state)
     member.enter("train", limit)
-    member.on_stop = interruption.set  # until now there was nothing to keep, and a rank that is told to stop ends
+    member.on_stop = interruption.set  # before, a rank that is asked to stop has nothing to keep and simply ends
     try:
-        return trainer.run(beginning.step, beginning.version or int(begins_elsewhere), consumption_log)
+        return trainer.run(version)
     finally:
-        opened: list[Any] = [metrics_logger, source, weight_sync, *engines.values()]
-        for each in filter(None, opened):
-            each.close()
+        metrics_logger.close()
+        source.close()
+        if weight_sync is not None:
+            weight_sync.close()
+        for engine in engines.values():
+            engine.close()
 
 
 def _weight_sync(
@@ -146,28 +165,33 @@ def _weight_sync(
     rollouts: RolloutClient | None,
     member: Member,
 ) -> WeightSync:
-    section, dtype = config.weight_sync, getattr(torch, model.dtype)
+    section = config.weight_sync
     transport = section.transport.build(
         engine=engine,
         rollouts=rollouts,
-        dtype=dtype,
         address=section.address or member.host,
         gpu=(config.placement.training or [0] * dist.get_world_size())[dist.get_rank()],
         timeout_s=section.timeout_s,
     )
-    return WeightSync(section, engine, rollouts, transport, _weights_folders(config, attempt, model), dtype)
+    in_memory = True
+    if isinstance(transport, FolderTransport):
+        in_memory = transport.in_memory
+        transport = None
+    folder = WeightFolder(engine, _weights_folders(config, attempt, model, in_memory=in_memory))
+    return WeightSync(section, engine, rollouts, transport, folder)
 
 
 def build_engines(
     resolved: Resolved, model: ModelReference, roles: Mapping[str, Role], temperature: float
 ) -> dict[str, TrainEngine]:
-    """An engine for each role, with the settings and the model of its section where it has one.
+    """Return an engine for each role, with the settings and the model of its section if it has one.
 
-    A role that never changes and has no section is the base of another engine's adapter, where there is one.
+    A role that never changes and has no section uses the base model of another engine's adapter, if there is one.
     """
     config = resolved.config
     idle_steps = getattr(config.algorithm.settings, "idle_steps", None)
     rate = getattr(config.algorithm.settings, "default_learning_rate", 1e-6)
+    shows_images = bool(getattr(getattr(config.workflow, "settings", None), "shows_images", False))
     engines: dict[str, TrainEngine] = {}
     for name, role in sorted(roles.items(), key=lambda item: not item[1].changes):
         chosen = config.roles.get(name, config.train_engine)
@@ -182,29 +206,38 @@ def build_engines(
         steps = config.steps - (idle_steps(name) if idle_steps else 0)
         if base is None:
             is_policy = name == next(iter(roles))
-            its_rate = rate if is_policy else 10 * rate  # a critic begins with a head that knows nothing
+            its_rate = rate if is_policy else 10 * rate  # a critic begins with an untrained head
             updates, is_exported = steps * config.training.updates, is_policy and exports_policy(config)
-            engines[name].setup(its_model, role, OptimizerSettings(updates, temperature, its_rate, is_exported))
+            its_settings = OptimizerSettings(updates, temperature, its_rate, is_exported, shows_images)
+            engines[name].setup(its_model, role, its_settings)
     for engine in engines.values():
         if isinstance(engine, ComparingEngine):
             engine.compare_with(engines)
     return engines
 
 
-def _weights_folders(config: RunConfig, attempt: AttemptFolder, model: ModelReference) -> list[Path]:
-    """Where weights are synced, best first; empty. In memory only where all versions that are kept have room."""
+def _weights_folders(
+    config: RunConfig, attempt: AttemptFolder, model: ModelReference, *, in_memory: bool
+) -> list[Path]:
+    """Return empty folders for synced weights, best first.
+
+    Args:
+        config: of the run.
+        attempt: whose folder servers on other machines can read.
+        model: the size of its files decides whether memory has room for all versions that are kept.
+        in_memory: whether to prefer memory if all servers are on this machine.
+    """
     are_apart = config.has_servers and (int(os.environ.get(NODES_VARIABLE, "1")) > 1 or config.has_elastic_servers)
     are_apart = are_apart or getattr(getattr(config.inference_engine, "settings", None), "has_distant", False)
-    # Servers on other nodes see the run's folder alone.
-    if config.weight_sync.transport.target == "core/disk" or are_apart:
-        folders = [attempt.weights]
-    else:
-        folders = [Path(os.environ[SCRATCH_VARIABLE]) / "weights", attempt.weights]
-    if dist.get_rank() == 0:
+    folders = [attempt.weights]
+    if in_memory and not are_apart:
+        folders.insert(0, Path(os.environ[SCRATCH_VARIABLE]) / "weights")
+    if is_main():
         size = sum(file.stat().st_size for file in Path(model.path).glob("*.safetensors"))
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
-        return folders[folders.index(roomy_folder(folders, size * (KEPT + 1))) :]
+        first = choose_folder(folders, size * (KEPT_VERSIONS + 1))
+        return folders[folders.index(first) :]
     return folders
 
 
@@ -212,10 +245,12 @@ def _metrics_logger(
     resolved: Resolved,
     run: RunFolder,
     member: Member,
-    step: int,
+    state: TrainerState,
     phase: Callable[[str], AbstractContextManager[None]],
 ) -> MetricsLogger:
-    watch = Watch(run.path, resolved.config, step, member.log, run.read_metrics())
+    # The line of a step whose evaluation is due has not been written, or is written again.
+    written = state.step if state.unevaluated is None else state.step - 1
+    watch = Watch(run.path, resolved.config, written, member.log, run.read_metrics())
 
     def on_step(line: dict[str, float]) -> None:
         member.notify(StepMetrics(line))
@@ -223,7 +258,7 @@ def _metrics_logger(
 
     metrics_logger = MetricsLogger(
         run.metrics,
-        step,
+        written,
         trackers=[selection.build() for selection in resolved.config.trackers],
         hooks=[resolved.plugins.events],
         on_step=on_step,
@@ -236,4 +271,4 @@ def _metrics_logger(
 
 
 def _log(line: str) -> None:
-    sys.stderr.write(f"{line}\n")  # line by line, as Python's standard error is
+    sys.stderr.write(f"{line}\n")  # unbuffered: Python's standard error is written line by line

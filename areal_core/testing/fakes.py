@@ -8,33 +8,33 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from areal_core.data.trajectory import Episode, FinishReason, Generation, Trajectory
-from areal_core.interfaces.inference import Grant, InferenceCapabilities, Want
-from areal_core.interfaces.slots import Slot
+from areal_core.interfaces.inference import Grant, InferenceCapabilities, InferenceEngine, SlotRequest
+from areal_core.interfaces.slots import SlotLease
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from areal_core.interfaces.inference import GenerationRequest, InferenceEngine, SlotHolder, Slots, WeightUpdate
+    from areal_core.interfaces.inference import GenerationRequest, LeaseHolder, Slots, WeightUpdate
     from areal_core.interfaces.model import ModelReference
     from areal_core.interfaces.workflow import WorkflowContext
 
 
 GRANT = Grant("fake", "", version=0, run_id="", labels_tokens=True, context=1 << 31, vocabulary=50)
-"""What a slot of a `FakeEngine` is, but for its version."""
+"""The slot of a `FakeEngine`, with version 0."""
 
 
-class FakeEngine:
-    """An `InferenceEngine` that draws tokens from the request's seed; its only weights are a version number.
+class FakeEngine(InferenceEngine):
+    """An inference engine that draws tokens from the request's seed. Its only weights are a version number.
 
     Args:
-        tokens: in each generation.
-        delay_s: of each generation; 0 answers at once.
-        places: requests that are worked on at once.
+        tokens: number of tokens of each generation.
+        delay_s: seconds that each generation takes; 0 answers immediately.
+        places: number of slots.
 
     Attributes:
-        version: of the weights.
-        requests: all that were answered so far.
-        waiting: those who wait for a slot.
+        version: version of the weights.
+        requests: all requests that were answered so far.
+        waiting: holders that wait for a slot.
     """
 
     capabilities = InferenceCapabilities(frozenset({"keep_cache", "recompute"}), deterministic=True)
@@ -43,20 +43,20 @@ class FakeEngine:
         self._tokens = tokens
         self._delay_s = delay_s
         self._places = places
-        self.waiting: list[SlotHolder] = []
-        self._held: list[SlotHolder] = []
+        self.waiting: list[LeaseHolder] = []
+        self._held: list[LeaseHolder] = []
         self.version = 0
         self.requests: list[GenerationRequest] = []
 
     async def start(self, model: ModelReference) -> None:
-        """Ready at once."""
+        """Return immediately: there is nothing to load."""
 
-    def acquire(self, want: Want, holder: SlotHolder) -> None:
-        """See `Slots.acquire`: first come, first served."""
+    def acquire(self, request: SlotRequest, holder: LeaseHolder) -> None:
+        """See `Slots.acquire`. First come, first served."""
         self.waiting.append(holder)
         self._give_slots()
 
-    def release(self, holder: SlotHolder, *, has_failed: bool = False) -> None:
+    def release(self, holder: LeaseHolder, *, has_failed: bool = False) -> None:
         """See `Slots.release`."""
         for holders in (self.waiting, self._held):
             if holder in holders:
@@ -73,11 +73,11 @@ class FakeEngine:
         return FakeClient(self, slots)
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Tokens from the seed, all of the version at the start of the request."""
+        """Draw tokens from the seed, all of the version at the start of the request."""
         return await FakeClient(self, self).generate(request)
 
     async def draw(self, request: GenerationRequest, version: int) -> Generation:
-        """Answer a request that has a slot."""
+        """Draw the answer to a request that has a slot."""
         self.requests.append(request)
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
@@ -86,32 +86,17 @@ class FakeEngine:
         ids = [draw.randrange(4, GRANT.vocabulary) for _ in range(count)]
         return Generation(ids, [-1.0] * count, [version] * count, FinishReason.STOP)
 
-    async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
-        """There is one copy."""
-        return [await self.generate(request)]
-
     async def update_weights(self, update: WeightUpdate) -> None:
-        """Take over the version."""
+        """Set the version."""
         self.version = update.version
-
-    def describe(self) -> str:
-        """Nothing to tell."""
-        return ""
-
-    def take_metrics(self) -> dict[str, float]:
-        """Nothing was measured."""
-        return {}
-
-    async def close(self) -> None:
-        """Nothing to free."""
 
 
 class FakeClient:
-    """The `InferenceClient` of a `FakeEngine`: generates where it has a slot.
+    """The `InferenceClient` of a `FakeEngine`.
 
     Args:
         engine: draws the tokens.
-        slots: where slots come from, which may be another engine.
+        slots: leases the slots; this may be another engine.
     """
 
     def __init__(self, engine: FakeEngine, slots: Slots) -> None:
@@ -120,11 +105,11 @@ class FakeClient:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `InferenceClient.generate`."""
-        async with Slot(self._slots, Want(), request.on_slot) as grant:
+        async with SlotLease(self._slots, SlotRequest(), request.on_slot) as grant:
             return await self._engine.draw(request, grant.version)
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is no connection."""
 
 
 class FakeTokenizer:
@@ -164,7 +149,3 @@ class FakeWorkflow:
         generation = await context.generate(prompt)
         trajectory = Trajectory.from_generation(prompt, generation)
         return Episode([trajectory], float(generation.output_ids[0] % 10), text=row["prompt"])
-
-
-if TYPE_CHECKING:
-    _ENGINE: InferenceEngine = FakeEngine()  # a type checker compares all methods

@@ -34,7 +34,7 @@ from areal_core.errors import RunError, line_of
 from areal_core.files import KeptSources
 from areal_core.interfaces.workflow import REWARD_ARGUMENTS
 from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm, reward_parameters
-from areal_core.runs.folder import RunFolder
+from areal_core.runtime.folder import RunFolder
 from areal_core.training.context import BatchContext
 
 if TYPE_CHECKING:

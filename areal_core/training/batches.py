@@ -1,4 +1,4 @@
-"""A batch as every rank reads it: records joined in the manifest's order, staleness at consumption, metrics."""
+"""A batch of rollouts as every rank reads it: records in the manifest's order, staleness at consumption, metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from areal_core.data.batch import PackedBatch, join_batches
 from areal_core.data.trajectory import FinishReason
 from areal_core.ledger.segments import read_record
-from areal_core.messages import FrameDecoder
+from areal_core.messages.rollouts import FolderNeeded
+from areal_core.runtime.rpc import FrameDecoder
 from areal_core.training.source import TrainingBatch
 
 if TYPE_CHECKING:
@@ -20,22 +21,24 @@ if TYPE_CHECKING:
     from areal_core.messages.rollouts import Manifest
 
 
-def read_batch(run_dir: Path, section: RolloutSection, told: bytes) -> TrainingBatch:
-    """Read what a manifest names.
+def read_batch(run_dir: Path, section: RolloutSection, frame: bytes) -> TrainingBatch | None:
+    """Read the records of a manifest; None if the frame is that of `FolderNeeded`.
 
     Args:
         run_dir: of the run.
-        section: what becomes of tokens over the bound on staleness.
-        told: the frame of a `Manifest`.
+        section: settings; `stale` decides about tokens over the bound on staleness.
+        frame: of a `Manifest` or `FolderNeeded`, as `RolloutClient.next_batch` returns it.
 
     Raises:
-        RunError: a record is damaged, or not to be seen from here.
+        RunError: a record is damaged, or this machine does not see its file.
     """
-    (frame,) = FrameDecoder().feed(told)
-    manifest: Manifest = frame.message
+    manifest: Manifest | FolderNeeded = FrameDecoder().feed(frame)[0].message
+    if isinstance(manifest, FolderNeeded):
+        return None
     parts = [PackedBatch.from_bytes(read_record(run_dir, record)) for _, record in manifest.records]
     groups = [(number, record.digest) for number, record in manifest.records]
-    if (batch := join_batches(parts)) is None:
+    batch = join_batches(parts)
+    if batch is None:
         return TrainingBatch(None, groups, dict(manifest.metrics))
     batch, staleness = mask_stale(batch, manifest.synced, manifest.step, section)
     return TrainingBatch(batch, groups, {**manifest.metrics, **staleness, **batch_metrics(batch)})
@@ -44,17 +47,17 @@ def read_batch(run_dir: Path, section: RolloutSection, told: bytes) -> TrainingB
 def token_staleness(
     versions: torch.Tensor, sampled: torch.Tensor, synced: Mapping[int, int], trained: int
 ) -> torch.Tensor:
-    """Staleness of each token at consumption.
+    """Return the staleness of each token at consumption.
 
     Args:
         versions: [T] int32, weight version that sampled each token.
-        sampled: [T] bool, where a version stands.
+        sampled: [T] bool, whether the token was sampled and has a version.
         synced: for each version the number of batches trained when it was synced.
         trained: batches trained before the batch that consumes the tokens.
 
     Returns:
-        [T] int64; 0 where not sampled. Weights of a history that a resume has discarded count as fresh, not as
-        younger than the trainer.
+        [T] int64; 0 for tokens that were not sampled. Weights that a resume has discarded may have been trained on
+        more batches than the trainer now: their tokens have staleness 0.
 
     Raises:
         KeyError: a token carries a version that was never synced.
@@ -70,10 +73,10 @@ def token_staleness(
 def mask_stale(
     batch: PackedBatch, synced: Mapping[int, int], trained: int, section: RolloutSection
 ) -> tuple[PackedBatch, dict[str, float]]:
-    """Take tokens over the bound out of the loss where the config says so, and measure staleness.
+    """Remove tokens over the bound from the loss if `section.stale` is `mask`, and measure staleness.
 
     Returns:
-        The batch and metrics; staleness is that of the tokens that stay in the loss.
+        The batch, and metrics of the staleness of tokens that stay in the loss.
     """
     staleness = token_staleness(batch["versions"], batch["loss_mask"], synced, trained)
     over = staleness > section.max_staleness
@@ -90,7 +93,7 @@ def mask_stale(
 
 
 def batch_metrics(batch: PackedBatch) -> dict[str, float]:
-    """What a batch holds: reward, lengths, truncation, and how many sequences and tokens."""
+    """Return metrics of a batch: rewards, lengths, truncation, and the numbers of sequences and tokens."""
     sampled = torch.zeros(len(batch)).index_add(0, batch.tokens.row_index, batch["loss_mask"].float())
     metrics = {
         "reward/mean": float(batch["reward"].mean()),
@@ -102,14 +105,17 @@ def batch_metrics(batch: PackedBatch) -> dict[str, float]:
         "batch/response_length": float(sampled.mean()),
         "batch/truncated": float((batch["finish_reason"] == FinishReason.LENGTH).float().mean()),
     }
-    named = [key for key in batch.sequences if key.startswith("reward.")]
-    judged = {key: values for key in named if len(values := batch[key][~batch[key].isnan()])}
-    return metrics | {key.replace(".", "/", 1): float(values.mean()) for key, values in judged.items()}
+    for key in batch.sequences:
+        if key.startswith("reward."):  # one term of the reward; NaN where it did not apply
+            values = batch[key][~batch[key].isnan()]
+            if len(values):
+                metrics[key.replace(".", "/", 1)] = float(values.mean())
+    return metrics
 
 
 def _share_without_spread(batch: PackedBatch) -> float:
-    """The share of groups whose sequences all earned the same, and so say nothing of what is better; groups of one
-    sequence are not counted."""
+    """Return the share of groups whose sequences all have the same reward, from which a comparison learns nothing.
+    Groups of one sequence are not counted."""
     groups, index = torch.unique(batch["group_id"], return_inverse=True)
     spread = torch.zeros(len(groups)).scatter_reduce(0, index, batch["reward"], "amax", include_self=False)
     spread -= torch.zeros(len(groups)).scatter_reduce(0, index, batch["reward"], "amin", include_self=False)

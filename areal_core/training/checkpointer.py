@@ -1,7 +1,13 @@
-"""When checkpoints are made, and how: written while training goes on, where that can be, and committed when whole."""
+"""When checkpoints are made, and how: a thread writes them while training continues, where engines and memory allow it.
+
+    save ──► snapshot in host memory ──► written by a thread ──► committed by `poll` or `finish`, on the training thread
+
+A kill before the commit costs the steps since the checkpoint before, and nothing else.
+"""
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import defaultdict
 from concurrent.futures import Future
@@ -10,42 +16,39 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_thread
-from areal_core.disk import patiently, tree_size, wait_for_room
+from areal_core.disk import retry_refused, tree_size, wait_for_room
 from areal_core.interfaces.training import SnapshotEngine
 from areal_core.training.checkpoint import prune_checkpoints, write_checkpoint
-from areal_core.training.distribution import agree, gather, host_number, own_barrier
+from areal_core.training.collectives import all_gather, all_gather_text, broadcast, is_main, new_barrier
 from areal_core.training.host_memory import available_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from areal_core.config.sections import CheckpointSection
     from areal_core.interfaces.training import TrainEngine
-    from areal_core.training.checkpoint import ConsumptionLog
-    from areal_core.training.metrics_logger import MetricsLogger
-    from areal_core.training.source import BatchSource
+    from areal_core.training.metrics_logger import SilentMetricsLogger
+    from areal_core.training.source import SharedSource
+    from areal_core.training.state import TrainerState
 
 SHARE_OF_MEMORY = 0.8
-"""Of the host memory that is available, for snapshots; the rest is for rollouts, and for files on their way to disk."""
+"""Share of the available host memory that snapshots may take. The rest is for rollouts and for the page cache."""
 
 
 class Checkpointer:
-    """Makes the run's checkpoints. The same on every rank; at most one of them is being written at any time.
+    """Makes the run's checkpoints, the same on every rank; at most one is being written at any time.
 
-    All is collective but `finish`, and ranks decide as rank 0 does; the threads that write have groups of their own.
-    What such a thread fails with is raised in the one that trains, which looks every step.
+    All methods are collective except `finish`: the writing threads have a barrier of their own. An exception of such a
+    thread is raised on the training thread by `poll`, `finish` or `save`.
 
     Args:
         section: settings.
         run_dir: of the run.
-        checkpoints: the folder of this attempt's.
+        checkpoints: folder of this attempt's checkpoints.
         engines: those that learn and EMAs, by role.
-        source: commits, on rank 0.
-        metrics_logger: is told of what was committed, on rank 0.
-        phase: says, and times, that training waits.
-        log: takes a line for the user.
+        source: commits checkpoints.
+        metrics_logger: times the phase `checkpoint`, in which training waits, and reports commits.
 
     Attributes:
         latest: step of the checkpoint that was begun last, or that the run began from.
@@ -57,10 +60,8 @@ class Checkpointer:
         run_dir: Path,
         checkpoints: Path,
         engines: Mapping[str, TrainEngine],
-        source: BatchSource | None,
-        metrics_logger: MetricsLogger | None,
-        phase: Callable[[str], AbstractContextManager[None]],
-        log: Callable[[str], None],
+        source: SharedSource,
+        metrics_logger: SilentMetricsLogger,
     ) -> None:
         self._section = section
         self._run_dir = run_dir
@@ -68,129 +69,127 @@ class Checkpointer:
         self._engines = engines
         self._source = source
         self._metrics_logger = metrics_logger
-        self._phase = phase
-        self._log = log
         self.latest = 0
-        self._wait_for_all = own_barrier()
-        self._hosts = gather(host_number())  # of each rank
-        self._written: Future[Path] | None = None  # of the one that is being written
-        self._began = time.monotonic()  # to train after the last one
-        self._waited_s = 0.0  # for the last one
-        self._size = 0
-        self._is_reported = False
+        self._barrier = new_barrier()
+        self._hosts = all_gather_text(socket.gethostname())  # of each rank
+        self._writing: Future[Path] | None = None
+        self._last_saved_at = time.monotonic()
+        self._waited_s = 0.0  # that training waited for the last checkpoint
+        self._size = 0  # bytes of the last checkpoint
+        self._has_reported_memory = False
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._writing is not None
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is due: by steps, or as the last one is long ago; by time it takes a bounded share."""
+        """Return whether a checkpoint is due: by the number of steps, or by the time since the last one.
+
+        By time, checkpoints are made less often than configured if training would wait for them too long.
+        """
         section = self._section
         if section.every and step % section.every == 0:
             return True
         if not section.every_s or self.is_writing:
             return False
-        interval = max(section.every_s, self._waited_s / section.largest_share)
-        return bool(agree(float(time.monotonic() - self._began >= interval)))
+        interval_s = max(section.every_s, self._waited_s / section.largest_share)
+        return bool(broadcast(float(time.monotonic() - self._last_saved_at >= interval_s)))
 
-    def save(self, step: int, consumption_log: ConsumptionLog, *, is_last: bool) -> None:
-        """Begin the checkpoint of `step`, unless there is one; the one before it is committed on return.
+    def save(self, state: TrainerState, *, is_last: bool) -> None:
+        """Begin the checkpoint of the current step, unless it has one. On return the checkpoint before is committed.
 
         Args:
-            step: batches that the parameters have been trained on.
-            consumption_log: of the trainer, now.
-            is_last: nothing is trained after it, and it is committed on return.
+            state: of the trainer, now.
+            is_last: whether this checkpoint, too, is committed on return, because nothing is trained after it.
 
         Raises:
-            DiskError: the disk refuses.
+            DiskError: a file cannot be written.
         """
         self._waited_s = 0.0
         self.finish()
-        if step == self.latest and step:
+        if state.step == self.latest and state.step:
             return
-        is_asynchronous = not is_last and self._may_go_on()
+        writes_in_thread = not is_last and self._can_snapshot()
         with self._waiting():
-            self._begin(step, consumption_log, is_asynchronous=is_asynchronous)
-        if not is_asynchronous:
+            self._begin(state, writes_in_thread=writes_in_thread)
+        if not writes_in_thread:
             self.finish()
-        self._began = time.monotonic()
+        self._last_saved_at = time.monotonic()
 
-    @property
-    def is_writing(self) -> bool:
-        """Whether a checkpoint is on its way."""
-        return self._written is not None
-
-    def look(self) -> None:
-        """Commit the checkpoint that was being written, where it is whole by now."""
-        if self._written is None:
+    def poll(self) -> None:
+        """Commit the checkpoint that is being written if all ranks have written their parts by now."""
+        if self._writing is None:
             return
-        is_done = self._written.done()
+        is_done = self._writing.done()
         if is_done:
-            self._written.result()  # a rank whose part has failed waits for no other one
-        if agree(float(is_done)):
+            self._writing.result()  # raises this rank's error without waiting for the other ranks
+        if broadcast(float(is_done)):
             self.finish()
 
     def finish(self) -> None:
-        """Wait until the checkpoint that is being written is whole, and commit it; raises what its thread raised."""
-        if self._written is None:
+        """Wait for the checkpoint that is being written, and commit it. Raises what its thread raised."""
+        if self._writing is None:
             return
-        written, self._written = self._written, None
+        writing, self._writing = self._writing, None
         with self._waiting():
-            folder = written.result()
-            if self._source is not None:
+            folder = writing.result()
+            if is_main():
                 self._size = tree_size(folder)
-                patiently(partial(self._source.commit, self.latest, folder), self._log)
+                retry_refused(partial(self._source.commit, self.latest, folder), self._metrics_logger.log)
                 try:
                     prune_checkpoints(self._run_dir, self._section.keep, folder)
-                except OSError as error:  # the new one is committed, and the next time may go better
-                    self._log(f"an old checkpoint cannot be removed: {error}")
-            if self._metrics_logger is not None:
-                self._metrics_logger.checkpoint_saved(self.latest, folder)
+                except OSError as error:  # the new checkpoint is committed; the next pruning tries again
+                    self._metrics_logger.log(f"an old checkpoint cannot be removed: {error}")
+            self._metrics_logger.checkpoint_saved(self.latest, folder)
 
-    def _begin(self, step: int, consumption_log: ConsumptionLog, *, is_asynchronous: bool) -> None:
-        if self._source is not None:  # before all ranks write together, for they cannot try again one by one
-            wait_for_room("a checkpoint", self._run_dir, self._size, self._log)
+    def _begin(self, state: TrainerState, *, writes_in_thread: bool) -> None:
+        if is_main():  # before all ranks write: they write together, and one rank alone cannot retry
+            wait_for_room("a checkpoint", self._run_dir, self._size, self._metrics_logger.log)
         writers = {
-            role: engine.snapshot() if is_asynchronous and isinstance(engine, SnapshotEngine) else engine.save
+            role: engine.snapshot() if writes_in_thread and isinstance(engine, SnapshotEngine) else engine.save
             for role, engine in self._engines.items()
         }
-        write = partial(
-            write_checkpoint, self._checkpoints, step, writers, consumption_log.hand_over(), self._wait_for_all
-        )
-        self.latest, self._written = step, Future()
-        fulfil = partial(_fulfil, self._written, write)
-        if is_asynchronous:
-            start_thread(fulfil, f"writing of the checkpoint of step {step}")
+        write = partial(write_checkpoint, self._checkpoints, state.take_snapshot(), writers, self._barrier)
+        self.latest, self._writing = state.step, Future()
+        run = partial(_run, write, self._writing)
+        if writes_in_thread:
+            start_thread(run, f"writing of the checkpoint of step {state.step}")
         else:
-            fulfil()
+            run()
 
-    def _may_go_on(self) -> bool:
-        """Whether training may, during the writing: engines make snapshots, and the host has memory for them."""
+    def _can_snapshot(self) -> bool:
+        """Return whether all engines make snapshots, and every host has memory for those of its ranks."""
         engines = [engine for engine in self._engines.values() if isinstance(engine, SnapshotEngine)]
         if not self._section.asynchronous or len(engines) < len(self._engines):
             return False
-        sizes, memory = gather(sum(engine.snapshot_size() for engine in engines)), gather(available_memory())
-        on_hosts: dict[float, float] = defaultdict(float)
+        sizes = all_gather(sum(engine.snapshot_size() for engine in engines))
+        free = all_gather(available_memory())
+        size_on_host: dict[str, float] = defaultdict(float)
         for host, size in zip(self._hosts, sizes, strict=True):
-            on_hosts[host] += size
-        needs = [(on_hosts[host], free) for host, free in zip(self._hosts, memory, strict=True)]
-        needed, available = max(needs, key=lambda each: each[0] / max(1.0, each[1]))
+            size_on_host[host] += size
+        needs = [(size_on_host[host], available) for host, available in zip(self._hosts, free, strict=True)]
+        needed, available = max(needs, key=lambda need: need[0] / max(1.0, need[1]))
         fits = needed <= SHARE_OF_MEMORY * available
-        if not fits and not self._is_reported:
-            self._log(
-                f"checkpoints are written while training waits: a copy of {needed / 1e9:,.1f} GB is too much for the "
+        if not fits and not self._has_reported_memory:
+            self._metrics_logger.log(
+                f"training waits while checkpoints are written: a copy of {needed / 1e9:,.1f} GB does not fit the "
                 f"{available / 1e9:,.1f} GB of host memory that are available"
             )
-            self._is_reported = True
+            self._has_reported_memory = True
         return fits
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Training waits for the checkpoint."""
+        """Time how long training waits for the checkpoint."""
         began = time.monotonic()
-        with self._phase("checkpoint"):
+        with self._metrics_logger.phase("checkpoint"):
             yield
         self._waited_s += time.monotonic() - began
 
 
-def _fulfil(future: Future[Path], write: Callable[[], Path]) -> None:
+def _run(write: Callable[[], Path], written: Future[Path]) -> None:
     try:
-        future.set_result(write())
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the thread that trains raises it
-        future.set_exception(error)
+        written.set_result(write())
+    except BaseException as error:  # noqa: BLE001 - the training thread raises it, whatever it is
+        written.set_exception(error)

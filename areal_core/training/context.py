@@ -1,4 +1,4 @@
-"""What the trainer offers an algorithm for one batch."""
+"""What an algorithm gets from the trainer beside a batch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class BatchContext:
     """A `Context`; see `areal_core.interfaces.Context` for what an algorithm may rely on.
 
     Attributes:
-        section: how a batch is cut into updates.
+        section: settings; how many updates a batch is cut into.
         engines: by role.
         seed: of the run.
-        step, version, state: as in `Context`.
-        metrics: what was logged.
+        step, version, state: see `Context`.
+        metrics: that the algorithm logged, by name.
     """
 
     section: TrainingSection
@@ -59,8 +59,9 @@ class BatchContext:
             parts = self.section.num_minibatches
             cuts = [len(groups) * part // parts for part in range(parts + 1)]
             for start, end in pairwise(cuts):
-                if members := set(groups[start:end]):
-                    yield batch.select([row for row, group in enumerate(ids) if group in members])
+                chosen = set(groups[start:end])
+                if chosen:
+                    yield batch.select([row for row, group in enumerate(ids) if group in chosen])
 
     def log(self, name: str, metric: Metric) -> None:
         """See `Context.log`."""

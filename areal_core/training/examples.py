@@ -1,4 +1,4 @@
-"""Batches of what a data set's rows say, for supervised fine-tuning and preferences: nothing is generated."""
+"""Batches of a data set's rows, for supervised fine-tuning and preferences. Nothing is generated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from areal_core.data.digest import group_digests
 from areal_core.data.sampler import PromptSampler
 from areal_core.errors import RunError
 from areal_core.interfaces.dataset import name_row
-from areal_core.messages.rollouts import Beginning
+from areal_core.messages.rollouts import ResumePoint
 from areal_core.training.source import Interrupted, TrainingBatch
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class ExampleSource:
         dataset: the rows.
         encode: an `ExampleTokenizer` with its tokenizer.
         config: of the run.
-        ledger: in which checkpoints are committed; there is no controller that would.
-        is_interrupted: whether the run was asked to stop.
+        ledger: records commits, as the rollout controller does in other runs.
+        is_interrupted: returns whether the run was asked to stop.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class ExampleSource:
         self._ledger = ledger
         self._is_interrupted = is_interrupted
 
-    def where_to_begin(self) -> Beginning:
-        """See `BatchSource.where_to_begin`."""
-        return Beginning(self._ledger.committed_step, self._ledger.checkpoint, 0, self._ledger.checkpoint_digest)
+    def resume_point(self) -> ResumePoint:
+        """See `BatchSource.resume_point`."""
+        return ResumePoint(self._ledger.committed_step, self._ledger.checkpoint, 0, self._ledger.checkpoint_digest)
 
     def next_batch(self, step: int) -> bytes:
-        """See `BatchSource.next_batch`: the sequences themselves, as `PackedBatch.to_bytes` writes them."""
+        """See `BatchSource.next_batch`. Returns the sequences as `PackedBatch.to_bytes` writes them."""
         if self._is_interrupted():
             raise Interrupted
         numbers = range(step * self._batch_size, (step + 1) * self._batch_size)
-        encoded = {n: encode_row(self._dataset, self._sampler[n][0], self._encode) for n in numbers}
+        encoded = {number: encode_row(self._dataset, self._sampler[number][0], self._encode) for number in numbers}
         examples = {number: example for number, example in encoded.items() if example}
         if not examples:
             raise RunError(
@@ -80,10 +80,10 @@ class ExampleSource:
         return batch.to_bytes()
 
     def begin_evaluation(self) -> None:
-        """Nobody generates, so nothing can be scored."""
+        """Do nothing: a run that generates nothing cannot evaluate."""
 
     def end_evaluation(self, patience_s: float) -> dict[str, float]:
-        """Nothing was."""
+        """Return no metrics."""
         return {}
 
     def commit(self, step: int, checkpoint: Path) -> None:
@@ -95,18 +95,18 @@ class ExampleSource:
         self._ledger.close()
 
 
-def read_examples(told: bytes) -> TrainingBatch:
-    """The batch of an `ExampleSource`, from what it tells of it."""
-    batch = PackedBatch.from_bytes(told)
+def read_examples(payload: bytes) -> TrainingBatch:
+    """Return the batch of what `ExampleSource.next_batch` returned."""
+    batch = PackedBatch.from_bytes(payload)
     ids = batch["group_id"].tolist()
-    starts = [place for place in range(len(ids)) if place == 0 or ids[place] != ids[place - 1]]
+    starts = [index for index in range(len(ids)) if index == 0 or ids[index] != ids[index - 1]]
     groups = [(ids[start], range(start, end)) for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)]
     metrics = {"batch/examples": len(groups), "batch/sequences": len(batch), "batch/tokens": batch.token_count}
     digests = group_digests(batch, groups)
     first, skipped = int(batch["first_group"][0]), int(batch["skipped_rows"][0])
     if skipped:
         metrics["batch/skipped_rows"] = skipped
-        # The trainer has seen these rows too: an audit tells a row that was skipped from one that was lost.
+        # Skipped rows are recorded with an empty digest, so that an audit does not take them for lost rows.
         digests |= {number: "" for number in range(first, first + len(groups) + skipped) if number not in digests}
     return TrainingBatch(batch, sorted(digests.items()), {name: float(value) for name, value in metrics.items()})
 
@@ -115,16 +115,15 @@ def encode_row(dataset: Dataset, index: int, encode: Callable[[Any], Sequence[Tr
     """Return the sequences of a row; none if the example tokenizer skips it.
 
     Args:
-        dataset: its rows.
+        dataset: holds the row.
         index: of the row.
         encode: an `ExampleTokenizer` with its tokenizer.
 
     Raises:
-        RunError: nothing can be learned from the row, which is named.
+        RunError: the example tokenizer refuses the row; the message names the row.
     """
     try:
-        found = encode(dataset[index])
+        return encode(dataset[index])
     except Exception as error:
-        words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise RunError(f"{name_row(dataset, index)} cannot be learned from: {words}") from error
-    return found
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise RunError(f"{name_row(dataset, index)} cannot be learned from: {reason}") from error

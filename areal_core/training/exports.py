@@ -1,8 +1,9 @@
 """Models that the run writes as Hugging Face folders: the best one so far, and the last one.
 
-While an evaluation runs beside training the weights that it measures are about to change. A **candidate** holds them
-until the score is known: a hidden folder beside `best/`, which takes its place or is removed. Neither counts before the
-renames of `replacing_folder`, so that a kill at any moment leaves the former best model, or the new one with its score.
+While an evaluation runs beside training, the weights that it measures are about to change. A *candidate* keeps them
+until the score is known: a hidden folder beside `best/`, which then replaces it or is removed. A folder counts only
+after the renames of `replacing_folder`, so that a kill at any moment leaves the former best model with its score, or
+the new one with its own.
 """
 
 from __future__ import annotations
@@ -10,21 +11,22 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from contextlib import nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from areal_core.disk import fresh_folder, replacing_folder, settle_folder, tree_size, wait_for_room, writing
+from areal_core.training.collectives import broadcast, is_main
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator
     from pathlib import Path
 
     from areal_core.config import RunConfig
     from areal_core.interfaces.training import TrainEngine
-    from areal_core.training.metrics_logger import MetricsLogger
+    from areal_core.training.metrics_logger import SilentMetricsLogger
 
 SCORE_FILE = "evaluation.json"
-"""Beside the best model: the step and the score that made it the best."""
+"""File in `best/` with the step and the score that made it the best model."""
 
 
 def exports_policy(config: RunConfig) -> bool:
@@ -33,15 +35,15 @@ def exports_policy(config: RunConfig) -> bool:
 
 
 class Exports:
-    """The same on every rank; writing is collective, and rank 0 puts folders into their places.
+    """Writes models, the same on every rank. Writing is collective; the main rank renames folders.
 
     Args:
         run_dir: of the run.
-        policy: whose weights are written.
-        metrics_logger: on rank 0.
+        policy: engine whose weights are written.
+        metrics_logger: times the phase `export`.
     """
 
-    def __init__(self, run_dir: Path, policy: TrainEngine, metrics_logger: MetricsLogger | None) -> None:
+    def __init__(self, run_dir: Path, policy: TrainEngine, metrics_logger: SilentMetricsLogger) -> None:
         self._run_dir = run_dir
         self._best = run_dir / "best"
         self._policy = policy
@@ -50,68 +52,67 @@ class Exports:
         self._has_candidate = False
 
     def settle(self) -> float:
-        """Put right what a kill has left; on rank 0 the score of the best model so far, minus infinity without one."""
+        """Repair what a kill has left, and return the score of the best model so far; minus infinity without one."""
         self._has_candidate = False
-        if self._metrics_logger is None:
-            return -math.inf
-        for name in ("best", "model"):
-            settle_folder(self._run_dir / name)
-        path = self._best / SCORE_FILE
-        return float(json.loads(path.read_text())["evaluation/reward"]) if path.is_file() else -math.inf
+        score = -math.inf
+        if is_main():
+            for name in ("best", "model"):
+                settle_folder(self._run_dir / name)
+            path = self._best / SCORE_FILE
+            if path.is_file():
+                score = float(json.loads(path.read_text())["evaluation/reward"])
+        return broadcast(score)
 
     def write_model(self, step: int) -> None:
-        """Write the weights as they are now as the run's model. Raises `DiskError`."""
+        """Write the current weights as the run's model. Raises `DiskError`."""
         target = self._run_dir / "model"
-        with self._writing(step), replacing_folder(self._name(step), target, swaps=self._is_first) as folder:
-            self._policy.export(folder)
-            self._measure(folder)
+        with self._exporting(), replacing_folder(_title(step), target, swaps=is_main()) as folder:
+            self._export(folder)
 
     def keep_candidate(self, step: int) -> None:
-        """Write the weights as they are now, for the case that they turn out to be the best. Raises `DiskError`."""
+        """Write the current weights, because they may turn out to be the best. Raises `DiskError`."""
         folder = fresh_folder(self._best)
-        with self._writing(step), writing(self._name(step), folder):
+        with self._exporting(), writing(_title(step), folder):
             try:
-                self._policy.export(folder)
+                self._export(folder)
             except BaseException:
                 self.drop_candidate()
                 raise
-            self._measure(folder)
         self._has_candidate = True
 
     def write_best(self, step: int, score: float) -> None:
-        """Make the candidate the best model, or the weights as they are now where there is none. Raises `DiskError`.
+        """Make the candidate the best model; without one, the current weights. Raises `DiskError`.
 
         Args:
             step: of the weights.
-            score: of their evaluation; it is written with them, so that a resume does not forget it.
+            score: of their evaluation. It is written beside them, so that a resume knows it.
         """
         if not self._has_candidate:
             self.keep_candidate(step)
         self._has_candidate = False
-        if self._is_first:
-            with replacing_folder(self._name(step), self._best) as folder:
+        if is_main():
+            with replacing_folder(_title(step), self._best) as folder:
                 (folder / SCORE_FILE).write_text(json.dumps({"step": step, "evaluation/reward": score}))
 
     def drop_candidate(self) -> None:
-        """The candidate, if there is one, is not the best."""
+        """Remove the candidate, if there is one."""
         self._has_candidate = False
-        if self._is_first:
+        if is_main():
             shutil.rmtree(fresh_folder(self._best), ignore_errors=True)
 
-    @property
-    def _is_first(self) -> bool:
-        return self._metrics_logger is not None
+    @contextmanager
+    def _exporting(self) -> Iterator[None]:
+        """Wait for room before all ranks write: they write together, and one rank alone cannot retry."""
+        if is_main():
+            wait_for_room("a model", self._run_dir, self._size, self._metrics_logger.log)
+        with self._metrics_logger.phase("export"):
+            yield
 
-    def _name(self, step: int) -> str:
-        return f"the model of step {step}"
-
-    def _writing(self, step: int) -> AbstractContextManager[None]:
-        """Before all ranks write together, for they cannot try again one by one; the phase in which they do."""
-        if self._metrics_logger is None:
-            return nullcontext()
-        wait_for_room("a model", self._run_dir, self._size, self._metrics_logger.log)
-        return self._metrics_logger.phase("export")
-
-    def _measure(self, folder: Path) -> None:
-        if self._is_first:
+    def _export(self, folder: Path) -> None:
+        self._policy.export(folder)
+        if is_main():
             self._size = tree_size(folder)
+
+
+def _title(step: int) -> str:
+    return f"the model of step {step}"

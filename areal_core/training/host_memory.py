@@ -1,4 +1,4 @@
-"""How much of the host's memory is left, for this machine and for the control groups that this process is in."""
+"""Host memory that is still available, on the machine and in the control groups of this process."""
 
 from __future__ import annotations
 
@@ -12,31 +12,35 @@ LIMITS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Of control groups, version 2 and 1: files of limit and use in bytes, and what in `memory.stat` can be taken back."""
+"""Files of control groups, version 2 and 1, with the limit and the use in bytes; and the entry of `memory.stat` with
+the bytes in use that the kernel can reclaim."""
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that may still be taken before the machine, or a control group of this process, has no more to give.
+    """Return the bytes that this process can still allocate before the machine, or a control group, is out of memory.
 
     Args:
-        root: below which `proc` and `sys` lie.
+        root: folder that holds `proc` and `sys`.
     """
-    machine = _numbers(root / "proc/meminfo")["MemAvailable:"] * 1024
-    return max(0, min([machine, *_left_in_groups(root)]))
+    machine = _read_numbers(root / "proc/meminfo")["MemAvailable:"] * 1024
+    return max(0, min([machine, *_available_in_groups(root)]))
 
 
-def _left_in_groups(root: Path) -> Iterator[int]:
+def _available_in_groups(root: Path) -> Iterator[int]:
     tops = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/memory"]
-    own = root / "proc/self/cgroup"
-    names = [line.split(":", 2)[2].strip("/") for line in (own.read_text().splitlines() if own.is_file() else ())]
-    for folder in {place for top in tops for name in names for place in (top / name, *(top / name).parents)}:
+    listing = root / "proc/self/cgroup"
+    lines = listing.read_text().splitlines() if listing.is_file() else []
+    groups = [top / line.split(":", 2)[2].strip("/") for top in tops for line in lines]
+    for folder in {folder for group in groups for folder in (group, *group.parents)}:
         for limit, used, reclaimable in LIMITS:
             path = folder / limit
-            if path.is_file() and (text := path.read_text().strip()).isdigit():
-                spare = _numbers(folder / "memory.stat").get(reclaimable, 0)
+            text = path.read_text().strip() if path.is_file() else ""
+            if text.isdigit():  # version 2 writes "max" if there is no limit
+                spare = _read_numbers(folder / "memory.stat").get(reclaimable, 0)
                 yield int(text) - int((folder / used).read_text()) + spare
 
 
-def _numbers(path: Path) -> dict[str, int]:
-    """The second word of each line by its first one."""
-    return {words[0]: int(words[1]) for line in path.read_text().splitlines() if len(words := line.split()) > 1}
+def _read_numbers(path: Path) -> dict[str, int]:
+    """Return the second word of each line by its first one."""
+    lines = [line.split() for line in path.read_text().splitlines()]
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1}

@@ -1,4 +1,4 @@
-"""What the trainer does with one batch: an algorithm's passes and updates, on the engines of its roles."""
+"""Training on one batch: an algorithm's forward passes and updates, on the engines of its roles."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ if TYPE_CHECKING:
 
 
 class Learner:
-    """The same on every rank.
+    """Trains on batches, the same on every rank.
 
     Args:
         config: of the run.
-        algorithm: what to do with a batch.
-        roles: by name.
+        algorithm: prepares batches and defines losses.
+        roles: by name; the first one is the policy.
         engines: of the roles, by name.
-        logged_groups: of each batch, whose tokens are logged.
+        logged_groups: number of groups of each batch whose tokens are logged.
 
     Attributes:
-        has_learned: whether the first role has, since this was set to False.
-        logged: on rank 0, a few groups of the last batch with what the losses made of their tokens; see `TokenLog`.
+        has_learned: whether the policy has been updated since this was set to False.
+        logged: on the main rank, a few groups of the last batch with what the losses computed of their tokens; see
+            `TokenLog`.
     """
 
     def __init__(
@@ -58,25 +59,25 @@ class Learner:
 
     @property
     def changing(self) -> dict[str, TrainEngine]:
-        """The engines that a checkpoint must hold, by role: those that learn, and their EMAs."""
+        """Engines whose parameters change and belong into checkpoints, by role: those that learn, and their EMAs."""
         return {name: self._engines[name] for name, role in self._roles.items() if role.changes}
 
     @property
     def policy(self) -> TrainEngine:
-        """The engine whose weights are synced and exported: that of the first role."""
+        """Engine whose weights are synced and exported: that of the first role."""
         return self._engines[self._first]
 
     def learn(self, batch: PackedBatch, step: int, version: int, state: dict[str, torch.Tensor]) -> dict[str, float]:
-        """Train on a batch, as it came from its source.
+        """Train on a batch and return the metrics of the step.
 
         Args:
-            batch: not yet shifted.
+            batch: as it came from its source, not shifted.
             step: batches that were trained on before.
-            version: of the weights that are synced.
-            state: the algorithm's own.
+            version: of the weights that were synced last.
+            state: tensors of the algorithm's own.
 
         Returns:
-            The metrics of the step; those of all roles but the first carry the role's name.
+            Numbers by name. Those of all roles but the first have the role in their name.
 
         Raises:
             RunError: gradients stay non-finite.
@@ -90,11 +91,13 @@ class Learner:
             if role.ema is not None and (step + 1) % role.ema.every == 0:
                 self._engines[name].update_ema(self._engines[role.ema.role], role.ema.decay)
         metrics = combine([*learned, context.metrics])
-        numbers = {key: number for name, m in metrics.items() for key, number in m.as_numbers(f"train/{name}").items()}
-        return {**numbers, **self._measured()}
+        numbers: dict[str, float] = {}
+        for name, metric in metrics.items():
+            numbers |= metric.as_numbers(f"train/{name}")
+        return {**numbers, **self._measurements()}
 
-    def _measured(self) -> dict[str, float]:
-        """What the engines' work took; of all roles but the first with the role's name."""
+    def _measurements(self) -> dict[str, float]:
+        """Return the engines' own measurements, such as times. Those of later roles have the role in their name."""
         return {
             f"engine/{'' if role == self._first else f'{role}/'}{name}": value
             for role, engine in self._engines.items()
@@ -103,18 +106,19 @@ class Learner:
         }
 
     def _update(self, works: Sequence[LossSpec], step: int) -> dict[str, Metric]:
-        """One optimizer update of each role that has work."""
+        """Make one optimizer update of each role that has losses."""
         metrics: dict[str, Metric] = {}
         for role in dict.fromkeys(work.role for work in works):
-            found = self._engines[role].train([work for work in works if work.role == role])
+            results = self._engines[role].train([work for work in works if work.role == role])
             self.has_learned |= role == self._first
-            self._skipped[role] = self._skipped.get(role, 0) + 1 if bool(found["skipped"].values) else 0
+            self._skipped[role] = self._skipped.get(role, 0) + 1 if bool(results["skipped"].values) else 0
             if self._skipped[role] >= self._config.training.max_skipped_updates:
-                loss = found["loss"].as_numbers("loss")["loss"]
+                loss = results["loss"].as_numbers("loss")["loss"]
                 what = "gradient" if math.isfinite(loss) else f"loss ({loss})"
                 raise RunError(
                     f"the {what} of {role} was not finite in {self._skipped[role]} updates in a row (step {step})",
-                    hints=["lower its learning_rate or look at the rewards; training.max_skipped_updates is the limit"],
+                    hints=["lower its learning_rate, or check the rewards; training.max_skipped_updates is the limit"],
                 )
-            metrics |= found if role == self._first else {f"{role}/{name}": value for name, value in found.items()}
+            prefix = "" if role == self._first else f"{role}/"
+            metrics |= {f"{prefix}{name}": value for name, value in results.items()}
         return metrics

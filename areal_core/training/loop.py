@@ -1,53 +1,63 @@
-"""The training loop. `Trainer.run` is the page to read: wait, learn, sync, look after, once for every step."""
+"""The training loop. Every rank of the trainer runs it in step with the others (SPMD); begin to read at `Trainer.run`.
+
+    wait ──► sleep ──► train ──► evaluate ──► weight_sync ──► logprob_check ──► export ──► checkpoint ──► wait ...
+
+    phase          what a step does in it                              what it waits for
+    wait           takes the batch of the step                         batch_size READY groups of the rollout controller
+    sleep          colocated only: lets servers release their memory   the servers
+    train          forward passes, advantages, optimizer updates       nothing outside of the trainer
+    evaluate       ends the evaluation that ran beside it              the last episode of the evaluation
+    weight_sync    sends the weights under a new version               the sync before; of a transport, this one too
+    logprob_check  compares log-probabilities, every few syncs         the servers' answers to fixed prompts
+    export         keeps weights that may turn out to be the best      the disk
+    checkpoint     copies parameters, which a thread then writes       the thread that writes the checkpoint before
+
+Each phase is also a metric, `time/<phase>_s`. A phase that is not due is left out. Between `logprob_check` and `export`
+the step's metrics are written, and the evaluation that is due begins. It runs while the next batch is taken and trained
+on; `evaluation.py` has the map of its states. `areal_core/rollout/controller.py` has the map of a group's states: it
+makes the next batches while this loop trains.
+
+A run that is asked to stop, or whose rollouts fail, raises `Interrupted` on all ranks at the same point, where the
+parameters are sound: in `wait`, `evaluate` or `export`. A last checkpoint is committed then.
+"""
 
 from __future__ import annotations
 
-import math
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
 
 from areal_core.disk import DiskError
-from areal_core.errors import RunError
-from areal_core.messages import PeerClosed
-from areal_core.training.checkpoint import ConsumptionLog
+from areal_core.runtime.rpc import PeerClosed
 from areal_core.training.checkpointer import Checkpointer
-from areal_core.training.distribution import agree, share_or_stop
+from areal_core.training.evaluation import Evaluation, EvaluationStatus
 from areal_core.training.exports import Exports
 from areal_core.training.source import Interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from areal_core.config import RunConfig
-    from areal_core.data import PackedBatch
     from areal_core.training.learner import Learner
-    from areal_core.training.metrics_logger import MetricsLogger
-    from areal_core.training.source import BatchSource, TrainingBatch
+    from areal_core.training.metrics_logger import SilentMetricsLogger
+    from areal_core.training.source import SharedSource, TrainingBatch
+    from areal_core.training.state import TrainerState
     from areal_core.training.weight_sync import WeightSync
-
-TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
-"""Mean difference between the engines' log-probabilities and the trainer's, by the dtype of the synced weights."""
-STOPPING_PATIENCE_S = 15.0
-"""How long a run that was asked to stop waits for an evaluation whose weights the trainer has no more."""
 
 
 class Trainer:
-    """Learns from batches and syncs weights. The same on every rank; only rank 0 has a source and a metrics logger.
+    """Learns from batches and syncs weights, the same on every rank.
 
     Args:
         config: of the run.
-        learner: learns from a batch.
-        weight_sync: brings weights to the inference engines; None where nothing generates.
-        run_dir: where exports go.
-        checkpoints: where this attempt's checkpoints go.
-        source: of batches, on rank 0.
-        read: makes the batch from what the source tells of it, on every rank.
-        metrics_logger: of metrics, on rank 0.
-        phase: says what this process is doing, on ranks that have no metrics logger.
+        learner: trains on a batch.
+        weight_sync: syncs weights to the servers; None if the run generates nothing.
+        run_dir: folder of the run, for exported models.
+        checkpoints: folder of this attempt's checkpoints.
+        source: of batches.
+        metrics_logger: times phases and reports metrics.
+        state: of the checkpoint that the run begins from.
     """
 
     def __init__(
@@ -57,235 +67,158 @@ class Trainer:
         weight_sync: WeightSync | None,
         run_dir: Path,
         checkpoints: Path,
-        source: BatchSource | None,
-        read: Callable[[bytes], TrainingBatch],
-        metrics_logger: MetricsLogger | None,
-        phase: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
+        source: SharedSource,
+        metrics_logger: SilentMetricsLogger,
+        state: TrainerState,
     ) -> None:
         self._config = config
         self._learner = learner
         self._weight_sync = weight_sync
-        self._source, self._read = source, read
+        self._source = source
         self._metrics_logger = metrics_logger
-        self._phase = phase if metrics_logger is None else metrics_logger.phase
-        self._checkpointer = Checkpointer(
-            config.checkpoint, run_dir, checkpoints, learner.changing, source, metrics_logger, self._phase, self._log
-        )
-        self._step = 0
-        self._version = 0
-        self._consumption_log = ConsumptionLog()
+        self._phase = metrics_logger.phase
+        self._state = state
         self._exports = Exports(run_dir, learner.policy, metrics_logger)
-        self._evaluated: int | None = None  # the step whose evaluation is under way
-        self._failure: RunError | None = None
+        self._evaluation = Evaluation(config, state, source, self._exports, metrics_logger)
+        self._checkpointer = Checkpointer(
+            config.checkpoint, run_dir, checkpoints, learner.changing, source, metrics_logger
+        )
 
-    def run(self, step: int, version: int, consumption_log: ConsumptionLog) -> bool:
-        """Train from `step` to the end.
+    def run(self, version: int) -> bool:
+        """Train to the last step.
 
         Args:
-            step: batches that the engines' parameters have been trained on.
-            version: to sync first; 0 where the inference engines hold the same weights already.
-            consumption_log: what earlier processes of this run had seen.
+            version: weight version to sync first; 0 if the servers have loaded the same weights already.
 
         Returns:
-            True when all steps are done, False when the run was interrupted; either way a checkpoint is committed.
+            True if all steps are done, False if the run was interrupted. A checkpoint is committed in both cases.
 
         Raises:
-            RunError: a part of the run failed, or gradients stayed non-finite. Where only the rollouts did, a
-                checkpoint was committed before.
+            RunError: a part of the run failed, or gradients stayed non-finite. If the rollouts failed while the
+                trainer waited for a batch or an evaluation, a checkpoint was committed before.
         """
-        self._step = self._checkpointer.latest = step
-        self._consumption_log = consumption_log
-        self._consumption_log.best = max(consumption_log.best, agree(self._exports.settle()))
+        state = self._state
+        self._checkpointer.latest = state.step
+        state.best = max(state.best, self._exports.settle())
         try:
             self._begin(version)
-            if self._consumption_log.unevaluated is not None:
-                self._begin_evaluation()
-            while self._step < self._config.steps:
+            while state.step < self._config.steps:
                 with self._phase("wait"):
-                    batch, groups, metrics = self._next_batch()
+                    batch = self._next_batch()
                 if self._config.takes_turns and self._weight_sync is not None:
                     with self._phase("sleep"):
                         self._weight_sync.sleep()
                 with self._phase("train"):
-                    metrics |= self._learn(batch, groups)
-                self._step += 1
-                if not self._end_evaluation():
-                    self._end_step(metrics)
-                    raise Interrupted
+                    metrics = self._learn(batch)
+                state.step += 1
+                self._end_evaluation(metrics)
                 metrics |= self._sync()
-                self._look_after(metrics)
-        except Interrupted:
-            try:
-                self._checkpointer.save(self._step, self._consumption_log, is_last=True)
-            except Exception as error:
-                if self._failure is not None:  # which came first
-                    raise self._failure from error
-                raise
-            if self._failure is not None:
-                raise self._failure from None
+                self._checkpointer.poll()
+                self._report(metrics)
+                self._begin_evaluation()
+                if self._checkpointer.is_due(state.step):
+                    self._checkpointer.save(state, is_last=state.step == self._config.steps)
+        except Interrupted as interruption:
+            self._save_interrupted(interruption)
             return False
-        except (PeerClosed, DiskError):
+        except (PeerClosed, DiskError):  # no checkpoint can be committed
             raise
         except Exception:
-            with suppress(Exception):  # why training failed is what must be told
-                self._checkpointer.finish()  # what was sound when it was taken is kept
+            with suppress(Exception):  # the error of training is the one to report
+                self._checkpointer.finish()  # a snapshot from before the error is sound
             raise
         finally:
             self._exports.drop_candidate()
-        self._checkpointer.save(self._step, self._consumption_log, is_last=True)
+        self._checkpointer.save(state, is_last=True)
         if self._config.checkpoint.export:
-            self._exports.write_model(self._step)
+            self._exports.write_model(state.step)
         return True
 
     def _begin(self, version: int) -> None:
-        self._version = version
+        """Sync the first weights, and begin the evaluation that the checkpoint owes, or the one at the start."""
         if self._weight_sync is not None:
             with self._phase("weight_sync"):
-                self._weight_sync.begin(version, self._step)
-        evaluation = self._config.evaluation
-        if self._step == 0 and evaluation is not None and evaluation.at_start:
-            self._consumption_log.unevaluated = {}
+                self._weight_sync.begin(version, self._state.step)
+        if self._state.step == 0 and self._evaluation.is_due_after(0):
+            self._evaluation.owe({})
+        self._begin_evaluation()
 
     def _next_batch(self) -> TrainingBatch:
-        told = None
-        if self._source is not None:
-            with self._stopping_in_order():
-                told = self._source.next_batch(self._step)
-        return self._read(share_or_stop(told))
+        """Wait for the next batch. Meanwhile offer a folder to servers that missed the last weight sync."""
+        while (batch := self._source.next_batch(self._state.step)) is None:
+            assert self._weight_sync is not None
+            self._weight_sync.offer_folder()
+        return batch
 
-    @contextmanager
-    def _stopping_in_order(self) -> Iterator[None]:
-        """What ends the rollouts, be it a signal or a failure of theirs, leaves the parameters sound: every rank stops
-        as if it were interrupted, and a checkpoint can be kept. Only where the controller is gone can it not."""
-        try:
-            yield
-        except Interrupted:
-            pass
-        except (PeerClosed, DiskError):
-            raise
-        except RunError as error:
-            self._failure = error
-
-    @contextmanager
-    def _keeping_parameters(self) -> Iterator[None]:
-        """A model that cannot be exported ends the run on all ranks, and costs nothing that was trained: a checkpoint
-        is committed first, as of an interruption."""
-        try:
-            yield
-        except DiskError:
-            raise
-        except RunError as error:
-            self._failure = error
-            raise Interrupted from error
-
-    def _learn(self, batch: PackedBatch | None, groups: list[tuple[int, str]]) -> dict[str, float]:
-        self._consumption_log.steps.append(groups)
-        if batch is None:
-            return {}
-        metrics = self._learner.learn(batch, self._step, self._version, self._consumption_log.state)
-        if self._metrics_logger is not None and self._learner.logged is not None:
-            self._metrics_logger.batch_logged(self._step + 1, self._learner.logged)
+    def _learn(self, batch: TrainingBatch) -> dict[str, float]:
+        self._state.steps.append(batch.groups)
+        metrics = dict(batch.metrics)
+        if batch.batch is not None:
+            version = 0 if self._weight_sync is None else self._weight_sync.version
+            metrics |= self._learner.learn(batch.batch, self._state.step, version, self._state.algorithm)
+            self._metrics_logger.batch_logged(self._state.step + 1, self._learner.logged)
         return metrics
+
+    def _end_evaluation(self, metrics: dict[str, float]) -> None:
+        """End the evaluation that ran while the step was trained, before its weights are replaced.
+
+        Raises:
+            Interrupted: the run stops; the step, with these metrics, is complete nevertheless.
+        """
+        if self._evaluation.status is not EvaluationStatus.RUNNING:
+            return
+        self._checkpointer.poll()  # a checkpoint that is complete need not wait for the evaluation
+        try:
+            self._evaluation.end()
+        except Interrupted:
+            self._report(metrics)
+            raise
 
     def _sync(self) -> dict[str, float]:
         if self._weight_sync is None:
             return {}
+        step = self._state.step
         with self._phase("weight_sync"):
             if not self._learner.has_learned and not self._config.takes_turns:
-                self._weight_sync.keep(self._step)
-                return {"version": float(self._version)}
+                self._weight_sync.skip(step)
+                return {"version": float(self._weight_sync.version)}
             if self._config.takes_turns:
-                torch.cuda.empty_cache()  # the engines take their memory back with this weight sync
-            version = self._version = self._weight_sync.sync(self._step)
+                torch.cuda.empty_cache()  # the servers take their memory back with this weight sync
+            version = self._weight_sync.sync(step)
             self._learner.has_learned = False
-            if self._metrics_logger is not None:
-                self._metrics_logger.weights_synced(self._step, version)
+            self._metrics_logger.weights_synced(step, version)
         with self._phase("logprob_check"):
-            checked = self._weight_sync.check_logprobs(TOLERANCES[self._config.model.dtype])
-        return {**checked, "version": float(version)}
+            differences = self._weight_sync.check_logprobs(self._config.model.dtype)
+        return {**differences, "version": float(version)}
 
-    def _look_after(self, metrics: dict[str, float]) -> None:
-        """Write the step's metrics, evaluate, checkpoint: each where it is due. Generation goes on meanwhile."""
-        self._checkpointer.look()
-        if self._end_step(metrics):
-            self._begin_evaluation()
-        if self._checkpointer.is_due(self._step):
-            self._checkpointer.save(self._step, self._consumption_log, is_last=self._step == self._config.steps)
-
-    def _end_step(self, metrics: dict[str, float]) -> bool:
-        """Write the step's metrics, or keep them for the checkpoints and for the evaluation that is due now; whether
-        one is."""
-        evaluation = self._config.evaluation
-        if evaluation is not None and (self._step % evaluation.every == 0 or self._step == self._config.steps):
-            self._consumption_log.unevaluated = metrics
-            return True
-        if self._metrics_logger is not None:
-            self._metrics_logger.finish_step(self._step, metrics)
-        return False
+    def _report(self, metrics: dict[str, float]) -> None:
+        """Write the step's metrics, or keep them if the step is to be evaluated."""
+        if self._evaluation.is_due_after(self._state.step):
+            self._evaluation.owe(metrics)
+        else:
+            self._metrics_logger.finish_step(self._state.step, metrics)
 
     def _begin_evaluation(self) -> None:
-        """Begin the evaluation that the step owes, to be made while the next batch is waited for and trained on, or
-        here and now. What is interrupted before that is in the checkpoint that follows: a resume begins with it."""
-        self._evaluated = self._step
+        """Begin the evaluation that is due, if one is, once the servers have the weights."""
+        if self._evaluation.status is not EvaluationStatus.DUE:
+            return
         if self._weight_sync is not None:
             with self._phase("weight_sync"):
                 self._weight_sync.finish()
-        if self._source is not None:
-            self._source.begin_evaluation()
-        evaluation = self._config.evaluation
-        if evaluation is None or not self._config.evaluates_beside_training or self._step == self._config.steps:
-            self._end_evaluation()
-            return
-        if self._metrics_logger is not None and self._consumption_log.unevaluated is not None:
-            self._consumption_log.unevaluated = self._metrics_logger.end_step(self._consumption_log.unevaluated)
-        if evaluation.keep_best and self._step:
-            with self._keeping_parameters():
-                self._exports.keep_candidate(self._step)
+        self._evaluation.begin()
 
-    def _end_evaluation(self) -> bool:
-        """Wait for the evaluation that is under way, if one is, and write its step's metrics; whether it was made.
-
-        Where it was not, for a stop of the run or a failure of the rollouts, it has left sound parameters. They are
-        those of a later step if training has gone on: no resume can make that evaluation then, and it is given up.
+    def _save_interrupted(self, interruption: Interrupted) -> None:
+        """Commit the last checkpoint of an interrupted run.
 
         Raises:
-            Interrupted: it was not made, and the step owes it still.
+            RunError: what interrupted it, if that was a failure.
         """
-        step, self._evaluated = self._evaluated, None
-        if step is None:
-            return True
-        is_current = step == self._step
-        if not is_current:
-            self._checkpointer.look()  # the checkpoint of the evaluated step shall not wait for as long
-        found: dict[str, float] = {}
-        score = -math.inf if self._source is None else math.nan
-        with self._phase("evaluate"):
-            if self._source is not None:
-                with self._stopping_in_order():
-                    found = self._source.end_evaluation(0.0 if is_current else STOPPING_PATIENCE_S)
-                    score = found.get("evaluation/reward", -math.inf)
-        # Exporting is collective, so all ranks must know what rank 0 measured; no number at all is the end.
-        score = agree(score)
-        is_made = not math.isnan(score)
-        if not is_made and is_current:
-            raise Interrupted
-        evaluation = self._config.evaluation
-        if is_made and evaluation is not None and evaluation.keep_best and score > self._consumption_log.best:
-            if step:
-                with self._keeping_parameters():
-                    self._exports.write_best(step, score)
-            self._consumption_log.best = score
-        self._exports.drop_candidate()
-        metrics, self._consumption_log.unevaluated = self._consumption_log.unevaluated or {}, None
-        if self._metrics_logger is not None:
-            if not is_made:
-                self._log(f"the evaluation of step {step} was given up: step {self._step} has been trained already")
-            self._metrics_logger.write_step(
-                step, {**(self._metrics_logger.end_step(metrics) if is_current else metrics), **found}
-            )
-        return is_made
-
-    def _log(self, line: str) -> None:
-        """A line for the user, on the rank that has a metrics logger."""
-        if self._metrics_logger is not None:
-            self._metrics_logger.log(line)
+        failure = interruption.failure
+        try:
+            self._checkpointer.save(self._state, is_last=True)
+        except Exception as error:
+            if failure is not None:  # the first cause is the one to report
+                raise failure from error
+            raise
+        if failure is not None:
+            raise failure from None

@@ -1,19 +1,20 @@
-"""What the trainer tells the outside world: metrics by step, and what it is doing right now.
+"""What the trainer reports: metrics by step to a file, to trackers and to plugins, and its phase to the driver.
 
-Each tracker is called in a thread of its own, and so are the hooks of plugins: one that blocks holds up no other.
+Trackers and the hooks of plugins are other people's code in the trainer's process. Each is called in a thread of its
+own (`Listener`), so that none of them can delay training or each other.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from areal_core.disk import append_line, patiently, read_steps, replace_durably, writing
+from areal_core.background import BackgroundQueue
+from areal_core.disk import append_line, read_steps, replace_durably, retry_refused, writing
 from areal_core.interfaces.tracker import BatchTracker
-from areal_core.training.aside import PATIENCE_S, Aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,12 +24,19 @@ if TYPE_CHECKING:
     from areal_core.data import PackedBatch
     from areal_core.interfaces.tracker import Tracker
 
+QUEUE_SIZE = 1000
+"""Calls that may wait for a listener that blocks. When there are more, the oldest are dropped."""
+MAX_WAITING_FOR_BATCH = 8
+"""A call that holds a whole batch is dropped if more than this many calls wait: batches are large."""
+CLOSING_S = 60.0
+"""Seconds that all listeners together get at the end of a run, for the calls that wait and for `close`."""
+
 
 class Hooks(Protocol):
-    """Plugins that are told of what happened; see `areal_core.plugins.events`."""
+    """Plugins that observe a run; see `areal_core.plugins.events`."""
 
     def step_finished(self, run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is over."""
+        """The metrics of a step are complete."""
 
     def weights_synced(self, run_dir: Path, step: int, version: int) -> None:
         """The sync of `version` has begun."""
@@ -40,17 +48,114 @@ class Hooks(Protocol):
         """A checkpoint is committed at `path`."""
 
 
-class MetricsLogger:
-    """Writes metrics, tells plugins and trackers, and measures phases. On rank 0.
+_Target = TypeVar("_Target")
+
+
+class Listener(Generic[_Target]):
+    """Calls a tracker, or the hooks, in a thread beside training. The first exception switches it off.
+
+    Args:
+        name: of what is called, for the log.
+        target: the tracker or the hooks.
+        log: takes a line for the user.
+    """
+
+    def __init__(self, name: str, target: _Target, log: Callable[[str], None]) -> None:
+        self._name = name
+        self._target = target
+        self._log = log
+        self._is_off = False
+        self._queue = BackgroundQueue(f"calls of {name}", QUEUE_SIZE, self._report_dropped)
+
+    def notify(self, call: Callable[[_Target], None], *, is_large: bool = False) -> None:
+        """Queue a call and return immediately.
+
+        Args:
+            call: calls a method of the target.
+            is_large: whether the call holds a whole batch; see `MAX_WAITING_FOR_BATCH`.
+        """
+        if self._is_off or (is_large and len(self._queue) > MAX_WAITING_FOR_BATCH):
+            return
+        if self._queue.put(partial(self._call, call)) == 1:
+            self._log(f"{self._name} has blocked for {self._queue.blocked_s:.0f} s; dropping its oldest calls")
+
+    def notify_last(self, call: Callable[[_Target], None]) -> None:
+        """Queue the last call. It is made even if an exception has switched the target off."""
+        self._queue.put(partial(self._call_safely, call))
+
+    def close(self, deadline: float) -> None:
+        """Wait until all calls are made, or until this time of `time.monotonic()`; log a target that still blocks."""
+        if not self._queue.close(deadline):
+            blocked_s, waiting = self._queue.blocked_s, len(self._queue)
+            self._log(f"{self._name} has blocked for {blocked_s:.0f} s; the run ends without {waiting} queued calls")
+
+    def _call(self, call: Callable[[_Target], None]) -> None:
+        if not self._is_off:
+            self._call_safely(call)
+
+    def _call_safely(self, call: Callable[[_Target], None]) -> None:
+        try:
+            call(self._target)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a tracker must never end a run
+            self._log(f"{self._name} is switched off: {type(error).__name__}: {error}")
+            self._is_off = True
+
+    def _report_dropped(self, count: int) -> None:
+        self._log(f"{self._name} responds again; {count} calls were dropped")
+
+
+class SilentMetricsLogger:
+    """The metrics logger of all ranks but the main one: it enters phases, and writes nothing.
+
+    Args:
+        phase: enters a phase of this process, by its name.
+    """
+
+    def __init__(self, phase: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()) -> None:
+        self._enter_phase = phase
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Time what happens inside as `time/<name>_s` of the step, and report the phase to the driver."""
+        return self._enter_phase(name)
+
+    def log(self, line: str) -> None:
+        """Log a line for the user."""
+
+    def end_step(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics of a step with its times and the time of day. Later times belong to the next step."""
+        return dict(metrics)
+
+    def write_step(self, step: int, ended: Mapping[str, float]) -> None:
+        """Write the line of a step, as `end_step` returned it, and report it to trackers and hooks."""
+
+    def finish_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """End a step and write its line."""
+        self.write_step(step, self.end_step(metrics))
+
+    def weights_synced(self, step: int, version: int) -> None:
+        """Report that the sync of `version` has begun."""
+
+    def batch_logged(self, step: int, batch: PackedBatch | None) -> None:
+        """Report a few groups of the batch of a step, with what the losses computed of their tokens."""
+
+    def checkpoint_saved(self, step: int, path: Path) -> None:
+        """Report that a checkpoint is committed at `path`."""
+
+    def close(self) -> None:
+        """Close each tracker after its last call."""
+
+
+class MetricsLogger(SilentMetricsLogger):
+    """Writes metrics, notifies plugins and trackers, and times phases. On the main rank.
 
     Args:
         metrics: file of the run's metrics, a JSON line a step, in the run folder.
-        step: that the run (re)starts from; metrics of later steps belong to a discarded history and are removed.
+        step: that the run (re)starts from. Lines of later steps belong to a discarded history and are removed.
         trackers: each is switched off after its first exception, which is logged.
         hooks: of plugins.
-        on_step: told of each line that is written, at once.
-        phase: says what this process is doing.
-        log: takes a line for whoever watches the run.
+        on_step: called with each line as soon as it is written.
+        phase: enters a phase of this process, by its name.
+        log: takes a line for the user.
     """
 
     def __init__(
@@ -64,12 +169,14 @@ class MetricsLogger:
         phase: Callable[[str], AbstractContextManager[None]],
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
+        super().__init__(phase)
         self._metrics_path = metrics
         self._run_dir = metrics.parent
-        self.log = log
-        self._phase = phase
-        self._trackers = [(tracker, Aside(f"tracker {type(tracker).__name__}", log)) for tracker in trackers]
-        self._hooks = [(each, Aside("a plugin's hook", log)) for each in hooks]
+        self._log = log
+        self._trackers: list[Listener[Tracker]] = [
+            Listener(f"tracker {type(tracker).__name__}", tracker, log) for tracker in trackers
+        ]
+        self._hooks: list[Listener[Hooks]] = [Listener("a plugin's hook", hook, log) for hook in hooks]
         self._on_step = on_step
         self._seconds: dict[str, float] = {}
         self._step_began = time.monotonic()
@@ -77,43 +184,44 @@ class MetricsLogger:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time what happens inside as `time/<name>_s` of the step, and say that it happens."""
+        """See `SilentMetricsLogger.phase`."""
         began = time.monotonic()
         try:
-            with self._phase(name):
+            with self._enter_phase(name):
                 yield
         finally:
             key = f"time/{name}_s"
             self._seconds[key] = self._seconds.get(key, 0.0) + time.monotonic() - began
 
+    def log(self, line: str) -> None:
+        """See `SilentMetricsLogger.log`."""
+        self._log(line)
+
     def end_step(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The metrics of a step together with its times and the hour; what comes now belongs to the next one."""
+        """See `SilentMetricsLogger.end_step`."""
         now = time.monotonic()
         line = {"time": time.time(), **metrics, **self._seconds, "time/step_s": now - self._step_began}
         self._seconds.clear()
         self._step_began = now
         return line
 
-    def finish_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """End a step and write its line."""
-        self.write_step(step, self.end_step(metrics))
-
     def write_step(self, step: int, ended: Mapping[str, float]) -> None:
-        """Write the line of a step, as `end_step` has made it."""
+        """See `SilentMetricsLogger.write_step`."""
         line = {name: value for name, value in ended.items() if name != "time"}
         written = json.dumps({"step": step, "time": ended["time"], **line})
-        patiently(lambda: append_line("the metrics", self._metrics_path, written), self.log)
+        retry_refused(lambda: append_line("the metrics", self._metrics_path, written), self._log)
         self._notify_trackers(lambda tracker: tracker.log(step, line))
         self._on_step({"step": step, **line})
         self._notify_hooks(lambda hooks: hooks.step_finished(self._run_dir, step, line))
 
     def weights_synced(self, step: int, version: int) -> None:
-        """The sync of `version` has begun."""
+        """See `SilentMetricsLogger.weights_synced`."""
         self._notify_hooks(lambda hooks: hooks.weights_synced(self._run_dir, step, version))
 
-    def batch_logged(self, step: int, batch: PackedBatch) -> None:
-        """A few groups of the batch of a step, with what the losses made of their tokens; left out where those who are
-        told of it fall behind."""
+    def batch_logged(self, step: int, batch: PackedBatch | None) -> None:
+        """See `SilentMetricsLogger.batch_logged`. A listener that is behind does not get the batch."""
+        if batch is None:
+            return
         self._notify_hooks(lambda hooks: hooks.batch_logged(self._run_dir, step, batch), is_large=True)
         self._notify_trackers(
             lambda tracker: tracker.log_batch(step, batch) if isinstance(tracker, BatchTracker) else None,
@@ -121,30 +229,29 @@ class MetricsLogger:
         )
 
     def checkpoint_saved(self, step: int, path: Path) -> None:
-        """A checkpoint is committed at `path`."""
+        """See `SilentMetricsLogger.checkpoint_saved`."""
         self._notify_hooks(lambda hooks: hooks.checkpoint_saved(self._run_dir, step, path))
 
     def start_trackers(self, run_dir: Path, config: Mapping[str, object]) -> None:
-        """The run begins."""
+        """Start each tracker."""
         self._notify_trackers(lambda tracker: tracker.start(run_dir, config))
 
     def close(self) -> None:
-        """The run is over: close each tracker behind its last call. All of them together have a minute."""
-        for tracker, aside in self._trackers:
-            aside.end(tracker.close)
-        for _, aside in self._hooks:
-            aside.end(lambda: None)
-        deadline = time.monotonic() + PATIENCE_S
-        for _, aside in (*self._trackers, *self._hooks):
-            aside.wait(deadline)
+        """Close each tracker after its last call, and wait `CLOSING_S` seconds at most for all of them together."""
+        for tracker in self._trackers:
+            tracker.notify_last(lambda target: target.close())
+        deadline = time.monotonic() + CLOSING_S
+        listeners: list[Listener[Any]] = [*self._trackers, *self._hooks]
+        for listener in listeners:
+            listener.close(deadline)
 
-    def _notify_hooks(self, log: Callable[[Hooks], None], *, is_large: bool = False) -> None:
-        for hooks, aside in self._hooks:
-            aside.do(partial(log, hooks), is_large=is_large)
+    def _notify_hooks(self, call: Callable[[Hooks], None], *, is_large: bool = False) -> None:
+        for listener in self._hooks:
+            listener.notify(call, is_large=is_large)
 
-    def _notify_trackers(self, log: Callable[[Tracker], None], *, is_large: bool = False) -> None:
-        for tracker, aside in self._trackers:
-            aside.do(partial(log, tracker), is_large=is_large)
+    def _notify_trackers(self, call: Callable[[Tracker], None], *, is_large: bool = False) -> None:
+        for listener in self._trackers:
+            listener.notify(call, is_large=is_large)
 
     def _keep_until(self, step: int) -> None:
         if not self._metrics_path.is_file():

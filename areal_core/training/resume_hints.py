@@ -1,4 +1,4 @@
-"""What a run can go on from; without torch, for whoever only looks at a run."""
+"""Checks and advice for checkpoints, without torch, for programs that only inspect a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATE_FILE = "trainer.json"
 
 
 def lost_files(folder: Path) -> str:
-    """Files of a checkpoint that are missing or have another size, in words; none is read but their list."""
+    """Describe files of a checkpoint that are missing or have another size. Reads only the list of files."""
     path = folder / STATE_FILE
     try:
         return "; ".join(changed_files(folder, json.loads(path.read_text()).get("files", {})))
@@ -24,18 +24,19 @@ def lost_files(folder: Path) -> str:
 
 
 def resume_hints(folder: Path) -> list[str]:
-    """What helps where a checkpoint cannot be loaded: an older one, or that there is none."""
+    """Return advice for a checkpoint that cannot be loaded: use an older one, or start again if there is none."""
     run = folder.parents[3] if len(folder.parents) > 3 else folder.parent
     older = [path for path in run.glob("attempts/*/checkpoints/step-*") if path.name < folder.name]
     if older and folder.is_dir():
         latest = max(older, key=lambda path: (path.name, int(path.parents[1].name)))
-        aside, resume = shlex.join(["mv", str(folder), str(run / f"damaged-{folder.name}")]), shlex.quote(str(run))
+        move, resume = shlex.join(["mv", str(folder), str(run / f"damaged-{folder.name}")]), shlex.quote(str(run))
         return [
-            f"an older one is kept: {latest}; put this one aside, and the run goes back to it: "
-            f"{aside} && areal run --resume {resume}"
+            f"an older checkpoint is kept: {latest}; move this one away, and the run goes back to the older one: "
+            f"{move} && areal run --resume {resume}"
         ]
+    if folder.is_dir():
+        message = "no older checkpoint is kept"
+    else:
+        message = "restore the folder: the ledger knows of no older checkpoint that is kept"
     best = f"; {run / 'best'} holds the model of the best evaluation" if (run / "best").is_dir() else ""
-    message = (
-        "no older one is kept" if folder.is_dir() else "bring it back: the ledger knows of no older one that is kept"
-    )
-    return [f"{message}; areal run --resume cannot go on without, so start again with another run_dir{best}"]
+    return [f"{message}; without it areal run --resume cannot continue: start again with another run_dir{best}"]

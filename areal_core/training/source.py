@@ -1,18 +1,33 @@
-"""Where the trainer's batches come from, on rank 0."""
+"""Where batches come from: asked on the main rank, and shared with all ranks."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from areal_core.disk import DiskError
+from areal_core.errors import RunError
+from areal_core.runtime.rpc import FrameDecoder, PeerClosed, encode_frame
+from areal_core.training.collectives import broadcast, broadcast_bytes, is_main
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from areal_core.data.batch import PackedBatch
-    from areal_core.messages.rollouts import Beginning
+    from areal_core.messages.rollouts import ResumePoint
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: somebody asked the run to stop
-    """The run was asked to stop while it waited."""
+class Interrupted(Exception):  # noqa: N818 - not always an error
+    """The run stops in order: the parameters are sound, and all ranks write a last checkpoint.
+
+    Attributes:
+        failure: why, on the rank that knows it; None if the run was asked to stop.
+    """
+
+    def __init__(self, failure: RunError | None = None) -> None:
+        super().__init__()
+        self.failure = failure
 
 
 class TrainingBatch(NamedTuple):
@@ -21,7 +36,7 @@ class TrainingBatch(NamedTuple):
     Attributes:
         batch: its sequences; None for a batch without data.
         groups: number and digest of each of its prompt groups.
-        metrics: of it, and of the rollouts since the one before.
+        metrics: of the batch, and of the rollouts since the batch before.
     """
 
     batch: PackedBatch | None
@@ -30,29 +45,99 @@ class TrainingBatch(NamedTuple):
 
 
 class BatchSource(Protocol):
-    """What the loop asks for on rank 0: the rollout controller, or a data set as it is."""
+    """Makes batches, on the main rank: the connection to the rollout controller, or the rows of a data set."""
 
-    def where_to_begin(self) -> Beginning:
-        """The step, the checkpoint and the weight version that every rank begins with."""
+    def resume_point(self) -> ResumePoint:
+        """Return the step, the checkpoint and the weight version that every rank begins with."""
 
     def next_batch(self, step: int) -> bytes:
-        """What every rank is told of the batch of `step`, and reads it from. Raises `Interrupted`."""
+        """Return what every rank reads the batch of `step` from. Raises `Interrupted`."""
 
     def begin_evaluation(self) -> None:
-        """Begin to evaluate the synced weights. Nothing is synced before `end_evaluation`; batches may be."""
+        """Begin to evaluate the synced weights. No weights are synced before `end_evaluation`; batches may be made."""
 
     def end_evaluation(self, patience_s: float) -> dict[str, float]:
-        """The metrics of the evaluation that was begun, when it has ended; empty where the source can make none.
+        """Wait for the evaluation and return its metrics; none if the source cannot evaluate.
 
         Args:
-            patience_s: how long it is waited for once the run has been asked to stop.
+            patience_s: seconds to wait for it after the run was asked to stop.
 
         Raises:
             Interrupted: it has not ended by then.
         """
 
     def commit(self, step: int, checkpoint: Path) -> None:
-        """The checkpoint of `step` batches is complete: from now on a resume starts there."""
+        """Record that the checkpoint of `step` batches is complete: from now on a resume starts there."""
 
     def close(self) -> None:
-        """No further batch is needed."""
+        """Record that no further batch is needed."""
+
+
+class SharedSource:
+    """A source of batches for all ranks. The main rank asks it, and every rank gets the answer.
+
+    `resume_point`, `next_batch` and `end_evaluation` are collective.
+
+    Args:
+        source: on the main rank; None on other ranks.
+        read: makes a batch from what `BatchSource.next_batch` returned, on every rank; None if that is no batch.
+    """
+
+    def __init__(self, source: BatchSource | None, read: Callable[[bytes], TrainingBatch | None]) -> None:
+        self._source = source
+        self._read = read
+
+    def resume_point(self) -> ResumePoint:
+        """See `BatchSource.resume_point`."""
+        frame = b"" if self._source is None else bytes(encode_frame(self._source.resume_point()))
+        resume_point: ResumePoint = FrameDecoder().feed(broadcast_bytes(frame))[0].message
+        return resume_point
+
+    def next_batch(self, step: int) -> TrainingBatch | None:
+        """Return the batch of `step`, or None if servers need the weights in a folder first. Raises as `_from_main`."""
+        return self._read(self._from_main(lambda source: source.next_batch(step)))
+
+    def begin_evaluation(self) -> None:
+        """See `BatchSource.begin_evaluation`."""
+        if self._source is not None:
+            self._source.begin_evaluation()
+
+    def end_evaluation(self, patience_s: float) -> dict[str, float]:
+        """Wait for the evaluation and return its metrics. Raises as `_from_main`."""
+        payload = self._from_main(lambda source: json.dumps(source.end_evaluation(patience_s)).encode())
+        metrics: dict[str, float] = json.loads(payload)
+        return metrics
+
+    def commit(self, step: int, checkpoint: Path) -> None:
+        """See `BatchSource.commit`."""
+        if self._source is not None:
+            self._source.commit(step, checkpoint)
+
+    def close(self) -> None:
+        """See `BatchSource.close`."""
+        if self._source is not None:
+            self._source.close()
+
+    def _from_main(self, ask: Callable[[BatchSource], bytes]) -> bytes:
+        """Ask the source on the main rank, and return its answer on every rank.
+
+        Raises:
+            Interrupted: on every rank, if the run was asked to stop, or if the rollouts failed: their error is its
+                `failure` on the main rank. The parameters are sound in both cases.
+            PeerClosed, DiskError: on the main rank alone, as no checkpoint can be committed. The other ranks wait
+                until the driver ends them.
+        """
+        answer: bytes | None = None
+        failure: RunError | None = None
+        if self._source is not None:
+            try:
+                answer = ask(self._source)
+            except (PeerClosed, DiskError):
+                raise
+            except Interrupted:
+                pass
+            except RunError as error:
+                failure = error
+        if broadcast(float(is_main() and answer is None)):
+            raise Interrupted(failure)
+        return broadcast_bytes(answer or b"")

@@ -1,10 +1,20 @@
-"""How new weights reach the servers: by a `WeightTransport`, and through a folder that they read where it fails."""
+"""How new weights reach the servers: by a `WeightTransport`, and through a folder for servers that it does not reach.
+
+    step      trainer                                       servers
+    1  sync   transport.send, or write a folder     ──►     load the weights between two tokens, take the new version
+    2         the next batch is waited for                  generate
+    3  finish before the next sync, an evaluation           have all answered
+              or a check
+
+The sync through a folder returns once the folder is written: the servers load it while the trainer waits for its next
+batch. A transport returns when the servers have the weights.
+"""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from pathlib import Path
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +23,7 @@ from areal_core.data.batch import PackedBatch
 from areal_core.data.prediction import shift_to_predictions
 from areal_core.disk import writing
 from areal_core.errors import RunError
+from areal_core.interfaces.training import SelectiveEngine
 from areal_core.interfaces.transport import TransferFailedError
 from areal_core.messages.rollouts import (
     Begin,
@@ -22,63 +33,132 @@ from areal_core.messages.rollouts import (
     Sleep,
     Synced,
     SyncWeights,
+    Unread,
 )
-from areal_core.training.distribution import share_bytes, wait_for_all
+from areal_core.training.collectives import barrier, broadcast_bytes, is_main
 from areal_core.training.weights_file import describe_weights, size_of, write_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from concurrent.futures import Future
+    from pathlib import Path
 
     from areal_core.config.sections import WeightSyncSection
-    from areal_core.interfaces.inference import TensorDescription
     from areal_core.interfaces.training import TrainEngine
     from areal_core.interfaces.transport import WeightTransport
-    from areal_core.training.rollouts import RolloutClient
+    from areal_core.runtime.rpc import Message
+    from areal_core.training.rollout_client import RolloutClient
 
-LARGEST = 5.0
-"""Tolerances that one token may count for in the log-probability check."""
-KEPT = 2
-"""Folders of synced weights; the one before the last may still be read by a server that catches up."""
+LOGPROB_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
+"""Largest mean difference between the servers' log-probabilities and the trainer's, by the dtype of synced weights."""
+MAX_TOLERANCES = 5.0
+"""Multiple of the tolerance at which the difference of one token is clipped in the log-probability check."""
+KEPT_VERSIONS = 2
+"""Versions of the weights that stay in folders. A server that syncs late may still read the one before the last."""
 
 
-def roomy_folder(folders: Sequence[Path], size: int) -> Path:
-    """The first folder with room for so many bytes; told, where it is another one than the first.
+class FolderTransport:
+    """The choice of no transport: weights are synced through a folder alone, which `WeightSync` writes.
+
+    Attributes:
+        in_memory: whether the folder is in memory (`/dev/shm`) if the servers run on this machine.
+    """
+
+    in_memory: bool
+
+
+class MemoryFolder(FolderTransport):
+    """A folder in memory; in the run folder if memory is too small or servers run on other machines."""
+
+    in_memory = True
+
+
+class DiskFolder(FolderTransport):
+    """A folder in the run folder."""
+
+    in_memory = False
+
+
+def choose_folder(folders: Sequence[Path], size: int) -> Path:
+    """Return the first folder with room for `size` bytes. If that is not the first one, the log says so.
 
     Raises:
-        RunError: none has room.
+        RunError: no folder has room.
     """
-    told: list[str] = []
+    too_small: list[str] = []
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
         if free > size:
-            if told:
-                sys.stderr.write(f"weights of {size / 1e9:.1f} GB go to {folder}: only {', '.join(told)}\n")
+            if too_small:
+                sys.stderr.write(f"weights of {size / 1e9:.1f} GB go to {folder}: only {', '.join(too_small)}\n")
             return folder
-        told.append(f"{free / 1e9:.1f} GB are free in {folder}")
+        too_small.append(f"{free / 1e9:.1f} GB are free in {folder}")
     raise RunError(
-        f"there is no room for weights of {size / 1e9:.1f} GB: only {', '.join(told)}",
+        f"there is no room for weights of {size / 1e9:.1f} GB: only {', '.join(too_small)}",
         hints=["make room there, or set weight_sync.transport to disk or broadcast"],
     )
 
 
-class Folder:
-    """Stands for a `WeightTransport` where there is none: all goes through the folder that stands behind the others."""
+class WeightFolder:
+    """Writes an engine's parameters as safetensors, one folder for each version; the same on every rank.
+
+    Args:
+        engine: whose parameters are written.
+        folders: where versions are written, in the first one that has room at that time. One in memory is for servers
+            on this machine; for several machines it must be on a disk that all of them see.
+    """
+
+    def __init__(self, engine: TrainEngine, folders: Sequence[Path]) -> None:
+        self._engine = engine
+        self._folders = folders
+        self._written: list[Path] = []
+
+    def write(self, version: int) -> Path | None:
+        """Write the parameters and return their folder on the main rank, None on the others. Collective.
+
+        The folder appears complete or not at all.
+
+        Raises:
+            RunError: no folder has room. DiskError: it cannot be written.
+        """
+        tensors = describe_weights(self._engine)
+        parameters = self._engine.named_full_parameters()
+        try:
+            if not is_main():
+                return None
+            folder = choose_folder(self._folders, sum(map(size_of, tensors)))
+            temporary, target = folder / f".version-{version}", folder / f"version-{version}"
+            with writing(f"weights of version {version}", folder):
+                temporary.mkdir(parents=True, exist_ok=True)
+                write_weights(temporary / "model.safetensors", tensors, parameters)
+                temporary.rename(target)
+            self._written.append(target)
+            while len(self._written) > KEPT_VERSIONS:
+                shutil.rmtree(self._written.pop(0))
+            return target
+        finally:
+            # Gathers are collective: no rank may leave before the last tensor, even after an error.
+            deque(parameters, maxlen=0)
+
+    def close(self) -> None:
+        """Remove all versions."""
+        while self._written:
+            shutil.rmtree(self._written.pop(), ignore_errors=True)
 
 
 class WeightSync:
-    """Syncs an engine's parameters; every rank of the trainer takes part.
-
-    A folder in `/dev/shm` is for one host, one that all hosts see for several.
+    """Syncs an engine's parameters to the servers, the same on every rank. All methods are collective.
 
     Args:
         section: settings.
-        engine: whose parameters.
-        rollouts: the controller's end, on rank 0; None on other ranks.
-        transport: sends them; a `Folder` where none does.
-        folders: where versions are written, one folder each: in the first one that has room.
-        dtype: of the synced weights.
+        engine: whose parameters are synced.
+        rollouts: connection to the rollout controller, on the main rank; None on other ranks.
+        transport: sends weights; None if they go through a folder alone.
+        folder: writes weights for servers that the transport does not reach.
+
+    Attributes:
+        version: of the weights that were synced last.
     """
 
     def __init__(
@@ -86,144 +166,128 @@ class WeightSync:
         section: WeightSyncSection,
         engine: TrainEngine,
         rollouts: RolloutClient | None,
-        transport: WeightTransport | Folder,
-        folders: Sequence[Path],
-        dtype: torch.dtype,
+        transport: WeightTransport | None,
+        folder: WeightFolder,
     ) -> None:
         self._section = section
         self._engine = engine
         self._rollouts = rollouts
-        self._folders = folders
-        self._dtype = dtype
         self._transport = transport
-        self._written: list[Path] = []
-        self._pending: Future[Any] | None = None
-        self._count = 0
+        self._folder = folder
+        self._pending: Future[Any] | None = None  # reply to a sync through a folder
+        self._syncs = 0
         self.version = 0
-        """Of the weights that were synced last."""
 
     def begin(self, version: int, trained: int) -> None:
-        """Generation may begin, with the engine's parameters as `version`; 0 where the engines have the same already.
+        """Let generation begin, with the engine's parameters as `version`. On return the first requests are made.
 
-        On return the first requests are made, under these weights.
+        Args:
+            version: 0 if the servers have loaded the same weights already.
+            trained: batches that they were trained on.
         """
         self.version = version
+        if isinstance(self._engine, SelectiveEngine):
+            self._call(Unread(tuple(self._engine.unread_weights())))
         if version:
-            self._sync_folder(version, trained)
+            self._sync_through_folder(trained)
             self.finish()
-        if self._rollouts is not None:
-            self._rollouts.call(Begin())
+        self._call(Begin())
 
     def sync(self, trained: int) -> int:
-        """Sync the parameters, which were trained on so many batches, as the next version; its number.
+        """Sync the parameters, which were trained on `trained` batches, and return their new version.
 
-        Returns when they are on their way; the next weight sync, and whatever looks at weights, waits for this one.
+        The servers may still be loading them on return. The next sync, and all that depends on the weights, waits for
+        them in `finish`.
         """
         self.finish()
         self.version += 1
-        self._count += 1
-        if isinstance(self._transport, Folder):
-            self._sync_folder(self.version, trained)
+        self._syncs += 1
+        if self._transport is None:
+            self._sync_through_folder(trained)
             return self.version
         try:
             needs_folder = self._transport.send(self.version, trained)
         except TransferFailedError:
-            self._sync_folder(self.version, trained)
-        else:
-            if needs_folder:
-                folder = self._write(self.version)
-                if self._rollouts is not None:
-                    self._rollouts.call(OfferFolder(self.version, folder))
+            self._sync_through_folder(trained)
+            return self.version
+        if needs_folder:
+            self.offer_folder()
         return self.version
 
-    def close(self) -> None:
-        """Remove what was written: nobody reads it any more."""
-        while self._written:
-            shutil.rmtree(self._written.pop(), ignore_errors=True)
+    def offer_folder(self) -> None:
+        """Write the weights that were synced last into a folder, for servers that missed them.
 
-    def keep(self, trained: int) -> None:
-        """The parameters, after so many batches, are still those that were synced last."""
+        The parameters must still be those that were synced: call it before the next batch is trained on.
+        """
+        folder = self._folder.write(self.version)
+        if folder is not None:
+            self._call(OfferFolder(self.version, folder))
+
+    def skip(self, trained: int) -> None:
+        """Record that after `trained` batches the parameters are still those that were synced last."""
         self.finish()
-        if self._rollouts is not None:
-            self._rollouts.call(SkipSync(trained))
+        self._call(SkipSync(trained))
 
     def finish(self) -> None:
-        """Wait until the engines generate with what was synced last."""
-        number, self._pending = self._pending, None
-        if number is not None and self._rollouts is not None:
-            answer = self._rollouts.wait(number)
+        """Wait until the servers generate with the weights that were synced last."""
+        reply, self._pending = self._pending, None
+        if reply is not None and self._rollouts is not None:
+            answer = self._rollouts.wait(reply)
             assert isinstance(answer, Synced)
 
     def sleep(self) -> None:
-        """The inference engines leave their memory to the trainer; no rank goes on before they have."""
+        """Let the servers release their memory for the trainer. Every rank returns after they have."""
         self.finish()
-        if self._rollouts is not None:
-            self._rollouts.call(Sleep())
-        wait_for_all()
+        self._call(Sleep())
+        barrier()
 
-    def check_logprobs(self, tolerance: float) -> dict[str, float]:
-        """Compare the engines' log-probabilities with the trainer's: after the first weight sync, then now and then.
+    def check_logprobs(self, dtype: str) -> dict[str, float]:
+        """Compare the servers' log-probabilities with the trainer's, and return metrics of the differences.
 
-        What counts is the mean over the tokens of each copy of the weights, where no token counts for more than
-        `LARGEST` tolerances: in bfloat16 single tokens of a healthy server differ by 2 nats.
+        This happens after the first sync, and then every `logprob_check_every` syncs. The mean over the tokens of each
+        server's weights is compared with the tolerance. The difference of a token is clipped at `MAX_TOLERANCES` times
+        the tolerance: in bfloat16 single tokens of a healthy server differ by 2 nats.
 
         Args:
-            tolerance: for the largest of these means, where the config says none.
+            dtype: of the synced weights; decides about the tolerance if `logprob_tolerance` is not set.
 
         Raises:
-            RunError: the engines do not hold the weights that were synced.
+            RunError: a server does not hold the weights that were synced.
         """
-        every, limit = self._section.logprob_check_every, self._section.logprob_tolerance or tolerance
-        if self._count > 1 and (not every or self._count % every):
+        every = self._section.logprob_check_every
+        if self._syncs > 1 and (not every or self._syncs % every):
             return {}
+        limit = self._section.logprob_tolerance or LOGPROB_TOLERANCES[dtype]
         self.finish()
-        packed = b""
-        if self._rollouts is not None:
-            packed = self._rollouts.call(LogprobCheck()).packed
-        batch = shift_to_predictions(PackedBatch.from_bytes(share_bytes(packed)))
+        answers = self._call(LogprobCheck())
+        batch = shift_to_predictions(PackedBatch.from_bytes(broadcast_bytes(answers.packed if is_main() else b"")))
         computed = self._engine.forward(batch, ["logprobs"])["logprobs"]
         counts = batch["loss_mask"]
-        gaps = (batch["logprobs"] - computed).abs()[counts]
-        clipped, copy = gaps.clamp(max=LARGEST * limit), batch["copy"][counts]
-        worst = float(torch.stack([clipped[copy == one].mean() for one in set(copy.tolist())]).max())
-        if not worst <= limit:
+        differences = (batch["logprobs"] - computed).abs()[counts]
+        clipped, server = differences.clamp(max=MAX_TOLERANCES * limit), batch["copy"][counts]
+        worst = float(torch.stack([clipped[server == number].mean() for number in set(server.tolist())]).max())
+        if not worst <= limit:  # true for NaN as well
             raise RunError(
                 f"the inference engine does not hold the weights that were synced: its log-probabilities differ by "
                 f"{worst:.4f} on average from the trainer's (weight_sync.logprob_tolerance is {limit:g})",
-                hints=["look at its log for parameters that it did not take over; a wrong dtype shows like this too"],
+                hints=["search its log for parameters that it did not load; a wrong dtype has the same effect"],
             )
         return {
             "logprob_check/difference_clipped": worst,
-            "logprob_check/difference_mean": float(gaps.mean()),
-            "logprob_check/difference_p99": float(gaps.quantile(0.99)),
-            "logprob_check/difference_max": float(gaps.max()),
+            "logprob_check/difference_mean": float(differences.mean()),
+            "logprob_check/difference_p99": float(differences.quantile(0.99)),
+            "logprob_check/difference_max": float(differences.max()),
         }
 
-    def _sync_folder(self, version: int, trained: int) -> None:
-        folder = self._write(version)
+    def close(self) -> None:
+        """Remove the folders that were written."""
+        self._folder.close()
+
+    def _sync_through_folder(self, trained: int) -> None:
+        folder = self._folder.write(self.version)
         if self._rollouts is not None:
-            self._pending = self._rollouts.request(SyncWeights(version, trained, folder))
+            self._pending = self._rollouts.request(SyncWeights(self.version, trained, folder))
 
-    def _write(self, version: int) -> Path:
-        """Write the parameters to a folder, complete or not at all; only rank 0 writes."""
-        tensors = describe_weights(self._engine, self._dtype)
-        gathered = self._engine.named_full_parameters()
-        try:
-            return self._write_to_disk(version, tensors, gathered) if self._rollouts is not None else Path()
-        finally:
-            for _ in gathered:  # other ranks gather with this one, whatever became of the file
-                continue
-
-    def _write_to_disk(
-        self, version: int, tensors: Sequence[TensorDescription], gathered: Iterator[tuple[str, torch.Tensor]]
-    ) -> Path:
-        folder = roomy_folder(self._folders, sum(map(size_of, tensors)))
-        temporary, target = folder / f".version-{version}", folder / f"version-{version}"
-        with writing(f"weights of version {version}", folder):
-            temporary.mkdir(parents=True, exist_ok=True)
-            write_weights(temporary / "model.safetensors", tensors, gathered)
-            temporary.rename(target)
-        self._written.append(target)
-        while len(self._written) > KEPT:
-            shutil.rmtree(self._written.pop(0))
-        return target
+    def _call(self, message: Message) -> Any:
+        """Send a request and return its reply on the main rank; None on the others, which do not wait."""
+        return None if self._rollouts is None else self._rollouts.call(message)

@@ -1,4 +1,4 @@
-"""Synced weights in one safetensors file, written tensor by tensor: of the model there is never a second copy."""
+"""Writes synced weights into one safetensors file, tensor by tensor, without a second copy of the model."""
 
 from __future__ import annotations
 
@@ -17,30 +17,41 @@ if TYPE_CHECKING:
 
     from areal_core.interfaces.training import TrainEngine
 
-_NAMES: Final = {"float32": "F32", "bfloat16": "BF16"}
+_NAMES: Final = {
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
 _ALIGNMENT: Final = 8
 
 
-_last: tuple[TrainEngine, torch.dtype, tuple[TensorDescription, ...]] | None = None
-"""A cache of one: the transport and the folder that it falls back to describe the same engine at each sync."""
+_last: tuple[TrainEngine, tuple[TensorDescription, ...]] | None = None
+"""A cache with one entry: a transport, and the folder that it falls back to, describe the same engine at each sync."""
 
 
-def describe_weights(engine: TrainEngine, dtype: torch.dtype) -> tuple[TensorDescription, ...]:
-    """Names and whole shapes of what an engine syncs, in its order.
+def describe_weights(engine: TrainEngine) -> tuple[TensorDescription, ...]:
+    """Return names, dtypes and whole shapes of the tensors that an engine syncs, in its order. Collective.
 
-    Collective. The first call gathers all parameters once if the engine is no `DescribingEngine`.
+    An engine of an older plugin, without `named_meta_parameters`, gathers all parameters in the first call.
     """
     global _last  # noqa: PLW0603 - see above
-    if _last is None or _last[0] is not engine or _last[1] != dtype:
+    if _last is None or _last[0] is not engine:
         described = engine.named_meta_parameters() if isinstance(engine, DescribingEngine) else None
         named = engine.named_full_parameters() if described is None else described
-        word = str(dtype).removeprefix("torch.")
-        _last = engine, dtype, tuple(TensorDescription(name, word, tuple(value.shape)) for name, value in named)
-    return _last[2]
+        _last = engine, tuple(_described(name, value) for name, value in named)
+    return _last[1]
+
+
+def _described(name: str, value: torch.Tensor) -> TensorDescription:
+    return TensorDescription(name, str(value.dtype).removeprefix("torch."), tuple(value.shape))
 
 
 def size_of(description: TensorDescription) -> int:
-    """Bytes of one tensor."""
+    """Return the size of a tensor in bytes."""
     return getattr(torch, description.dtype).itemsize * torch.Size(description.shape).numel()
 
 
@@ -52,27 +63,28 @@ def write_weights(
     Args:
         path: of the file.
         descriptions: of all tensors.
-        gathered: these, in the same order; each is let go before the next is asked for.
+        gathered: names and values of the tensors, in the same order. Each is released before the next one is gathered.
 
     Raises:
-        ValueError: they are others than described.
+        ValueError: the tensors are not those of the descriptions.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for one in descriptions:
-        start, end = end, end + size_of(one)
-        header[one.name] = {"dtype": _NAMES[one.dtype], "shape": list(one.shape), "data_offsets": [start, end]}
-    words = json.dumps(header).encode()
-    words += b" " * (-len(words) % _ALIGNMENT)
+    for tensor in descriptions:
+        start, end = end, end + size_of(tensor)
+        header[tensor.name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % _ALIGNMENT)
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(words)) + words)
-        left = iter(descriptions)
+        file.write(struct.pack("<Q", len(encoded)) + encoded)
+        expected = iter(descriptions)
         for name, value in gathered:
-            wanted = next(left, None)
-            if wanted is None or (wanted.name, wanted.shape) != (name, tuple(value.shape)):
-                raise ValueError(f"the engine gave {name} {tuple(value.shape)} where {wanted} was to come")
-            own = value.detach().to("cpu", getattr(torch, wanted.dtype)).contiguous()
-            file.write(own.reshape(-1).view(torch.uint8).numpy().data)
-            del value, own
-        if (missing := next(left, None)) is not None:
-            raise ValueError(f"the engine gave no {missing.name}")
+            wanted = next(expected, None)
+            found = _described(name, value)
+            if found != wanted:
+                raise ValueError(f"the engine yielded {found}, expected {wanted}: it must keep the described order")
+            copy = value.detach().to("cpu").contiguous()
+            file.write(copy.reshape(-1).view(torch.uint8).numpy().data)
+            del value, copy
+        if (missing := next(expected, None)) is not None:
+            raise ValueError(f"the engine did not yield {missing.name}")

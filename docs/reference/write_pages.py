@@ -14,6 +14,7 @@ import api_page
 import coming_from_page
 import commands_page
 import config_page
+import engines_page
 import hooks_page
 import interfaces_page
 import metrics_page
@@ -32,6 +33,7 @@ def pages() -> dict[str, str]:
         "commands.md": commands_page.page(PLUGINS),
         "components.md": config_page.components_page(PLUGINS),
         "config.md": config_page.config_page(),
+        "engines.md": engines_page.page(),
         "hooks.md": hooks_page.page(),
         "interfaces.md": interfaces_page.page(),
         "metrics.md": metrics_page.page(),

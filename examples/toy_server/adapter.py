@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import MappingProxyType
 
+from areal_core.inference.adapter import Chunk, ServerCommand, ServerIdentity
+from areal_core.inference.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
+from areal_core.inference.fleet import ServerFleet
+from areal_core.inference.http_client import HTTPAdapter
+from areal_core.inference.settings import FleetSettings
 from areal_core.interfaces import InferenceCapabilities
-from areal_core.servers.connection import HTTPAdapter
-from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_core.servers.fleet import ServerFleet
-from areal_core.servers.interface import Chunk, ServerCommand, ServerIdentity
-from areal_core.servers.settings import FleetSettings
 
 
 class ToyConfig(FleetSettings):
@@ -29,13 +28,9 @@ class ToyConfig(FleetSettings):
 
 
 class ToyAdapter(HTTPAdapter):
-    """Speaks to these servers. See `ServerAdapter` for the methods; those for what they cannot do are left out."""
+    """Speaks to these servers. See `ServerAdapter` for the methods; those for what they cannot do have defaults."""
 
     name = "toy"
-    group_store_prefixes = MappingProxyType({})  # it receives no broadcast: weights come in folders
-
-    def serve(self, model):
-        """Any model that transformers knows."""
 
     def capabilities(self):
         """It has no cache of keys and values, so all of them are of the current weights."""
@@ -87,10 +82,6 @@ class ToyAdapter(HTTPAdapter):
             await connection.post("/load", {"folder": str(folder), "label": label}, timeout_s=3600)
         except RequestRefusedError as error:
             raise UpdateRefusedError(str(error)) from None
-
-    def name_of(self, connection):
-        """There are no adapters."""
-        return ""
 
     async def set_label(self, connection, label):
         """Name the weights that are there."""

@@ -19,13 +19,16 @@ TORCH_FREE = (
     "config",
     "cli",
     "rollout",
-    "servers",
+    "inference",
     "rewards",
     "workflows",
     "messages",
     "driver",
-    "launchers",
+    "runtime",
+    "models",
 )
+WITH_TORCH = {"areal_core.models.shown_masks"}
+"""Modules of these rooms that make tensors, and are imported by code that does too."""
 FIRST_PARTY = {path.name.removeprefix("areal_") for path in PLUGINS} | {"deepspeed", "ray", "slurm"}
 LIBRARIES = {"areal_agents", "areal_fsdp", "areal_vision"}
 """Libraries, whether plugins as well or not: others may import them, and declare it like any dependency."""
@@ -135,7 +138,7 @@ def test_no_first_party_plugin_is_named_in_the_core_but_in_the_repair_table():
 @pytest.mark.parametrize("folder", TORCH_FREE)
 def test_every_module_is_imported_without_torch(folder):
     for name in modules(CORE / folder, ROOT):
-        if not name.endswith("__main__"):
+        if not name.endswith("__main__") and name not in WITH_TORCH:
             _import_without_torch(name, ROOT)
 
 
@@ -171,3 +174,32 @@ def test_what_a_missing_plugin_of_this_project_is_called_is_known() -> None:
     """Of these the error says `pip install areal-NAME`; of any other that it is somebody else's."""
     own = {path.name.removeprefix("areal_") for path in PLUGINS if (path / "src" / path.name / "plugin.py").is_file()}
     assert own <= set(catalog.FIRST_PARTY)
+
+
+def test_the_tests_for_further_pythons_are_collected_without_torch():
+    """`make test-pythons` runs them in environments that have neither torch nor transformers."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    listed = next(line.partition(":=")[2].split() for line in makefile.splitlines() if line.startswith("TORCH_FREE"))
+    script = (
+        "import sys, pytest\n"
+        "sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "sys.exit(pytest.main(sys.argv[1:]))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script, "--collect-only", "-q", "-p", "no:cacheprovider", *listed],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stdout[-2000:]
+
+
+def test_every_function_inside_a_test_is_used():
+    """A test whose `async def check()` never runs passes whatever the code does."""
+    unused = []
+    for path in [*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("plugins/*/tests/**/test_*.py")]:
+        for test in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(test, ast.FunctionDef | ast.AsyncFunctionDef) or not test.name.startswith("test_"):
+                continue
+            used = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+            inner = [node for node in test.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+            unused += [f"{path.relative_to(ROOT)}: {test.name}" for node in inner if node.name not in used]
+    assert unused == []

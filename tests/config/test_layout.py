@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from areal_core.config import resolve
 from areal_core.config.layout import MOST_GPUS, Layout, LayoutError
 from areal_core.driver.groups import process_groups
-from areal_core.driver.placement import place
 from areal_core.errors import ConfigError
 from areal_core.interfaces.launcher import Node
+from areal_core.runtime.placement import place_groups
 
 SMALL = st.integers(1, 9)
 
@@ -104,7 +104,7 @@ workflow: single_turn
 inference_engine: {type: sglang, data_parallel: 2}
 train_engine: fsdp
 algorithm: grpo
-launcher: core/external
+launcher: nodes/external
 """
 
 
@@ -202,7 +202,7 @@ def test_a_gpu_may_have_several_servers_whose_weights_then_go_through_a_folder(c
     words += ["inference_engine={data_parallel: 1, options: {max_total_tokens: 4096}}"]
     shared = resolve(config, [], [*words, "inference_engine.servers=4"]).config
     groups = [group for group in process_groups(shared, tmp_path) if group.role == "server"]
-    places = place(groups, [Node("here", "127.0.0.1", gpus=3)], {})
+    places = place_groups(groups, [Node("here", "127.0.0.1", gpus=3)], {})
     assert [places[f"server-{number}", 0].gpus for number in range(4)] == [(0,), (0,), (1,), (1,)]
     assert shared.weight_sync.transport.target == "core/memory"
     with pytest.raises(ConfigError, match="a broadcast has no group in which a GPU is twice"):
@@ -223,7 +223,7 @@ def test_a_gpu_may_have_several_servers_whose_weights_then_go_through_a_folder(c
 def test_ranks_and_servers_of_a_colocated_placement_stand_on_the_same_gpus(config, tmp_path):
     words = ["placement=train=4 generate=tp2x2 colocated", "inference_engine={data_parallel: 1, memory_saver: true}"]
     groups = process_groups(resolve(config, [], words).config, tmp_path)
-    places = place(groups, [Node("here", "127.0.0.1", gpus=4)], {})
+    places = place_groups(groups, [Node("here", "127.0.0.1", gpus=4)], {})
     assert [places["trainer", rank].gpus for rank in range(4)] == [(0,), (1,), (2,), (3,)]
     assert [places[f"server-{number}", 0].gpus for number in range(2)] == [(0, 1), (2, 3)]
 

@@ -50,7 +50,7 @@ def test_a_turn_without_a_column_is_told_by_the_next() -> None:
 def test_a_column_of_other_tokens_is_refused() -> None:
     builder = TrajectoryBuilder()
     builder.add_context([1, 2, 3])
-    with pytest.raises(ValueError, match="'choices' of a generation is of 6 tokens, not 5"):
+    with pytest.raises(ValueError, match="'choices' of a generation has 6 values for 5 tokens"):
         builder.add_generation(generation([4, 5], column(6, 7)))
 
 

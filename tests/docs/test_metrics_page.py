@@ -93,7 +93,7 @@ def words_of_dictionaries(text: str) -> set[str]:
 
 def made() -> set[str]:
     """The metrics that the code makes, but for those whose names it composes when it runs."""
-    texts = sources("areal_core/rollout", "areal_core/training", "areal_core/servers")
+    texts = sources("areal_core/rollout", "areal_core/training", "areal_core/inference")
     keys = {key for text in texts for key in MADE.findall(text)}
     keys |= {f"time/{name}_s" for text in texts for name in re.findall(r'self\._phase\("(\w+)"\)', text)}
     keys |= {f"groups/{reason}" for text in texts for reason in re.findall(r'_leave\([^,]+, "(\w+)"\)', text)}

@@ -29,6 +29,7 @@ NAMES = (
     "commands",
     "components",
     "config",
+    "engines",
     "hooks",
     "interfaces",
     "metrics",

@@ -79,9 +79,9 @@ def test_a_workflow_that_shows_images_needs_an_engine_that_takes_them(tmp_path, 
     with closing(CodeCheck(resolve(tmp_path / "run.yaml"))) as check:
         found = check.problems({})
     assert len(found) == (not sees)
-    for told in found:
-        assert told.startswith("inference_engine: the workflow shows images, and ")
-        assert told.endswith("parts.py:Engine takes none: choose one that does, as hf")
+    for problem in found:
+        assert problem.startswith("inference_engine: the workflow shows images, which ")
+        assert problem.endswith("parts.py:Engine does not support: choose hf, which does")
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from areal_core import waiting
 from areal_core.disk import DiskError, replace_durably
-from areal_core.driver import attempts, execution, fingerprints
-from areal_core.driver.attempts import release
+from areal_core.driver import execution, fingerprints
 from areal_core.driver.fingerprints import check_unchanged, saved_records
 from areal_core.errors import UsageError
 from areal_core.files import KeptSources
-from areal_core.launchers.local import LocalLauncher
-from areal_core.launchers.settings import LocalSettings
-from areal_core.messages import Credentials
-from areal_core.messages.hub import Driving
 from areal_core.plugins import Provenance
-from areal_core.runs.folder import RunFolder
+from areal_core.runtime import attempts
+from areal_core.runtime.attempts import release
+from areal_core.runtime.folder import RunFolder
+from areal_core.runtime.local import LocalLauncher
+from areal_core.runtime.messages import RunStatus
+from areal_core.runtime.rpc import Credentials
+from areal_core.runtime.settings import LocalSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,9 +50,9 @@ def begin(run: RunFolder, files: Sequence[Path] = (), config: str = "steps: 1\n"
     number = len(run.attempts()) + 1
     model = SimpleNamespace(path=None)
     resolved: Any = SimpleNamespace(to_yaml=lambda models: config, config=SimpleNamespace(model=model, roles={}))
-    driver: Any = SimpleNamespace(credentials=Credentials.create(number))
     records = records_of(files)
-    execution._begin(resolved, run, run.attempt(number), "tcp:127.0.0.1:9", driver, records)
+    credentials = Credentials.create(number)
+    execution.claim_run(resolved, run, run.attempt(number), "tcp:127.0.0.1:9", credentials, records)
 
 
 def records_of(files: Sequence[Path]) -> list[Provenance]:
@@ -152,7 +154,7 @@ def test_a_dry_run_waits_for_no_driver_that_is_silent(tmp_path: Path, monkeypatc
     begin(run)
     note = {"address": "tcp:127.0.0.1:9", "host": "far-away", "process": "elsewhere/pid:[1] 77 123"}
     run.attempt(1).driver.write_text(json.dumps(note))
-    monkeypatch.setattr(attempts.time, "sleep", lambda _: pytest.fail("it waits"))
+    monkeypatch.setattr(waiting.time, "sleep", lambda _: pytest.fail("it waits"))
     with pytest.raises(ImportError):  # it has come to the checks
         resume(run, monkeypatch, dry_run=True)
 
@@ -180,6 +182,6 @@ def test_a_run_in_progress_is_refused_before_anything_is_imported(
 ) -> None:
     run = RunFolder(tmp_path / "run")
     begin(run)
-    monkeypatch.setattr(attempts, "ask_driver", lambda *_: Driving("here", 7, 1, {}))
+    monkeypatch.setattr(attempts, "ask_driver", lambda *_: RunStatus("here", 7, 1, {}))
     with pytest.raises(UsageError, match=r"another process is running in .*: process 7 on here"):
         resume(run, monkeypatch)

@@ -12,7 +12,9 @@ import pytest
 from areal_core.config import resolve
 from areal_core.disk import read_shapes
 from areal_core.driver.plan import Plan, check_model, make_plan
-from areal_core.errors import ConfigError
+from areal_core.errors import ConfigError, RunError
+from areal_core.interfaces import ModelReference
+from areal_core.runs.server import within_its_gpu
 from tests.driver.header_only import write_weights
 
 if TYPE_CHECKING:
@@ -194,18 +196,46 @@ def test_a_file_of_another_length_than_its_header_says_is_refused(model: Path) -
     header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     for size in (7, 9):
         path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(size))
-        assert f"the weights in {path} are not complete" in problem_of(model)
+        assert f"the weights in {path} are incomplete" in problem_of(model)
+
+
+@pytest.mark.parametrize(
+    ("quantized", "advice"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, "areal dequantize"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "areal dequantize"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "name the folder of the model in bfloat16"),
+        ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, "name the folder of the model in bfloat16"),
+        ({"compression_config": {"format": "int-quantized"}}, "name the folder of the model in bfloat16"),
+        ({"quantization_config": "of a later version"}, "name the folder of the model in bfloat16"),
+    ],
+)
+def test_quantized_weights_are_refused_for_training(model: Path, quantized: dict[str, Any], advice: str) -> None:
+    file = model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | quantized))
+    problem = problem_of(model)
+    assert f"model.path: the weights of '{model}' are quantized (" in problem
+    assert advice in problem
+
+
+def test_scales_tell_of_quantized_weights_where_the_config_does_not(model: Path) -> None:
+    write_weights(model / "model.safetensors", SHAPES | {"model.layers.0.mlp.up_proj.weight_scale_inv": (1, 1)})
+    problem = problem_of(model)
+    assert "are quantized: 'model.layers.0.mlp.up_proj.weight_scale_inv' is the scale of others" in problem
+    assert "copy the config.json that was published" in problem
 
 
 def test_what_is_no_file_is_not_waited_for(model: Path) -> None:
     (model / "model.safetensors").unlink()
     os.mkfifo(model / "model.safetensors")
-    assert "cannot be read: it is not a file, nor a link to one" in problem_of(model)
+    assert "cannot be read: it is neither a file nor a link to a file" in problem_of(model)
 
 
 def test_a_file_without_tensors_is_refused(model: Path) -> None:
     write_weights(model / "model.safetensors", {})
-    assert "it holds no *.safetensors with tensors" in problem_of(model)
+    assert "it has no *.safetensors with tensors" in problem_of(model)
+    (model / "pytorch_model.bin").write_bytes(b"x")
+    assert "load them with transformers, then call save_pretrained" in problem_of(model)
 
 
 def test_an_index_that_names_what_is_not_there_is_refused(model: Path) -> None:
@@ -215,7 +245,7 @@ def test_an_index_that_names_what_is_not_there_is_refused(model: Path) -> None:
     index.write_text(json.dumps({"weight_map": places}))
     plan(model)
     index.write_text(json.dumps({"weight_map": {**places, "more": first.name}}))
-    assert f"{index.name} names tensors that no file holds: more" in problem_of(model)
+    assert f"{index.name} names tensors that no file has: more" in problem_of(model)
     index.write_text(json.dumps({"weight_map": {**places, "more": "model-00002-of-00002.safetensors"}}))
     assert f"{index.name} names files that are missing: model-00002-of-00002.safetensors" in problem_of(model)
     for text in ("not JSON", "[]", "{}", '{"weight_map": 3}', json.dumps({"weight_map": {"a": "b" * 300}}), "[" * 9999):
@@ -239,6 +269,20 @@ def test_what_cannot_fit_is_refused_with_what_would(model: Path) -> None:
     ]
     for changes in told[:2]:  # nor are there processors here for so many ranks
         plan(model, *words, *changes.split())
+
+
+def test_the_longest_sequence_that_fits_is_said_before_anything_starts(model: Path) -> None:
+    gpu = "placement.gpu_memory_gib=8"
+    found = plan(model, gpu)
+    longest = found.figures["memory"]["longest"]["actor"]
+    assert longest > 2048
+    assert f"actor: {longest:,} tokens of a sequence or a micro-batch fit with a tenth to spare" in str(found)
+    whole = ["rollout.batch_size=4096", "rollout.group_size=64"]  # a batch that fills any micro-batch
+    peaks = [
+        plan(model, gpu, *whole, f"train_engine.max_tokens_per_microbatch={tokens}").figures["memory"]["peak"] / 2**30
+        for tokens in (longest, longest + 1024)
+    ]
+    assert peaks[0] <= 7.2 < peaks[1]
 
 
 def test_more_ranks_are_proposed_where_parameters_are_what_is_large(model: Path) -> None:
@@ -286,10 +330,72 @@ def test_colocated_the_plan_says_what_is_left_to_servers(model: Path) -> None:
     assert f"the trainer holds {14 * COUNT / 2**30:.1f} GiB while servers" in str(plan(model, *words, *turns))
 
 
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_servers_that_keep_their_memory_get_what_the_trainer_leaves(model: Path, engine: str) -> None:
+    words = ["placement.gpu_memory_gib=80", f"inference_engine={{type: {engine}, program: [x]}}"]
+    words += ["weight_sync.transport=memory", "placement.training=[0]"]
+    keys = 2 * LAYERS * HIDDEN * 2  # keys and values of a token, 2 bytes each
+    for servers in (1, 3):
+        found = plan(model, *words, f"placement.generation={[0] * servers}", "sampling.max_new_tokens=10000")
+        share, peak = found.figures["gpu_share"], found.figures["memory"]["peak"]
+        spared = 80 * (1 << 30) * (servers + 1) / 10
+        assert peak + spared + servers * share["room_bytes"] == pytest.approx(80 << 30, abs=servers + 1)
+        assert share["cache_tokens"] == (share["room_bytes"] - 2 * COUNT) // keys
+        assert f"keys and values of {share['cache_tokens']:,} tokens" in str(found)
+    short = plan(model, *words, "placement.generation=[0]", "rollout.batch_size=2", "rollout.group_size=4")
+    config = short.figures["gpu_share"]
+    assert config["cache_tokens"] == config["useful_tokens"] < 20_000, "no more than live requests can use"
+    alone = plan(model, *words, "placement.generation=[1]", "placement.training=[0]")
+    assert "gpu_share" not in alone.figures, "they have the GPU alone"
+    taken = plan(model, *words, "placement.generation=[1,1]", "placement.training=[0]")
+    assert taken.figures["gpu_share"]["trainer_bytes"] == 0, "the trainer is on another GPU"
+
+
+def test_servers_for_which_the_trainer_leaves_too_little_are_refused(model: Path) -> None:
+    engine = "inference_engine={type: sglang, program: [x]}"
+    words = [engine, "weight_sync.transport=memory", "placement={training: [0], generation: [0]}"]
+    unknown = str(plan(model, *words))
+    assert "each sizes its cache on its GPU by what the trainer leaves" in unknown
+    with pytest.raises(ConfigError) as raised:
+        plan(model, *words, "placement.gpu_memory_gib=5")  # of which the trainer takes 4
+    (problem,) = raised.value.problems
+    assert problem.startswith("inference_engine: a GPU of")
+    assert "set inference_engine.memory_saver=true" in problem
+    deepspeed = "train_engine={type: deepspeed, config: {zero_optimization: {stage: 2}}}"
+    with pytest.raises(ConfigError, match="the plan does not know what the trainer needs"):
+        plan(model, *words, deepspeed, "placement.gpu_memory_gib=80")
+
+
+def test_a_server_limits_its_memory_on_the_gpu_where_it_starts(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a GPU that the machine which planned the run may not have."""
+    resolved = resolve(
+        None,
+        ["grpo"],
+        [
+            "model.source=null",
+            f"model.path={model}",
+            "inference_engine={type: sglang, program: [x]}",
+            "placement={training: [0], generation: [0]}",
+        ],
+    )
+    settings: Any = resolved.config.inference_engine.settings
+    reference = ModelReference(str(model), "bfloat16")
+    with pytest.raises(RunError, match="the memory of this GPU is not known"):
+        within_its_gpu(settings, resolved, reference)
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nprintf '81920, 0, GPU-a1\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    expected = make_plan(resolved).figures["gpu_share"]["cache_tokens"]
+    assert within_its_gpu(settings, resolved, reference).options["max_total_tokens"] == expected > 0
+
+
 def test_this_machines_gpus_count_where_the_config_names_none(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    estimate = pytest.importorskip("areal_fsdp.planning.estimate", reason="the first-party plugins are not installed")
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\nprintf '40960, 0, GPU-a1\\n81920, 1, GPU-b2\\n'\n")
     program.chmod(0o755)
@@ -297,15 +403,21 @@ def test_this_machines_gpus_count_where_the_config_names_none(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     common = ["model.source=null", f"model.path={model}"]
     config: Any = resolve(None, ["grpo"], common).config
-    assert estimate.gpu_bytes_of(config) == 40 << 30, "the smallest"
+    assert config.placement.gpu_bytes() == 40 << 30, "the smallest"
     chosen: Any = resolve(None, ["grpo"], [*common, "placement.training=[1]"]).config
-    assert estimate.gpu_bytes_of(chosen) == 80 << 30
+    assert chosen.placement.gpu_bytes() == 80 << 30
     for shown, size in (("1", 80 << 30), ("GPU-b", 80 << 30), ("1,0,", 40 << 30), ("-1", None), ("MIG-c3", None)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-        assert estimate.gpu_bytes_of(config) == size, shown
+        assert config.placement.gpu_bytes() == size, shown
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     program.write_text("#!/bin/sh\nexit 9\n")
-    assert estimate.gpu_bytes_of(config) is None
+    assert config.placement.gpu_bytes() is None
+
+
+def test_a_tilde_in_a_models_path_is_the_home_folder(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(model.parent))
+    words = ["model.source=null", "model.path=~/model", "model.dtype=bfloat16"]
+    assert make_plan(resolve(None, ["grpo"], words)).figures["parameters"] == COUNT
 
 
 def test_files_that_are_no_weights_are_told(model: Path) -> None:
@@ -313,7 +425,7 @@ def test_files_that_are_no_weights_are_told(model: Path) -> None:
     (model / "model.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(ConfigError) as raised:
         plan(model)
-    assert "model.safetensors are not complete, or a Git LFS pointer" in str(raised.value.problems)
+    assert "model.safetensors are incomplete, or are a Git LFS pointer" in str(raised.value.problems)
 
 
 def test_a_broken_description_is_named(model: Path) -> None:
@@ -370,7 +482,7 @@ def test_what_is_taken_for_a_name_on_the_hub_is_told_with_the_folder_that_is_not
     model: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match=rf"{key}: there is no folder /.*/models/lost, and 'models/lost' is not to"):
+    with pytest.raises(ConfigError, match=rf"{key}: there is no folder /.*/models/lost, and 'models/lost' cannot be"):
         plan(model, "algorithm.regularizers=[reference_kl]", f"{key}=models/lost")
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from areal_core.driver import attempts
 from areal_core.driver import serving as joining
 from areal_core.driver.serving import Joining
 from areal_core.errors import RunError
-from areal_core.messages import Failed, FrameDecoder, encode_frame
-from areal_core.messages.hub import Forwarded
 from areal_core.messages.servers import ServerJoins, ServerLeaves, ServerStanding
 from areal_core.runs import RunFolder
+from areal_core.runtime import attempts
+from areal_core.runtime.messages import Forwarded
+from areal_core.runtime.rpc import Failed, FrameDecoder, encode_frame
 
 
 class Run:

@@ -10,6 +10,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from areal_core.inference import lifecycle
+from areal_core.inference.adapter import Chunk, ServerAdapter, ServerIdentity
+from areal_core.inference.errors import UpdateRefusedError
+from areal_core.inference.fleet import ServerFleet
+from areal_core.inference.settings import FleetSettings
 from areal_core.interfaces import (
     GenerationRequest,
     InferenceCapabilities,
@@ -19,12 +24,7 @@ from areal_core.interfaces import (
     ServerUnreachableError,
     TensorDescription,
 )
-from areal_core.messages.hub import Restart, Server, Servers, TrainersTurn
-from areal_core.servers import tending
-from areal_core.servers.errors import UpdateRefusedError
-from areal_core.servers.fleet import ServerFleet
-from areal_core.servers.interface import Chunk, ServerIdentity
-from areal_core.servers.settings import FleetSettings
+from areal_core.runtime.messages import ColocatedTraining, RestartMember, RoleMembers, ServingMember
 
 TOKENS = 16
 TENSORS = (TensorDescription("weight", "float32", (2, 2)),)
@@ -67,7 +67,7 @@ class FakeConnection:
         pass
 
 
-class FakeAdapter:
+class FakeAdapter(ServerAdapter):
     """Speaks to fake servers."""
 
     name = "Fake"
@@ -89,12 +89,6 @@ class FakeAdapter:
 
     def capabilities(self):
         return InferenceCapabilities(frozenset({"keep_cache", "recompute"}), transports=frozenset({"core/broadcast"}))
-
-    def serve(self, model):
-        pass
-
-    def name_of(self, connection):
-        return ""
 
     def of(self, connection):
         return self.servers[connection.address]
@@ -210,15 +204,15 @@ async def until(condition, what, seconds=60.0):
 
 
 def states(fleet):
-    return {name: str(member.state) for name, member in fleet.pool.members.items()}
+    return {name: str(member.state) for name, member in fleet.pool.servers.items()}
 
 
 @pytest.fixture
 def running(tmp_path, monkeypatch):
     """`async with running({name: FakeServer}) as fleet`: a fleet of servers that somebody else started."""
-    monkeypatch.setattr(tending, "PAUSES_S", dict.fromkeys(tending.PAUSES_S, (0.05, 0.05)))
-    monkeypatch.setattr(tending, "POLL_S", 0.02)
-    monkeypatch.setattr(tending, "REVIVAL_S", 0.2)
+    monkeypatch.setattr(lifecycle, "RETRY_PAUSES_S", dict.fromkeys(lifecycle.RETRY_PAUSES_S, (0.05, 0.05)))
+    monkeypatch.setattr(lifecycle, "POLL_S", 0.02)
+    monkeypatch.setattr(lifecycle, "RECOVERY_S", 0.2)
     model = write_weights(tmp_path / "model")
 
     @asynccontextmanager
@@ -268,7 +262,7 @@ class FakeDriver:
             self.start(f"server-{number}")
 
     def report(self):
-        self.changed(Servers(tuple(self.serving.values()), dict(self.failed)))
+        self.changed(RoleMembers("server", tuple(self.serving.values()), dict(self.failed)))
 
     def start(self, name, is_fresh=True):
         if self.is_trainers_turn:
@@ -280,7 +274,7 @@ class FakeDriver:
         else:
             address = f"http://{self.host}:{len(self.by_address) + 1}"
             self.servers[name] = self.by_address[address] = fate
-            self.serving[name] = Server(name, address, is_fresh)
+            self.serving[name] = ServingMember(name, address, is_fresh)
         self.report()
 
     def end(self, name, is_again=True):
@@ -295,10 +289,10 @@ class FakeDriver:
 
     def notify(self, message):
         self.told.append(message)
-        if isinstance(message, Restart):
+        if isinstance(message, RestartMember):
             self.end(message.name)
-        elif isinstance(message, TrainersTurn):
-            self.is_trainers_turn = message.has_begun
+        elif isinstance(message, ColocatedTraining):
+            self.is_trainers_turn = message.is_active
             while self.waiting and not self.is_trainers_turn:
                 self.start(self.waiting.pop(0))
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from areal_core.data.trajectory import FinishReason
+from areal_core.inference.adapter import Chunk
+from areal_core.inference.answer import Answer, Conversations, PartialTokens
 from areal_core.interfaces import GenerationRequest, Grant, SamplingParameters, ServerLostError
-from areal_core.servers.answer import Answer, Conversations, PartialTokens
-from areal_core.servers.interface import Chunk
 
 
 def answer(seed=7, name="r1", conversation="", conversations=None, **sampling):
@@ -200,11 +200,11 @@ def test_a_request_without_a_conversation_is_one_by_itself():
 def test_conversations_that_were_silent_longest_are_forgotten():
     conversations = Conversations("keep_cache", remembered=2)
     for name in "ab":
-        conversations.key(name, 1)
-    assert conversations.key("a", 2) == "1"
-    conversations.key("c", 2)
-    assert [conversations.key(name, 3) for name in "ac"] == ["1", "2"]
-    assert conversations.key("b", 3) == "3", "it begins anew, and finds no older keys and values"
+        conversations.salt(name, 1)
+    assert conversations.salt("a", 2) == "1"
+    conversations.salt("c", 2)
+    assert [conversations.salt(name, 3) for name in "ac"] == ["1", "2"]
+    assert conversations.salt("b", 3) == "3", "it begins anew, and finds no older keys and values"
 
 
 def told(count, value):

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.interfaces import ServerLostError, Slot, Want, WeightUpdate
-from areal_core.servers.errors import RequestRefusedError
+from areal_core.inference.errors import RequestRefusedError
+from areal_core.interfaces import ServerLostError, SlotLease, SlotRequest, WeightUpdate
 from areal_core.testing.virtual_time import run_virtually
 from tests.fleet.conftest import TENSORS
 
@@ -52,9 +52,9 @@ def test_a_worker_that_fails_takes_no_server_out(running):
         async with running({"a": running.server(), "b": running.server()}) as fleet:
             for _ in range(12):
                 with pytest.raises(ServerLostError):
-                    async with Slot(fleet, Want()):
+                    async with SlotLease(fleet, SlotRequest()):
                         raise ServerLostError("too many open files")
-            await running.until(lambda: not any(m.doubted.is_set() for m in fleet.pool.members.values()), "a look")
+            await running.until(lambda: not any(m.doubted.is_set() for m in fleet.pool.servers.values()), "a look")
             assert running.states(fleet) == {"a": "ready", "b": "ready"}
 
     run_virtually(check())
@@ -98,12 +98,12 @@ def test_a_look_that_an_update_has_ended_says_nothing_about_the_server(running):
         server.identity = replace(server.identity, reports_spans=False)
         async with running({"a": server}) as fleet:
             server.ends_at_abort, server.token_s = True, 1.0
-            fleet.pool.members["a"].doubted.set()
+            fleet.pool.servers["a"].doubted.set()
             await running.until(lambda: any(name.startswith("doubted") for name in server.partials), "the look")
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
             server.token_s = 0.001
             assert running.states(fleet) == {"a": "ready"}
-            await running.until(lambda: not fleet.pool.members["a"].doubted.is_set(), "another look")
+            await running.until(lambda: not fleet.pool.servers["a"].doubted.is_set(), "another look")
             assert len([name for name in server.partials if name.startswith("doubted")]) > 1
             assert "refused" not in running.log()
             assert (await fleet.generate(running.request())).versions == [1] * 16
@@ -118,13 +118,13 @@ def test_who_leaves_during_an_update_is_counted_on_until_it_is_over(running):
         servers = {"a": running.server(), "b": running.server()}
         async with running(servers) as fleet:
             group = await fleet.form_group("127.0.0.1", 1, "gloo", "")
-            await fleet._updater._groups.joined()
-            fleet._tending.leave("b", "http://b")
+            await fleet.lifecycle._groups.joined()
+            fleet.lifecycle.leave("b", "http://b")
             assert running.states(fleet)["b"] == "ready"
             assert group.world_size == 3
             await fleet.update_weights(WeightUpdate(1, None, TENSORS))
             assert {server.version for server in servers.values()} == {"1"}
-            fleet._tending.leave("b", "http://b")
+            fleet.lifecycle.leave("b", "http://b")
             await running.until(lambda: running.states(fleet)["b"] == "gone", "b has left")
 
     run_virtually(check())
@@ -135,9 +135,9 @@ def test_an_address_at_which_nobody_answers_is_told(running):
         told = []
         async with running({"a": running.server()}) as fleet:
             fleet.pool.log = told.append
-            fleet._tending.join("b", "http://b")
+            fleet.lifecycle.join("b", "http://b")
             await running.until(lambda: told, "a line")
-            assert told == ["b does not answer yet, and is waited for: /health: ClientConnectorError"]
+            assert told == ["b does not answer yet, waiting for it: /health: ClientConnectorError"]
             assert fleet.describe() == "1 ready, 1 starting; 0 requests; b starting: /health: ClientConnectorError"
 
     run_virtually(check())
@@ -159,7 +159,7 @@ def test_a_token_that_is_no_number_costs_its_server_and_not_the_controller(runni
         server = running.server()
         async with running({"a": server}) as fleet:
             server.version = str(1 << 70)  # which it gives as its token
-            fleet.pool.members["a"].doubted.set()
+            fleet.pool.servers["a"].doubted.set()
             await running.until(lambda: "answered in an unknown form" in running.log(), "it is lost")
 
     run_virtually(check())

@@ -15,7 +15,7 @@ def bounds(minimum, maximum):
 
 
 def names(fleet, state):
-    return sorted(name for name, member in fleet.pool.members.items() if str(member.state) == state)
+    return sorted(name for name, member in fleet.pool.servers.items() if str(member.state) == state)
 
 
 def test_the_run_begins_with_the_minimum_and_more_servers_join_when_there_is_room(running, own):
@@ -56,7 +56,7 @@ def test_below_the_minimum_the_run_ends_after_a_while_with_what_to_do(running, o
     async def check():
         starting, driver = own(running.server(), running.server(), starts=2, servers=bounds(2, 3))
         async with starting as fleet:
-            fleet._tending.settings = fleet.settings.model_copy(update={"start_timeout_s": 2.0})
+            fleet.lifecycle.settings = fleet.settings.model_copy(update={"start_timeout_s": 2.0})
             driver.end("server-0", is_again=False)
             await running.until(lambda: len(names(fleet, "ready")) == 1, "one is left")
             assert len((await fleet.generate(running.request(most=5))).output_ids) == 5, "it goes on with the rest"

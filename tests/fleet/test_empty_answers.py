@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_core.servers.interface import Chunk
+from areal_core.inference.adapter import Chunk
 from areal_core.testing.virtual_time import run_virtually
 
 

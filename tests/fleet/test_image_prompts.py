@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from areal_core.servers.images import ImagePrompts
+from areal_core.models.images import ImagePrompts
 
 IMAGE, VIDEO, PAD = 2, 5, 7
 SEEING = {
@@ -44,13 +44,13 @@ def test_a_sequence_may_begin_with_an_image_and_not_end_with_one(prompts_of):
 def test_generation_stops_at_image_and_video_tokens_and_goes_on(prompts_of):
     prompts = prompts_of(SEEING)
     assert prompts.stops([1, VIDEO]) == [1, VIDEO, IMAGE]
-    assert prompts.is_written([8, IMAGE], [1], can_go_on=True)
-    assert prompts.is_written([VIDEO], [1], can_go_on=True)
-    assert not prompts.is_written([8, IMAGE], [IMAGE], can_go_on=False), "the request stops there itself"
-    assert not prompts.is_written([IMAGE, 8], [], can_go_on=False)
-    assert not prompts.is_written([], [], can_go_on=False)
+    assert prompts.is_written([8, IMAGE], [1], is_resumable=True)
+    assert prompts.is_written([VIDEO], [1], is_resumable=True)
+    assert not prompts.is_written([8, IMAGE], [IMAGE], is_resumable=False), "the request stops there itself"
+    assert not prompts.is_written([IMAGE, 8], [], is_resumable=False)
+    assert not prompts.is_written([], [], is_resumable=False)
     with pytest.raises(ValueError, match=r"the policy wrote token 2.*stop texts and penalties"):
-        prompts.is_written([8, IMAGE], [1], can_go_on=False)
+        prompts.is_written([8, IMAGE], [1], is_resumable=False)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_model_that_sees_nothing_is_asked_as_ever(prompts_of, config):
     assert not prompts.sees
     assert prompts.place([9, IMAGE, VIDEO], 0) == ([9, IMAGE, VIDEO], [])
     assert prompts.stops([1]) == [1]
-    assert not prompts.is_written([IMAGE], [], can_go_on=False)
+    assert not prompts.is_written([IMAGE], [], is_resumable=False)
     with pytest.raises(ValueError, match=r"a request has images, and .* sees none.*qwen3_vl"):
         prompts.place([9, IMAGE, 4], 1)
 

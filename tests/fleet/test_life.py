@@ -10,13 +10,13 @@ import pytest
 
 from areal_core import background
 from areal_core.errors import RunError
+from areal_core.inference import server as server_module
+from areal_core.inference.adapter import ServerIdentity
+from areal_core.inference.errors import RequestRefusedError
+from areal_core.inference.fleet import ServerFleet
+from areal_core.inference.settings import FleetSettings
 from areal_core.interfaces import ServerLostError, TensorDescription, WeightUpdate
 from areal_core.messages.servers import ServerJoins, ServerLeaves
-from areal_core.servers import pool
-from areal_core.servers.errors import RequestRefusedError
-from areal_core.servers.fleet import ServerFleet
-from areal_core.servers.interface import ServerIdentity
-from areal_core.servers.settings import FleetSettings
 from areal_core.testing.virtual_time import run_virtually
 
 TOKENS = 16
@@ -176,7 +176,7 @@ def test_a_refused_server_does_not_limit_requests(running):
         async with running({"a": running.server(), "b": small}, servers=0) as fleet:
             small.identity = ServerIdentity("1", "", 8, 4, "float16")  # of another dtype: refused
             await running.until(lambda: running.states(fleet)["a"] == "ready", "a is ready")
-            fleet.pool.lose(fleet.pool.members["b"], "for this test")
+            fleet.pool.lose(fleet.pool.servers["b"], "for this test")
             await running.until(lambda: running.states(fleet)["b"] == "refused", "b is refused")
             assert len((await fleet.generate(running.request())).output_ids) == TOKENS
 
@@ -195,7 +195,7 @@ def test_a_server_joins_and_leaves(running):
             assert late.version == "1"
             assert (await fleet.answer(joins)).state == "ready", "asking again changes nothing"
             going = [asyncio.create_task(fleet.generate(running.request(f"r{n}", most=50))) for n in range(6)]
-            await running.until(lambda: fleet.pool.members["late"].requests, "it is given requests")
+            await running.until(lambda: fleet.pool.servers["late"].requests, "it is given requests")
             assert (await fleet.answer(leaves)).state == "leaving"
             for found in await asyncio.gather(*going):
                 assert len(found.output_ids) == 50
@@ -276,7 +276,7 @@ def test_a_server_that_fails_during_its_first_request_and_recovers_is_used(runni
                     yield chunk
 
             fleet.adapter.generate = dies
-            fleet.pool.lose(fleet.pool.members["b"], "for this test")
+            fleet.pool.lose(fleet.pool.servers["b"], "for this test")
             await running.until(lambda: not shot.is_healthy, "it died in its first request")
             await asyncio.sleep(0.1)
             shot.first_fault, shot.is_healthy = None, True
@@ -337,14 +337,14 @@ def test_a_joined_server_whose_program_is_gone_leaves_the_pool(running, monkeypa
     async def check():
         late = running.server()
         async with running({"a": running.server(), "late": late}, addresses=["http://a"], servers=0) as fleet:
-            monkeypatch.setattr(pool, "JOIN_TIMEOUT_S", 0.2)
+            monkeypatch.setattr(server_module, "JOIN_TIMEOUT_S", 0.2)
             await fleet.answer(ServerJoins("late", "http://late"))
             await running.until(lambda: running.states(fleet)["late"] == "ready", "it joined")
             await asyncio.sleep(0.4)
             assert running.states(fleet)["late"] == "ready", "it serves, whatever became of its program"
             late.is_healthy = False
             await running.until(lambda: running.states(fleet)["late"] == "gone", "nobody waits for it")
-            assert "not heard" in fleet.pool.reasons["late"]
+            assert "no longer sends pings" in fleet.pool.reasons["late"]
             late.is_healthy = True
             await fleet.answer(ServerJoins("late", "http://late"))
             await running.until(lambda: running.states(fleet)["late"] == "ready", "it may come back under its name")
@@ -363,9 +363,9 @@ def test_an_error_in_an_adapter_ends_the_process_with_its_cause(running, monkeyp
                 raise ZeroDivisionError("an adapter's own")
 
             fleet.adapter.identify = broken
-            fleet.pool.lose(fleet.pool.members["b"], "for this test")
+            fleet.pool.lose(fleet.pool.servers["b"], "for this test")
             await running.until(lambda: failed, "it is told")
-            assert failed[0] == ("tending b", 'ZeroDivisionError("an adapter\'s own")')
+            assert failed[0] == ("the lifecycle of b", 'ZeroDivisionError("an adapter\'s own")')
 
     run_virtually(check())
 

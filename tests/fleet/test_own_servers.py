@@ -8,17 +8,18 @@ from contextlib import asynccontextmanager
 import pytest
 
 from areal_core.errors import RunError
+from areal_core.inference.fleet import ServerFleet
+from areal_core.inference.server import State
+from areal_core.inference.settings import FleetSettings
 from areal_core.interfaces import ModelReference, ServerLostError, WeightUpdate
-from areal_core.messages.hub import Restart
-from areal_core.servers.fleet import ServerFleet
-from areal_core.servers.pool import State
-from areal_core.servers.settings import FleetSettings
+from areal_core.messages.servers import ServerLeaves
+from areal_core.runtime.messages import RestartMember
 from areal_core.testing.virtual_time import run_virtually
 from tests.fleet.conftest import TENSORS
 
 
 def restarts(driver):
-    return [message for message in driver.told if isinstance(message, Restart)]
+    return [message for message in driver.told if isinstance(message, RestartMember)]
 
 
 @asynccontextmanager
@@ -71,7 +72,7 @@ def test_a_server_of_an_attempt_before_is_given_the_weights_whatever_it_holds(ru
         await running.until(lambda: hasattr(driver, "changed"), "it is watched")
         driver.start("server-0", is_fresh=False)
         fleet = await entering
-        assert server.label == fleet.pool.members["server-0"].label(0)
+        assert server.label == fleet.pool.servers["server-0"].label(0)
         assert set((await fleet.generate(running.request())).versions) == {0}
         await starting.__aexit__(None, None, None)
 
@@ -151,7 +152,7 @@ def test_one_that_is_refused_after_it_served_is_waited_for_until_it_is_given_up(
     async def check():
         starting, _ = own(running.server(), running.server(), starts=2, servers=1)
         async with starting as fleet:
-            member = fleet.pool.members["server-0"]
+            member = fleet.pool.servers["server-0"]
             fleet.pool.lose(member, "answers, but not as a server of this kind does", State.REFUSED)
             member.connection.address = ""
             assert fleet.pool.possible == 1
@@ -188,7 +189,7 @@ def test_one_that_keeps_its_memory_is_ended_before_the_trainer_goes_on(running, 
         async with starting as fleet:
             former.release_fault = ServerLostError("/flush_cache failed")
             await fleet.sleep()
-            assert restarts(driver) == [Restart("server-0", "did not give its memory away")]
+            assert restarts(driver) == [RestartMember("server-0", "did not free its GPU memory")]
             assert not former.is_healthy
             assert driver.waiting == ["server-0"], "in the trainer's turn nothing is started"
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
@@ -275,6 +276,42 @@ def test_one_that_is_asked_when_the_trainers_turn_begins_answers_before_its_memo
             assert len(late.partials) == asked, "it is asked in the trainer's turn"
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
             await running.until(lambda: len(fleet.pool.ready) == 2, "both serve")
+
+    run_virtually(check())
+
+
+def test_an_update_that_fails_with_its_process_costs_the_next_process_nothing(running, own):
+    """The driver may replace a process before the controller hears that the update of the former one has failed."""
+
+    async def check():
+        starting, driver = own(running.server(), running.server())
+        async with starting as fleet:
+            former = driver.servers["server-0"]
+            former.update_may_go_on.clear()
+            updating = asyncio.create_task(fleet.update_weights(WeightUpdate(1, fleet.first_weights)))
+            await running.until(lambda: not former.is_open.is_set(), "it is being updated")
+            driver.end("server-0")
+            await running.until(lambda: running.states(fleet)["server-0"] == "syncing", "the next process is there")
+            former.update_fault = ServerLostError("closed the connection")
+            former.update_may_go_on.set()
+            await updating
+            await running.until(lambda: fleet.pool.ready, "it serves")
+            assert driver.servers["server-0"].version == "1"
+            assert restarts(driver) == []
+            assert running.log().count('"lost"') == 1, "the next process was lost with the former one's update"
+
+    run_virtually(check())
+
+
+def test_nobody_takes_out_a_server_that_the_run_started(running, own):
+    """`areal serve` leaves with the server that it has started. The run's own belong to the driver."""
+
+    async def check():
+        starting, driver = own(running.server())
+        async with starting as fleet:
+            leaves = ServerLeaves("server-0", driver.serving["server-0"].address)
+            assert (await fleet.answer(leaves)).state == "ready"
+            assert set((await fleet.generate(running.request())).versions) == {0}
 
     run_virtually(check())
 

@@ -6,11 +6,11 @@ import asyncio
 import time
 from itertools import pairwise
 
+from areal_core.inference import lifecycle
 from areal_core.interfaces import ServerLostError
-from areal_core.servers import tending
 from areal_core.testing.virtual_time import run_virtually
 
-PAUSES_S = tending.PAUSES_S
+PAUSES_S = lifecycle.RETRY_PAUSES_S
 """As they are without the fixture."""
 
 
@@ -18,7 +18,7 @@ def test_a_server_that_does_not_come_back_is_tried_more_and_more_rarely(running,
     """A minute of pauses, of which nothing passes on the wall."""
 
     async def check():
-        monkeypatch.setattr(tending, "PAUSES_S", PAUSES_S)
+        monkeypatch.setattr(lifecycle, "RETRY_PAUSES_S", PAUSES_S)
         server, tried, now = running.server(), [], asyncio.get_running_loop().time
         async with running({"a": server}) as fleet:
             identify = fleet.adapter.identify
@@ -29,7 +29,7 @@ def test_a_server_that_does_not_come_back_is_tried_more_and_more_rarely(running,
 
             fleet.adapter.identify = noted
             server.first_fault = ServerLostError("out of memory")
-            fleet.pool.lose(fleet.pool.members["a"], "for this test")
+            fleet.pool.lose(fleet.pool.servers["a"], "for this test")
             await asyncio.sleep(60)
             assert [round(after - before) for before, after in pairwise(tried)] == [2, 4, 8, 10, 10, 10, 10]
 

@@ -6,8 +6,8 @@ import pytest
 
 from areal_core.config.sections import PlacementSection
 from areal_core.driver.groups import split_optional
+from areal_core.inference.settings import FleetSettings
 from areal_core.interfaces.launcher import EndMeans
-from areal_core.servers.settings import FleetSettings
 
 
 class Config:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.interfaces import ServerLostError, Slot, Want
-from areal_core.servers.interface import ServerIdentity
-from areal_core.servers.pool import Member, ServerPool, State
-from areal_core.servers.routing import Router
+from areal_core.inference.adapter import ServerIdentity
+from areal_core.inference.pool import ServerPool
+from areal_core.inference.routing import Router
+from areal_core.inference.server import InferenceServer, State
+from areal_core.interfaces import ServerLostError, SlotLease, SlotRequest
 from areal_core.testing.virtual_time import run_virtually
 
 
@@ -28,7 +29,7 @@ class Connection:
 
 
 def member(name, slots=4, state=State.READY):
-    found = Member(name, Adapter(), Connection(), "recompute")
+    found = InferenceServer(name, Adapter(), Connection(), "recompute")
     found.identity = ServerIdentity("1", "", 1024, slots)
     found.state = state
     return found
@@ -39,7 +40,7 @@ class Line:
 
     def __init__(self, *members, limit=None):
         self.pool = ServerPool(Path("/dev/null"))
-        self.pool.members = {one.name: one for one in members}
+        self.pool.servers = {one.name: one for one in members}
         self.router = Router(self.pool, limit)
         self.wake = self.router.wake
         self.held = []
@@ -47,8 +48,8 @@ class Line:
     async def take(self, prefixes=(), avoided=(), *, is_continued=False):
         """The server of a slot, which is held until `release`."""
         names = tuple(one.name for one in avoided)
-        slot = Slot(self.router, Want(tuple(prefixes), names, is_continued))
-        found = self.pool.members[(await slot.__aenter__()).server]
+        slot = SlotLease(self.router, SlotRequest(tuple(prefixes), names, is_continued))
+        found = self.pool.servers[(await slot.__aenter__()).server]
         self.held.append((found, slot))
         return found
 
@@ -98,7 +99,7 @@ def test_requests_of_one_prefix_stay_together_until_that_is_a_queue():
         for taken in (a, b):
             while taken.requests:
                 of.release(taken)
-        last = of.router._places["prefix"]
+        last = of.router._server_of_prefix["prefix"]
         assert await of.take(["prefix"]) is last, "it is remembered where the prefix lies now"
 
     run_virtually(check())
@@ -190,20 +191,24 @@ def test_places_are_given_in_the_order_of_arrival():
     run_virtually(check())
 
 
-def test_what_is_continued_came_before_all_who_wait():
+def test_continued_requests_come_first_and_in_order_of_arrival():
     async def check():
         a = member("a", slots=1)
         of = router(a)
         await of.take()
-        (waiting,) = asked(of)
+        (new,) = asked(of)
         await turns()
-        (continued,) = asked(of, is_continued=True)
+        first, second = asked(of, 2, is_continued=True)
         await turns()
         of.release(a)
-        assert await continued is a
-        assert not waiting.done()
+        assert await asyncio.wait_for(first, 5) is a
+        assert not second.done()
+        assert not new.done()
         of.release(a)
-        assert await waiting is a
+        assert await second is a
+        assert not new.done()
+        of.release(a)
+        assert await new is a
 
     run_virtually(check())
 
@@ -254,7 +259,7 @@ def test_what_was_asked_of_a_lost_server_is_broken_off_and_asked_of_another():
         of = router(a, b)
 
         async def ask(avoided=()):
-            async with Slot(of.router, Want((), avoided)) as grant:
+            async with SlotLease(of.router, SlotRequest((), avoided)) as grant:
                 await asyncio.sleep(60 if grant.server == "a" else 0)
             return grant.server
 
@@ -277,7 +282,7 @@ def test_a_failure_is_a_hint_to_look_at_the_server_and_counted():
         a = member("a")
         of = router(a)
         with pytest.raises(ServerLostError):
-            async with Slot(of.router, Want()):
+            async with SlotLease(of.router, SlotRequest()):
                 raise ServerLostError("500")
         assert a.doubted.is_set()
         assert a.state is State.READY, "the worker may be what fails"
@@ -297,7 +302,7 @@ def test_a_server_that_is_lost_twice_is_lost_once_for_whoever_holds_its_slot():
         a, task = member("a"), asyncio.current_task()
         of = router(a)
         with pytest.raises(ServerLostError):  # noqa: PT012
-            async with Slot(of.router, Want()):
+            async with SlotLease(of.router, SlotRequest()):
                 of.pool.on_lost(a)
                 of.pool.on_lost(a)
                 await asyncio.Event().wait()

@@ -6,7 +6,7 @@ import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from areal_core.servers.settings import FleetSettings
+from areal_core.inference.settings import FleetSettings
 
 ABROAD, AT_HOME = "10.0.0.7", "127.0.0.1"
 

@@ -6,13 +6,21 @@ import asyncio
 import re
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from areal_core.data.packing import from_bytes, unpack
 from areal_core.errors import RunError
-from areal_core.interfaces import SamplingParameters, ServerLostError, Slot, TensorDescription, Want, WeightUpdate
+from areal_core.inference.errors import UpdateRefusedError
+from areal_core.interfaces import (
+    SamplingParameters,
+    ServerLostError,
+    SlotLease,
+    SlotRequest,
+    TensorDescription,
+    WeightUpdate,
+)
 from areal_core.rollout.logprob_check import check_answers
-from areal_core.servers.errors import UpdateRefusedError
 from areal_core.testing.virtual_time import run_virtually
 
 TOKENS = 16
@@ -43,6 +51,39 @@ def test_who_missed_a_broadcast_catches_up_from_a_folder_behind_the_next_one(run
             await running.until(lambda: running.states(fleet)["b"] == "ready", "it caught up")
             assert servers["b"].version == str(version)
             assert not fleet.needs_folder()
+
+    run_virtually(check())
+
+
+def test_the_only_server_lost_behind_a_broadcast_is_back_with_the_folder_that_it_asks_for(running, tmp_path):
+    """No further sync comes, as the trainer waits for a batch that nobody generates."""
+
+    async def check():
+        servers = {"a": running.server()}
+        async with running(servers) as fleet:
+            await fleet.form_group("127.0.0.1", 1, "gloo", "")
+            await fleet.update_weights(WeightUpdate(1, None, TENSORS))
+            assert not fleet.needs_folder()
+            fleet.pool.lose(fleet.pool.servers["a"], "killed")
+            await running.until(fleet.needs_folder, "it asks for a folder")
+            fleet.offer_folder(WeightUpdate(1, running.write_weights(tmp_path / "v1")))
+            async with asyncio.timeout(60):
+                found = await fleet.generate(running.request())
+            assert set(found.versions) == {1}
+
+    run_virtually(check())
+
+
+@pytest.mark.parametrize("error", [ValueError("not base64"), OSError("no route"), msgspec.ValidationError("a list")])
+def test_an_answer_that_cannot_be_read_costs_its_server_alone(running, error):
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            servers["b"].update_fault = error
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            assert running.states(fleet) == {"a": "ready", "b": "lost"}
+            servers["b"].update_fault = None
+            await running.until(lambda: running.states(fleet)["b"] == "ready", "it is back")
 
     run_virtually(check())
 
@@ -121,7 +162,7 @@ def test_with_no_server_left_requests_end_with_the_reasons(running):
     async def check():
         servers = {"a": running.server(), "b": running.server()}
         async with running(servers) as fleet:
-            fleet._tending.settings = fleet.settings.model_copy(update={"start_timeout_s": 0.6})
+            fleet.lifecycle.settings = fleet.settings.model_copy(update={"start_timeout_s": 0.6})
             for server in servers.values():
                 server.is_healthy = False
             await running.until(lambda: set(running.states(fleet).values()) <= {"lost", "starting"}, "both are lost")
@@ -157,7 +198,7 @@ def test_closing_ends_although_something_happened_just_before(running):
 
     async def check():
         async with running({"a": running.server()}) as fleet:
-            fleet.pool.members["a"].doubted.set()
+            fleet.pool.servers["a"].doubted.set()
             async with asyncio.timeout(60):
                 await fleet.close()
 
@@ -192,7 +233,7 @@ def test_a_server_that_keeps_its_memory_is_lost_and_nobody_waits_for_it(running,
         servers["a"].release_fault = ServerLostError("/flush_cache failed")
         async with running(servers) as fleet:
             await fleet.sleep()
-            assert "did not give its memory away" in (tmp_path / "logs" / "servers.jsonl").read_text()
+            assert "did not free its GPU memory" in (tmp_path / "logs" / "servers.jsonl").read_text()
             await fleet.update_weights(WeightUpdate(1, running.write_weights(tmp_path / "version-1")))
             await running.until(
                 lambda: running.states(fleet) == {"a": "ready", "b": "ready"}, "both hold the new weights"
@@ -231,7 +272,7 @@ def test_a_server_that_loads_longer_than_the_trainer_trains_joins(running, tmp_p
         async with running(servers) as fleet:
             slow = servers["late"]
             slow.loading_s = 0.2
-            fleet.pool.lose(fleet.pool.members["late"], "for this test")
+            fleet.pool.lose(fleet.pool.servers["late"], "for this test")
             for version in range(1, 60):
                 await fleet.update_weights(WeightUpdate(version, fleet.first_weights))
                 if running.states(fleet)["late"] == "ready" and version > 1:
@@ -250,7 +291,7 @@ def test_a_server_that_loads_longer_than_the_trainer_trains_joins_broadcasts(run
         servers = {"a": running.server(), "late": running.server()}
         async with running(servers) as fleet:
             servers["late"].loading_s = 0.2
-            fleet.pool.lose(fleet.pool.members["late"], "for this test")
+            fleet.pool.lose(fleet.pool.servers["late"], "for this test")
             group, version = None, 0
             for version in range(1, 60):
                 group = await fleet.form_group("127.0.0.1", 1, "gloo", group.name if group else "")
@@ -278,7 +319,7 @@ def test_the_group_of_a_lost_server_is_not_used_again(running):
             same = await fleet.form_group("127.0.0.1", 1, "gloo", whole.name)
             await fleet.update_weights(WeightUpdate(2, None, TENSORS))
             assert (same.name, same.is_new) == (whole.name, False)
-            fleet.pool.lose(fleet.pool.members["b"], "for this test")
+            fleet.pool.lose(fleet.pool.servers["b"], "for this test")
             rest = await fleet.form_group("127.0.0.1", 1, "gloo", whole.name)
             await fleet.update_weights(WeightUpdate(3, None, TENSORS))
             assert (rest.is_new, rest.world_size) == (True, 2)
@@ -294,7 +335,7 @@ def test_a_server_that_comes_back_is_given_weights_when_no_slot_of_it_is_out(run
         servers = {"a": running.server(), "b": running.server()}
         servers["a"].identity = replace(servers["a"].identity, reports_spans=False)
         async with running(servers) as fleet:
-            member, holder = fleet.pool.members["a"], Slot(fleet, Want(avoided=("b",)))
+            member, holder = fleet.pool.servers["a"], SlotLease(fleet, SlotRequest(avoided=("b",)))
             assert (await holder.__aenter__()).server == "a"
             holder.lose = lambda: None  # its worker is busy and has not heard of it
             fleet.pool.lose(member, "for this test")
@@ -317,7 +358,7 @@ def test_what_cannot_go_on_elsewhere_is_waited_for_before_an_update(running, pat
         server = running.server()
         server.identity = replace(server.identity, reports_spans=False)
         async with running({"a": server}, drain_timeout_s=patience_s) as fleet:
-            holder, before = Slot(fleet, Want(can_go_on=False)), server.aborts
+            holder, before = SlotLease(fleet, SlotRequest(is_resumable=False)), server.aborts
             await holder.__aenter__()
             update = asyncio.ensure_future(fleet.update_weights(WeightUpdate(1, fleet.first_weights)))
             if patience_s < 1:

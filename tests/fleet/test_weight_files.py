@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import save_file
 
 from areal_core.disk import read_shapes
 from areal_core.errors import RunError
-from areal_core.servers.checks import check_fit
+from areal_core.inference.checks import check_fit
 
 MODEL = {"embed.weight": (7, 4), "layer.weight": (4, 4), "lm_head.weight": (7, 4)}
 
@@ -28,8 +29,18 @@ def test_a_complete_file(folder):
 
 
 def test_tensors_in_several_files(folder):
+    (folder / "model.safetensors").rename(folder / "first.safetensors")
     save_file({"more.weight": torch.zeros(3)}, folder / "second.safetensors")
     assert read_shapes(folder) == {**MODEL, "more.weight": (3,)}
+
+
+def test_the_same_weights_under_other_names_do_not_count(folder):
+    save_file({"tok_embeddings.weight": torch.zeros(7, 4)}, folder / "consolidated.safetensors")
+    assert read_shapes(folder) == MODEL
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    places = dict.fromkeys(MODEL, "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert read_shapes(folder) == MODEL
 
 
 def test_a_file_that_is_half_written_at_any_place(folder):
@@ -37,10 +48,10 @@ def test_a_file_that_is_half_written_at_any_place(folder):
     data = path.read_bytes()
     for length in range(len(data)):
         path.write_bytes(data[:length])
-        with pytest.raises(RunError, match="not complete"):
+        with pytest.raises(RunError, match="incomplete"):
             read_shapes(folder)
     path.write_bytes(data + b"\0")
-    with pytest.raises(RunError, match="not complete"):
+    with pytest.raises(RunError, match="incomplete"):
         read_shapes(folder)
 
 
@@ -65,7 +76,7 @@ def test_a_file_that_is_something_else(folder, data):
 
 def test_a_folder_without_weights(tmp_path):
     for place in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(RunError, match=r"holds no \*\.safetensors"):
+        with pytest.raises(RunError, match=r"has no \*\.safetensors"):
             read_shapes(place)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import sys
 from typing import TYPE_CHECKING
@@ -71,6 +72,25 @@ def test_it_is_planned_for_gpus(path: Path, tmp_path: Path, whole_hub: LocalHub)
     assert groups["trainer"]["gpus"] == ([0] if path.name in FROM_ROWS else [1])
     if path.name not in FROM_ROWS:
         assert groups["server"]["gpus"] == [0]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize(("gpus", "is_colocated"), [("0", True), ("0,1", False)])
+def test_an_example_places_itself_on_the_gpus_of_the_machine(
+    engine: str, gpus: str, is_colocated: bool, tmp_path: Path, whole_hub: LocalHub
+) -> None:
+    (tmp_path / "packages" / engine).mkdir(parents=True)
+    place = AtHub(tmp_path, whole_hub)
+    path = os.pathsep.join(filter(None, (f"{tmp_path}/packages", os.environ.get("PYTHONPATH"))))
+    place.environment |= {"CUDA_VISIBLE_DEVICES": gpus, "PYTHONPATH": path}
+    words = ["placement.gpu_memory_gib=80", "--dry-run", "--json"]
+    done = place.areal("run", str(EXAMPLES / "gsm8k.yaml"), *words)
+    assert done.code == 0, done.err
+    plan = json.loads(done.out)
+    groups = {group["role"]: group for group in plan["groups"]}
+    assert [groups[role]["gpus_each"] for role in ("trainer", "server")] == [1, 1]
+    assert groups["server"]["shares_gpus"] is is_colocated
+    assert ["note", f"inference_engine: auto is {engine}/{engine} on this machine"] in plan["rows"]
 
 
 @pytest.mark.nightly

@@ -110,7 +110,7 @@ def test_a_hub_that_is_lost_in_the_middle_starts_nothing_and_the_next_start_goes
     hub.breaks = [PIECE + PIECE // 2] + [0] * 20
     failed = at_hub.areal(*RUN)
     assert failed.code == 2, failed.err
-    assert f"'{MODEL}' is not to be had from the Hugging Face hub: " in failed.err
+    assert f"'{MODEL}' cannot be downloaded from the Hugging Face hub: " in failed.err
     assert "Traceback" not in failed.err
     assert not (at_hub.folder / "run").exists()
     assert weights_in(at_hub) == []
@@ -147,7 +147,7 @@ def test_a_name_that_is_not_on_the_hub_starts_nothing(at_hub: AtHub, words: list
     done = at_hub.areal(*RUN, "model.path=Qwen/Qwen2.5-0.5B-Instrukt", "dataset.name=openai/gsm9k", *words)
     assert done.code == 2
     assert "model.path: there is no folder" in done.err
-    assert "'Qwen/Qwen2.5-0.5B-Instrukt' is not to be had from the Hugging Face hub: 404" in done.err
+    assert "'Qwen/Qwen2.5-0.5B-Instrukt' cannot be downloaded from the Hugging Face hub: 404" in done.err
     assert "Repository Not Found" in done.err
     assert "dataset: the data set openai/gsm9k cannot be read: DatasetNotFoundError" in done.err
     assert not (at_hub.folder / "run").exists()
@@ -163,5 +163,5 @@ def test_a_hub_that_cannot_be_reached_starts_nothing(at_hub: AtHub, hub: LocalHu
     hub.close()
     done = at_hub.areal(*RUN, *local, *words)
     assert done.code == 2
-    assert f"'{MODEL}' is not to be had from the Hugging Face hub: Got: ConnectError" in done.err
+    assert f"'{MODEL}' cannot be downloaded from the Hugging Face hub: Got: ConnectError" in done.err
     assert not (at_hub.folder / "run").exists()

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from areal_core.driver import ask_driver
-from areal_core.messages.hub import WhoDrives
 from areal_core.runs import RunFolder
+from areal_core.runtime.messages import StatusRequest
 from areal_grpo.demonstration.model import make_model
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Workplace:
             return found[int(name.removeprefix("reward-"))]
         attempt = RunFolder(self.folder / run).last_attempt
         assert attempt is not None
-        driving = ask_driver(attempt, WhoDrives(), 60)
+        driving = ask_driver(attempt, StatusRequest(), 60)
         own: int = driving.processes[member].pid
         return parent(own) if kind == "guard" else own
 

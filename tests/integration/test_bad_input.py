@@ -105,7 +105,7 @@ def install_broken_plugin(workplace: Workplace) -> None:
         (["--plugins", "gpro"], "gpro", "grpo"),
         NIGHTLY(["workflow=bad_parts.py:NeedsMore"], "needs judge", "give the parameter a default"),
         NIGHTLY(["algorithm.advantage=bad_parts.py:two"], "is called with (batch)", "missing a required argument"),
-        NIGHTLY(["weight_sync.transport=broadcast"], "takes no weights that way", "set it to memory or disk"),
+        NIGHTLY(["weight_sync.transport=broadcast"], "does not support with its current", "set it to memory or disk"),
         NIGHTLY(["inference_engine=sglang"], "SGLang is not installed beside areal", "areal_sglang[engine]'"),
         NIGHTLY(["inference_engine=vllm"], "vLLM is not installed beside areal", "or set program"),
         (["train_engine.max_tokens_per_microbatch=8"], "sequences may have 9 tokens", "raise it"),

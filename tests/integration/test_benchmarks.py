@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.launchers.identity import processes_with
+from areal_core.runtime.process_tree import processes_with
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,7 +20,7 @@ import pytest
 
 from areal_core.errors import RunError
 from areal_core.interfaces import Place, ProcessGroup
-from areal_core.launchers.machine import free_port
+from areal_core.runtime.network import free_port
 from areal_core.testing.conformance import LauncherSuite
 
 if TYPE_CHECKING:

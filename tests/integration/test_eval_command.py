@@ -148,8 +148,8 @@ def test_interrupted_before_anything_was_measured(workplace: Workplace) -> None:
         (["rewards=[slow.py:never]"], "all 10 episodes failed; the last one:\ndata row "),
         (["rewards=[slow.py:never]"], ", sample 0: reward 'never' raised ValueError: never"),
         (["rewards=[slow.py:nix]"], "has no 'nix'"),
-        (["--model", "cut_off"], "cut_off/model.safetensors are not complete"),
-        (["--model", "no_header"], "no_header/model.safetensors are not complete"),
+        (["--model", "cut_off"], "cut_off/model.safetensors are incomplete"),
+        (["--model", "no_header"], "no_header/model.safetensors are incomplete"),
     ],
 )
 def test_a_failure_is_told_in_words(workplace: Workplace, words: list[str], message: str) -> None:
@@ -158,7 +158,7 @@ def test_a_failure_is_told_in_words(workplace: Workplace, words: list[str], mess
         weights = shutil.copytree(workplace.folder / "model", workplace.folder / name) / "model.safetensors"
         os.truncate(weights, round(left * weights.stat().st_size))
     done = workplace.areal("eval", "run.yaml", "--limit", "10", "--json", *words)
-    assert done.code == (2 if "nix" in message or "not complete" in message else 1), done.err
+    assert done.code == (2 if "nix" in message or "incomplete" in message else 1), done.err
     assert done.out == ""
     assert message in done.err
     assert "Traceback" not in done.err.partition("the end of its log")[0]

@@ -1,8 +1,7 @@
-"""Machines that somebody else brings: under torchrun, by hand, killed and brought again, and left by their driver."""
+"""Machines that join a run: under torchrun, by hand, killed and started again, and after a killed driver."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -15,11 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from areal_core.cli.commands import node as node_command
 from areal_core.config.layout import Layout
-from areal_core.launchers.guard import kill_tree
-from areal_core.launchers.identity import processes_with
-from areal_core.launchers.machine import free_port
+from areal_core.runtime.network import free_port
+from areal_core.runtime.process_tree import kill_tree, processes_with
+from areal_nodes.command import build_parser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -112,8 +110,8 @@ def test_three_nodes_of_torchrun_with_two_processes_each(group: Group) -> None:
     group.finish(**{f"torchrun-{number}": 0 for number in range(3)})
     assert [line["step"] for line in group.workplace.metrics()] == [1, 2, 3, 4]
     words = "".join(group.said(f"torchrun-{number}") for number in range(3))
-    assert words.count(f"a machine of the run in {group.run}, attempt 1") == 3
-    assert words.count("local rank 1: the first process of this machine does its part") == 3
+    assert words.count(f"this machine has joined the run in {group.run}, attempt 1") == 3
+    assert words.count("local rank 1 ends: local rank 0 serves this machine") == 3
     for rank in range(3):
         log = (group.run / "logs" / f"trainer-{rank}.log").read_text()
         assert "Traceback" not in log
@@ -124,15 +122,15 @@ def test_a_node_that_is_killed_and_joined_again_and_a_driver_that_is_killed_and_
     """The run ends with exit code 0 in all programs that were not killed."""
     for name in ("first", "second"):
         group.areal(name, "node", "run")
-    owner = group.areal("owner", *RUN, HERE, "steps=40", "checkpoint.every=2")
+    owner = group.areal("owner", *RUN, HERE, "steps=400", "checkpoint.every=2")
     group.wait_for_steps(3)
     kill_tree(group.programs["second"].pid)
     wait_until(lambda: "going back to the last checkpoint (1 of at most 2 times" in group.said("owner"), "the loss")
     status = group.workplace.areal("status", "run")
     assert status.out.split()[0] in ("running", "recovering")
     group.areal("third", "node", "run")
-    wait_until(lambda: "attempt 2" in group.said("first"), "the node that was not killed has come again")
     wait_until(lambda: "attempt 2" in group.said("third"), "the new node has come")
+    assert "attempt 2" not in group.said("first"), "the same driver keeps the connection of the other node"
     group.wait_for_steps(len(group.workplace.metrics()) + 2)
     owner.kill()
     owner.wait()
@@ -176,7 +174,7 @@ def test_a_scheduler_that_starts_everything_again_goes_on_with_the_run(group: Gr
     wait_until(lambda: group.left() == [], "nothing is left")
     group.programs.clear()
     group.finish(**start("second"))
-    assert "the run goes on, with the config that it has" in group.said("pod-0-second")
+    assert "the driver resumes the run with the config that it has" in group.said("pod-0-second")
     assert [line["step"] for line in group.workplace.metrics()] == list(range(1, 13))
     assert os.listdir(tmp_path / "run" / "attempts") != ["1"]  # noqa: PTH208
 
@@ -198,9 +196,7 @@ def test_the_manifest_of_the_examples_is_a_run_with_as_many_nodes_as_pods(group:
     job, (container,) = manifest["spec"], manifest["spec"]["template"]["spec"]["containers"]
     assert (manifest["kind"], job["completionMode"]) == ("Job", "Indexed")
     command = [*container["command"], *container["args"]]
-    parser = argparse.ArgumentParser()
-    node_command.add_arguments(parser)
-    words = parser.parse_intermixed_args(command[2:])
+    words = build_parser().parse_intermixed_args(command[2:])
     assert command[:2] == ["areal", "node"]
     values = dict(word.split("=", 1) for word in words.overrides)
     assert int(values["launcher.nodes"]) == job["completions"] == job["parallelism"]

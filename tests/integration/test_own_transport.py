@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from areal_core.interfaces import TensorDescription, WeightUpdate
-from areal_core.messages import Done, Message
+from areal_core.runtime.rpc import Done, Message
 from areal_core.messages.rollouts import SyncWeights
 from areal_core.training.weights_file import describe_weights, write_weights
 from areal_hf.config import HFConfig
@@ -36,11 +36,11 @@ class Parcel(Message):
 class Parcels:
     '''Sends weights in a folder of its own.'''
 
-    def __init__(self, engine, rollouts, dtype):
-        self.engine, self.rollouts, self.dtype = engine, rollouts, dtype
+    def __init__(self, engine, rollouts):
+        self.engine, self.rollouts = engine, rollouts
 
     def send(self, version, trained):
-        tensors = describe_weights(self.engine, self.dtype)
+        tensors = describe_weights(self.engine)
         parameters = self.engine.named_full_parameters()
         if self.rollouts is not None:
             folder = Path(__file__).parent / f"parcel-{{version}}"
@@ -93,4 +93,4 @@ def test_weights_by_a_transport_of_ones_own(workplace: Workplace, tmp_path: Path
 def test_an_engine_that_does_not_know_it_is_refused(workplace: Workplace, tmp_path: Path):
     done = workplace.areal("run", "run.yaml", f"run_dir={tmp_path / 'run'}", *write(tmp_path, takes=False))
     assert done.code != 0
-    assert "takes no weights that way" in done.err
+    assert "does not support with its current settings" in done.err

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from areal_core.driver import ask_driver
-from areal_core.launchers.identity import processes_with
-from areal_core.messages.hub import WhoDrives
 from areal_core.runs import RunFolder
+from areal_core.runtime.messages import StatusRequest
+from areal_core.runtime.process_tree import processes_with
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'areal-ray[ray]'")
 
@@ -55,7 +55,7 @@ def named(run_dir: Path) -> dict[str, int]:
     """The members of a run by name; nodes have numbers of processes of their own."""
     attempt = RunFolder(run_dir).last_attempt
     assert attempt is not None
-    told = ask_driver(attempt, WhoDrives(), HANG_S).processes
+    told = ask_driver(attempt, StatusRequest(), HANG_S).processes
     found: dict[str, int] = {}
     for pid in processes_with("AREAL_TOKEN", token_of(run_dir)):
         with suppress(OSError):
@@ -106,7 +106,7 @@ def test_a_run_that_loses_a_process_and_then_a_node_goes_back_to_its_checkpoint_
     lost = next(name for name in ("n2", "n1") if node_of(cluster, name) & {*named(run_dir).values()})
     cluster.kill(lost)
     workplace.wait_for(lambda: out.read_text().count("going back to the last checkpoint") == 2, process)
-    assert re.search(rf"on {lost} \(127.* was lost: it, its guard and its node no longer respond", out.read_text())
+    assert re.search(rf"on {lost} \(127.* was lost: nothing reports its exit code", out.read_text())
     assert process.wait(2 * HANG_S) == 0, out.read_text()
     assert workplace.metrics()[-1]["step"] == 200
     assert workplace.areal("audit", "run").code == 0

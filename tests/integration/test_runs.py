@@ -204,7 +204,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_run_goes_back(workplace: Workpl
     assert "Traceback" not in refused.err
     assert "continue with:" not in refused.err, "it would fail for ever"
     assert workplace.areal("audit", "run").code == 1
-    aside, _, resume = refused.err.partition("goes back to it: ")[2].splitlines()[0].partition(" && ")
+    aside, _, resume = refused.err.partition("goes back to the older one: ")[2].splitlines()[0].partition(" && ")
     subprocess.run(aside, shell=True, check=True)
     assert resume == f"areal run --resume {workplace.folder / 'run'}"
     done = workplace.areal(*resume.split()[1:], "steps=6")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from areal_core.driver.attempts import TAKEOVER_S
+from areal_core.runtime.attempts import TAKEOVER_S
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Workplace

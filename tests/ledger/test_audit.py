@@ -11,7 +11,7 @@ import pytest
 
 from areal_core.ledger.audit import audit_folder
 from areal_core.ledger.store import DATABASE, Ledger
-from areal_core.training.checkpoint import ConsumptionLog
+from areal_core.training.state import TrainerState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,27 +21,21 @@ if TYPE_CHECKING:
 def run_dir(tmp_path: Path, written: Any) -> Path:
     """A run of four steps of one group each: two lie before the last checkpoint but one."""
     ledger = Ledger(tmp_path / "attempts/1/ledger", tmp_path)
-    consumption_log = ConsumptionLog()
+    trainer_state = TrainerState(step=4)
     for number in range(4):
         ledger.dispatched(number, number, 0)
         (group,) = written(ledger.folder, [number])
         ledger.ended(group)
         ledger.flush()
         ledger.consumed([number], number)
-        consumption_log.steps.append([(number, group.record.digest)])
+        trainer_state.steps.append([(number, group.record.digest)])
         if number == 1:
-            consumption_log.hand_over()
+            trainer_state.take_snapshot()
     checkpoint = tmp_path / "attempts/1/checkpoints/step-000004"
     checkpoint.mkdir(parents=True)
     (checkpoint / "actor").mkdir()
     (checkpoint / "actor" / "parameters").write_bytes(bytes(100))
-    state = {
-        "step": 4,
-        "before": consumption_log.before,
-        "first": consumption_log.first,
-        "steps": consumption_log.steps,
-        "best": None,
-    }
+    state = trainer_state.to_json()
     state["files"], state["digests"] = {"actor/parameters": 100}, {"actor/parameters": zlib.crc32(bytes(100))}
     (checkpoint / "trainer.json").write_text(json.dumps(state))
     ledger.commit(4, checkpoint, 4)
@@ -112,23 +106,23 @@ def test_a_checkpoint_with_a_flipped_bit_is_a_finding(run_dir: Path) -> None:
     ledger, checkpoint = run_dir / "attempts/1/ledger", run_dir / "attempts/1/checkpoints/step-000004"
     path = checkpoint / "actor" / "parameters"
     path.write_bytes(bytes(99) + b"\1")
-    assert audit_folder(ledger, run_dir).problems == [f"{path} holds other bytes than were written"]
+    assert audit_folder(ledger, run_dir).problems == [f"{path} has other contents than were written"]
 
 
 def test_another_checkpoint_in_its_place_is_a_finding(run_dir: Path) -> None:
     path = run_dir / "attempts/1/checkpoints/step-000004/trainer.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "best": 0.5}))
-    told = f"{path.parent} holds another checkpoint than the one that the run committed"
+    told = f"{path.parent} is not the checkpoint that the run committed"
     assert audit_folder(run_dir / "attempts/1/ledger", run_dir).problems == [told]
 
 
 @pytest.mark.parametrize(
     ("statement", "told"),
     [
-        ("UPDATE groups SET step = 'late' WHERE number = 1", "groups.step holds 'late', which is no whole number"),
+        ("UPDATE groups SET step = 'late' WHERE number = 1", "groups.step is 'late', which is not an integer"),
         (
             "UPDATE facts SET value = 'all' WHERE name = 'committed_step'",
-            "committed_step is 'all', which is no whole number",
+            "committed_step is 'all', which is not an integer",
         ),
         ("UPDATE groups SET oldest = 7 WHERE number = 2", "groups were sampled by version 7, which was never synced"),
     ],
@@ -153,8 +147,8 @@ def test_the_ledger_of_fine_tuning_holds_commits_alone_and_the_rows_come_in_thei
     state["steps"][1] = state["steps"][0]
     logged.write_text(json.dumps(state))
     other, problem = audit_folder(ledger, run_dir, generates=False).problems
-    assert "holds another checkpoint" in other
-    assert problem == "rows were left out or trained on twice, as the trainer saw it"
+    assert "is not the checkpoint" in other
+    assert problem == "the trainer skipped rows or trained on them twice"
 
 
 def test_an_empty_ledger_is_a_finding(run_dir: Path) -> None:

@@ -26,8 +26,9 @@ import torch.distributed as dist
 from areal_core.ledger.groups import PromptGroup
 from areal_core.ledger.segments import SegmentWriter
 from areal_core.ledger.store import Ledger
-from areal_core.training.checkpoint import ConsumptionLog, prune_checkpoints, write_checkpoint
-from areal_core.training.distribution import wait_for_all
+from areal_core.training.checkpoint import prune_checkpoints, write_checkpoint
+from areal_core.training.collectives import barrier
+from areal_core.training.state import TrainerState
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 run = Path(sys.argv[1]) / "run"
@@ -53,7 +54,7 @@ def steps(ledger, epoch, first, last):
         ledger.consumed([2 * step], step)
         ledger.synced(step + 1, step + 1)
         checkpoints, writers = run / f"attempts/{epoch}/checkpoints", {"actor": Engine().save}
-        folder = write_checkpoint(checkpoints, step + 1, writers, ConsumptionLog(), wait_for_all)
+        folder = write_checkpoint(checkpoints, TrainerState(step + 1), writers, barrier)
         ledger.commit(step + 1, folder, 2 * step + 2)
         prune_checkpoints(run, 1, folder)
         (Path(sys.argv[1]) / f"committed-{step + 1}").mkdir()

@@ -173,7 +173,7 @@ def test_what_is_damaged_or_missing_is_generated_anew(tmp_path: Path, written: A
     second.unlink()
     assert [group.number for group in ledger.finished(told.append)] == [0, 3]
     assert ledger.unfinished() == [1, 2]
-    assert [words.rpartition(": ")[2] for words in told] == [f"group {n} is generated again" for n in (1, 2)]
+    assert [words.rpartition(": ")[2] for words in told] == [f"generating group {n} again" for n in (1, 2)]
     assert "are damaged, from byte 7 on" in told[0]
     assert "cannot be read" in told[1]
 
@@ -293,7 +293,7 @@ def test_a_ledger_that_is_lost_does_not_begin_the_run_anew_beside_its_checkpoint
         path.unlink()
     if how == "empty":
         (first.folder / DATABASE).touch()
-    with pytest.raises(RunError, match=f"has checkpoints, and its ledger .*attempts/1/ledger/{DATABASE} is {how}"):
+    with pytest.raises(RunError, match=f"has checkpoints, but its ledger .*attempts/1/ledger/{DATABASE} is {how}"):
         Ledger.take_over(tmp_path / "attempts/2/ledger", [first.folder], tmp_path)
     checkpoint.rmdir()
     Ledger.take_over(tmp_path / "attempts/3/ledger", [first.folder], tmp_path).close()

@@ -352,3 +352,37 @@ def test_core_records_come_through_the_same_path(box):
         "print('areal_workflows' in core.hooks, manager.find('launchers', 'core/local').supplier)"
     )
     assert load(box, then=then) == f"True plugin core (areal-core {VERSION})\n"
+
+
+EXTERNAL = """
+@hookimpl
+def areal_launchers():
+    return [Component("external", "starts processes elsewhere", target="a:b")]
+
+@hookimpl
+def areal_commands():
+    return [Command("node", "joins a run", target="nodes_package.code:run")]
+"""
+
+
+def test_a_component_with_another_name_than_its_plugin_is_found_or_the_error_names_the_plugin(box):
+    install = "install it with: pip install ./plugins/areal_nodes (in a clone of areal)\n"
+    assert f"  the plugin 'nodes' is not installed; {install}" in find(box, "launchers", "external")
+    assert f"  {install}" in find(box, "launchers", "nodes/external")
+    assert "pip install" not in find(box, "datasets", "external")
+    box.plugin("nodes", EXTERNAL)
+    assert find(box, "launchers", "external") == "nodes/external\n"
+    assert "  did you mean 'nodes/external'?\n" in find(box, "launchers", "core/external")
+
+
+def test_a_command_with_another_name_than_its_plugin_is_found_or_the_error_names_the_plugin(box):
+    refused = box.areal("node", "runs/first")
+    assert refused.code == 2
+    assert refused.err.startswith(
+        "areal: error: areal has no command 'node', and no plugin named 'nodes' is installed\n"
+        "  install it with: pip install ./plugins/areal_nodes (in a clone of areal)\n"
+    )
+    box.plugin("nodes", EXTERNAL, modules={"code.py": "def run(words):\n    print('joining', *words)\n    return 3\n"})
+    for words in (["node"], ["nodes", "node"]):
+        outcome = box.areal(*words, "runs/first")
+        assert (outcome.code, outcome.out, outcome.err) == (3, "joining runs/first\n", "")

@@ -14,11 +14,12 @@ import pytest
 from areal_core.background import on_failure
 from areal_core.errors import RunError
 from areal_core.interfaces.launcher import ProcessEnd
-from areal_core.messages import PeerClosed, adopt, frames
 from areal_core.messages.scores import Scored, WorkerReady
 from areal_core.rewards import pool as pool_module
 from areal_core.rewards.pool import RewardPool
 from areal_core.rewards.scoring import RewardError
+from areal_core.runtime import frames
+from areal_core.runtime.rpc import PeerClosed, adopt
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -193,7 +194,7 @@ def test_a_replacement_that_cannot_be_started_for_a_moment_is_tried_again_and_to
             with pytest.raises(RewardError):
                 await died
             assert (await other).value == 1.0
-        assert told == [f"reward-0 cannot be replaced and will be retried: {error}"]
+        assert told == [f"reward-0 cannot be started again, retrying: {error}"]
 
     run(work)
 

@@ -12,11 +12,11 @@ from areal_core.interfaces import SamplingParameters
 from areal_core.ledger.audit import audit_folder
 from areal_core.ledger.segments import SegmentWriter
 from areal_core.ledger.store import Ledger
-from areal_core.messages import encode_frame
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
+from areal_core.runtime.rpc import encode_frame
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
 from areal_core.training.batches import read_batch
 

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from areal_core.errors import RunError
 from areal_core.interfaces import SkippedRowError, WeightUpdate
 from areal_core.ledger.audit import audit
+from areal_core.messages.rollouts import FolderNeeded, Manifest
 from areal_core.rollout import controller as controller_module
+from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.samples import SampleLog
 from areal_core.testing.fakes import FakeEngine, FakeWorkflow
 from areal_core.testing.virtual_time import run_virtually
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from areal_core.data import Episode
     from areal_core.interfaces import WorkflowContext
     from areal_core.ledger.store import Ledger
-    from areal_core.rollout.controller import RolloutController
 
     Build = Callable[..., tuple[RolloutController, Ledger]]
     Audited = Callable[[Path], list[str]]
@@ -233,6 +234,38 @@ def test_a_skipped_row_neither_ends_a_series_of_failures_nor_becomes_a_sample(tm
     run_virtually(run())
 
 
+def test_a_server_that_needs_a_folder_is_reported_only_while_no_batch_is_ready(tmp_path: Path, build: Build) -> None:
+    """After a broadcast nothing else could bring back servers that were all lost."""
+
+    class Lost(FakeEngine):
+        needs = True
+
+        def needs_folder(self) -> bool:
+            return self.needs
+
+    async def run() -> None:
+        engine = Lost(places=0)
+        controller, ledger = build(tmp_path, engine=engine)
+        controller.start()
+        reply = await RolloutController.next_batch(controller, 0)
+        assert isinstance(reply, FolderNeeded)
+        engine.needs = False
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(RolloutController.next_batch(controller, 0), 5)
+        await controller.close()
+        ledger.close()
+        engine = Lost()
+        controller, ledger = build(tmp_path, engine=engine)
+        controller.restore(discard=False)
+        controller.start()
+        await asyncio.sleep(1)
+        assert isinstance(await RolloutController.next_batch(controller, 0), Manifest)
+        await controller.close()
+        ledger.close()
+
+    run_virtually(run())
+
+
 def test_a_stall_is_an_error_with_the_counts(tmp_path: Path, build: Build) -> None:
     async def run() -> None:
         controller, ledger = build(
@@ -296,8 +329,8 @@ def test_a_resumed_run_trains_on_the_same_groups_in_the_same_order(
     async def second() -> list[torch.Tensor]:
         controller, ledger = build(tmp_path, max_staleness=3, depth=3)
         controller.restore(discard=False)
-        assert controller.beginning.version == 4
-        await controller.sync(WeightUpdate(controller.beginning.version, tmp_path), 1)
+        assert controller.resume_point.version == 4
+        await controller.sync(WeightUpdate(controller.resume_point.version, tmp_path), 1)
         controller.start()
         batches = []
         for step in (1, 2, 3):

@@ -16,8 +16,8 @@ from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters, WeightUpdate
 from areal_core.messages.workflows import RunGroup
 from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
-from areal_core.runs.controller import CAUSES_TOLD, _logging_each_cause
-from areal_core.runs.event_loops import run_through_exits
+from areal_core.runs.controller import LOGGED_CAUSES, _logging_each_cause
+from areal_core.runtime.event_loops import run_through_exits
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeWorkflow
 
 if TYPE_CHECKING:
@@ -313,17 +313,17 @@ def test_of_errors_in_a_group_the_last_line_tells_the_groups_words_and_the_first
     assert failed[0][1].splitlines()[-1] == "two tools failed (2 sub-exceptions): ValueError: the first"
 
 
-def test_each_cause_is_told_once_with_its_row_and_those_beyond_some_stand_in_the_ledger() -> None:
-    told: list[str] = []
-    failed = _logging_each_cause(lambda *_: None, told.append, PromptSampler(8, 0, shuffle=False))
+def test_each_cause_of_failed_episodes_is_logged_once_up_to_a_limit() -> None:
+    lines: list[str] = []
+    failed = _logging_each_cause(lambda *_: None, lines.append, PromptSampler(8, 0, shuffle=False))
     causes = [f"Traceback\nValueError: of kind {letter}" for letter in "abcdefghij"]
     for cause in [*causes, *causes]:
         failed(5, 0, 0, cause)
     failed(-1, 0, 0, "ValueError: of an evaluation")
-    assert len(told) == CAUSES_TOLD
-    assert told[0].startswith("an episode of data row 5 failed: ValueError: of kind a; ")
-    assert told[-1].endswith("; further causes stand in the ledger")
-    assert not any("the ledger" in words for words in told[:-1])
+    assert len(lines) == LOGGED_CAUSES
+    assert lines[0].startswith("an episode of data row 5 failed: ValueError: of kind a; ")
+    assert lines[-1].endswith("; further causes are in the ledger only")
+    assert not any("the ledger" in line for line in lines[:-1])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from areal_core.messages.workflows import EpisodeShown, GroupFacts
+from areal_core.messages.workflows import EpisodeShown, GroupOutcome
 from areal_core.rollout import samples
 from areal_core.rollout.samples import SampleLog
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-FACTS = GroupFacts((1.0,), {}, (EpisodeShown("x" * 100, 1.0, {}),), 1, "", is_kept=True)
+FACTS = GroupOutcome((1.0,), {}, (EpisodeShown("x" * 100, 1.0, {}),), 1, "", is_kept=True)
 
 
 def test_a_long_run_is_shown_whole_and_its_past_thinner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

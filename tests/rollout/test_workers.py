@@ -81,9 +81,9 @@ def test_what_rewards_count_is_told_with_groups_of_training_alone() -> None:
         data = CountingDataset(7), CountingDataset(3)
         local = GroupRunner(runner, *data, [], RolloutSection(), segments_of("this program"))
         evaluated = await local.run(RunGroup(-1, 0, -1, (0,), group().sampling, True, HANG_S))
-        assert evaluated.facts.counted == {}
-        assert (await local.run(group())).facts.counted == {"judged": 3.0}
-        assert (await local.run(group(6))).facts.counted == {}
+        assert evaluated.outcome.counted == {}
+        assert (await local.run(group())).outcome.counted == {"judged": 3.0}
+        assert (await local.run(group(6))).outcome.counted == {}
 
     run(check())
 
@@ -115,7 +115,7 @@ def test_what_a_lost_worker_had_is_begun_again_elsewhere() -> None:
                 assert len(facts.rewards) == 3
             while len(processes.started) < 3:
                 await asyncio.sleep(0.01)
-        assert said == ["worker-0 was lost; the episodes of data row 1 are begun again"]
+        assert said == ["worker-0 was lost; other workers run the episodes of data row 1 again"]
 
     run(check())
 
@@ -184,7 +184,7 @@ def test_a_prompt_that_ends_workers_takes_no_other_with_it() -> None:
         async with running(workflow, count=1) as (workers, processes, _):
             workflow.processes = processes
             ended = await asyncio.gather(*(workers.run(group(number)) for number in range(7)))
-        failed = [number for number, each in enumerate(ended) if each.facts.failed]
+        failed = [number for number, each in enumerate(ended) if each.outcome.failed]
         assert failed == [5]
         assert len(processes.started) == 1 + module.LOSSES_AMONG_OTHERS + module.LOSSES_ALONE
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 from areal_core.config.sections import RolloutSection
 from areal_core.data import PackedBatch
 from areal_core.interfaces import SamplingParameters
-from areal_core.interfaces.inference import Grant, ServerLostError, Want
-from areal_core.interfaces.slots import Slot
+from areal_core.interfaces.inference import Grant, ServerLostError, SlotRequest
+from areal_core.interfaces.slots import SlotLease
 from areal_core.ledger.segments import SegmentWriter, read_record
-from areal_core.messages import connect, private_folder
 from areal_core.messages.workflows import RunGroup, Welcome, WorkflowsReady
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
 from areal_core.rollout.remote import RemoteSlots, WorkerService
 from areal_core.rollout.workers import RolloutWorkers
+from areal_core.runtime.rpc import connect, private_folder
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from areal_core.data import Generation
     from areal_core.errors import RunError
     from areal_core.interfaces import GenerationRequest, RolloutWorkflow
-    from areal_core.interfaces.inference import SlotHolder, Slots
-    from areal_core.messages import Peer
-    from areal_core.messages.workflows import GroupEnded, GroupFacts
+    from areal_core.interfaces.inference import LeaseHolder, Slots
+    from areal_core.messages.workflows import GroupOutcome, GroupResult
+    from areal_core.runtime.rpc import Peer
 
 HANG_S = 60.0
 GRANT = Grant("server-0", "http://there", 3, "run-", labels_tokens=True, context=64, vocabulary=256)
@@ -45,18 +45,18 @@ def segments_of(name: str) -> SegmentWriter:
     return SegmentWriter(Path.cwd() / "segments", Path.cwd(), f"{name}-{next(LIVES)}", print)
 
 
-def read(ended: GroupEnded) -> tuple[PackedBatch | None, GroupFacts]:
+def read(ended: GroupResult) -> tuple[PackedBatch | None, GroupOutcome]:
     """The trajectories of a group that has ended, and the facts about it."""
     data = None if ended.record is None else read_record(Path.cwd(), ended.record)
-    return None if data is None else PackedBatch.from_bytes(data), ended.facts
+    return None if data is None else PackedBatch.from_bytes(data), ended.outcome
 
 
 class SlotQueue:
     """The slots of one server, given out in order of arrival; a `Slots`."""
 
     def __init__(self) -> None:
-        self._waiting: deque[SlotHolder] = deque()
-        self._held: set[SlotHolder] = set()
+        self._waiting: deque[LeaseHolder] = deque()
+        self._held: set[LeaseHolder] = set()
         self._grant: Grant | None = None
         self._count = 0
         self._failure: RunError | None = None
@@ -73,12 +73,12 @@ class SlotQueue:
             holder.lose()
         self._wake()
 
-    def acquire(self, want: Want, holder: SlotHolder) -> None:
+    def acquire(self, request: SlotRequest, holder: LeaseHolder) -> None:
         """See `Slots.acquire`."""
         self._waiting.append(holder)
         self._wake()
 
-    def release(self, holder: SlotHolder, *, has_failed: bool = False) -> None:
+    def release(self, holder: LeaseHolder, *, has_failed: bool = False) -> None:
         """See `Slots.release`."""
         if holder in self._held:
             self._held.remove(holder)
@@ -105,7 +105,7 @@ class Client:
     async def generate(self, request: GenerationRequest) -> Generation:
         while True:
             try:
-                async with Slot(self._slots, Want(), request.on_slot) as grant:
+                async with SlotLease(self._slots, SlotRequest(), request.on_slot) as grant:
                     assert grant == GRANT
                     return await self._engine.generate(replace(request, on_slot=lambda _: None))
             except ServerLostError:

@@ -25,6 +25,7 @@ def test_the_policy_of_a_run_that_writes_models_is_exported_and_no_other_role(
         steps=1,
         roles={},
         checkpoint=CheckpointSection(export=export),
+        workflow=None,
         evaluation=None if keep_best is None else SimpleNamespace(keep_best=keep_best),
         training=SimpleNamespace(updates=1),
         algorithm=SimpleNamespace(settings=None),

@@ -25,7 +25,7 @@ def chosen(**settings: Any) -> Any:
 def engines_of(model: Path, **more: Any) -> dict[str, Any]:
     config: Any = {"steps": 1, "roles": {}, "train_engine": chosen(adapter={"rank": 2})} | more
     config |= {"training": SimpleNamespace(updates=1), "algorithm": SimpleNamespace(settings=None)}
-    config |= {"checkpoint": CheckpointSection(), "evaluation": None}
+    config |= {"checkpoint": CheckpointSection(), "evaluation": None, "workflow": None}
     resolved: Any = SimpleNamespace(config=SimpleNamespace(**config), base_dir=model)
     return dict(build_engines(resolved, ModelReference(str(model)), ROLES, 1.0))
 

@@ -66,8 +66,10 @@ def test_a_model_that_is_nowhere_is_told_by_its_key_and_its_folder(tmp_path, mon
     """What reads like a name on the hub may be a folder that is missing: only the process that loads it can know."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     resolved = SimpleNamespace(base_dir=tmp_path)
-    told = rf"roles.teacher.path: there is no folder {re.escape(str(tmp_path))}/models/teacher, and 'models/teacher' is"
-    with pytest.raises(RunError, match=told):
+    folder = re.escape(f"{tmp_path}/models/teacher")
+    with pytest.raises(
+        RunError, match=rf"roles.teacher.path: there is no folder {folder}, and 'models/teacher' cannot"
+    ):
         model_path(resolved, "models/teacher", "roles.teacher.path")
     (tmp_path / "models" / "teacher").mkdir(parents=True)
     assert model_path(resolved, "models/teacher") == str(tmp_path / "models" / "teacher")

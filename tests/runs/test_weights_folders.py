@@ -24,10 +24,11 @@ def test_servers_on_other_machines_read_the_runs_folder(
     addresses: list[str], is_shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(trainer.SCRATCH_VARIABLE, str(tmp_path / "scratch"))
-    monkeypatch.setattr(trainer.dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(trainer, "is_main", lambda: False)
     words = ["inference_engine=sglang", "inference_engine.servers=0", f"inference_engine.addresses={addresses}"]
     config = resolve(None, ["grpo", "sglang"], words).config
     attempt: Any = SimpleNamespace(weights=tmp_path / "run")
     model: Any = None
     expected = [tmp_path / "run"] if is_shared else [tmp_path / "scratch" / "weights", tmp_path / "run"]
-    assert trainer._weights_folders(config, attempt, model) == expected
+    assert trainer._weights_folders(config, attempt, model, in_memory=True) == expected
+    assert trainer._weights_folders(config, attempt, model, in_memory=False) == [tmp_path / "run"]

@@ -275,7 +275,7 @@ class Place:
         return sorted(self.logs.glob("server-*.log"))
 
     def member(self, number):
-        return self.fleet.pool.members[f"server-{number}"]
+        return self.fleet.pool.servers[f"server-{number}"]
 
     def signal(self, number, kind):
         """To the server's process and everything that it started."""

@@ -11,8 +11,8 @@ import urllib.request
 from concurrent.futures import Future
 from contextlib import suppress
 
-from areal_core.launchers.machine import free_port
-from areal_core.messages.hub import Restart, Server, Servers, TrainersTurn
+from areal_core.runtime.messages import ColocatedTraining, RestartMember, RoleMembers, ServingMember
+from areal_core.runtime.network import free_port
 
 
 class Starter:
@@ -44,10 +44,10 @@ class Starter:
         pass
 
     def notify(self, message):
-        if isinstance(message, Restart):
+        if isinstance(message, RestartMember):
             self.signal(message.name, signal.SIGKILL)
-        elif isinstance(message, TrainersTurn):
-            (self._may_start.clear if message.has_begun else self._may_start.set)()
+        elif isinstance(message, ColocatedTraining):
+            (self._may_start.clear if message.is_active else self._may_start.set)()
 
     def request(self, message, timeout_s, waiting_for):
         self.notify(message)
@@ -75,7 +75,7 @@ class Starter:
             process, address, health = self._start(name)
             while process.poll() is None:
                 if name not in self._serving and _answers(address + health):
-                    self._serving[name] = Server(name, address, True)
+                    self._serving[name] = ServingMember(name, address, True)
                     self._report()
                 time.sleep(0.05)
             self.signal(name, signal.SIGKILL)
@@ -101,7 +101,7 @@ class Starter:
         return self.logs / f"{name}.log"
 
     def _report(self):
-        self._changed(Servers(tuple(self._serving.values()), dict(self._failed)))
+        self._changed(RoleMembers("server", tuple(self._serving.values()), dict(self._failed)))
 
 
 def _answers(url):

@@ -9,9 +9,9 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
+from areal_core.inference.errors import RequestRefusedError
 from areal_core.interfaces import ModelReference
-from areal_core.servers.errors import RequestRefusedError
-from areal_core.training.distribution import open_store
+from areal_core.training.collectives import open_store
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 
@@ -27,7 +27,7 @@ async def meet(fleet):
     for prefix in group.prefixes:
         prefixed = PrefixStore(prefix, prefixed)
     await asyncio.to_thread(dist.ProcessGroupGloo, prefixed, 0, group.world_size, PATIENCE)
-    await fleet._updater._groups.joined()
+    await fleet.lifecycle._groups.joined()
     assert [member.group.name for member in fleet.pool.ready] == [group.name]
     return group.name
 
@@ -47,7 +47,7 @@ def test_the_group_of_a_former_trainer_is_destroyed(place, tmp_path):
                 with pytest.raises(RequestRefusedError, match="does not exist"):
                     await member.connection.post("/destroy_weights_update_group", {"group_name": former})
             member.connection.close()
-            for task in fleet._tending._tasks.values():  # a controller that is killed says nothing either
+            for task in fleet.lifecycle._tasks.values():  # a controller that is killed says nothing either
                 task.cancel()
 
     place.run(check())

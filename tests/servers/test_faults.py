@@ -10,18 +10,17 @@ import time
 from contextlib import asynccontextmanager
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from areal_core.config.sections import WeightSyncSection
 from areal_core.errors import RunError
 from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
-from areal_core.messages import Failed
 from areal_core.messages.servers import ServerJoins, ServerLeaves
 from areal_core.rollout.service import RolloutService
+from areal_core.runtime.rpc import Failed
 from areal_core.testing.conformance.models import make_model
 from areal_core.training.broadcast import Broadcast
-from areal_core.training.weight_sync import WeightSync
+from areal_core.training.weight_sync import WeightFolder, WeightSync
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 
@@ -87,28 +86,28 @@ class Rollouts:
         self._replies[number] = asyncio.run_coroutine_threadsafe(self._service.answer(message), self._loop)
         return number
 
-    def wait(self, number, what):
-        reply = self._replies.pop(number).result(HANG_S)
+    def wait(self, number):
+        reply = self._replies[number].result(HANG_S)
         if isinstance(reply, Failed):
-            raise RunError(f"{what}: {reply.text}")
+            raise RunError(reply.text)
         return reply
 
-    def call(self, message, what):
-        return self.wait(self.request(message), what)
+    def call(self, message):
+        return self.wait(self.request(message))
 
     def has_failed(self, number):
         reply = self._replies[number]
         return reply.done() and isinstance(reply.result(), Failed)
 
 
-class Watched(WeightSync):
-    """Counts the folders that it writes."""
+class CountingFolder(WeightFolder):
+    """Counts the versions that it writes."""
 
-    folders = 0
+    count = 0
 
-    def _write(self, version):
-        self.folders += 1
-        return super()._write(version)
+    def write(self, version):
+        self.count += 1
+        return super().write(version)
 
 
 def test_killed_in_the_middle_of_a_broadcast(place, load, wait_until, one_rank, tmp_path):
@@ -116,12 +115,13 @@ def test_killed_in_the_middle_of_a_broadcast(place, load, wait_until, one_rank, 
         fleet, victim = place.fleet, place.member(1)
         parameters = Parameters(place)
         rollouts = Rollouts(place)
-        broadcast = Broadcast(parameters, rollouts, torch.float32, timeout_s=BROADCAST_TIMEOUT_S)
-        weight_sync = Watched(WeightSyncSection(), parameters, rollouts, broadcast, [tmp_path], torch.float32)
+        broadcast = Broadcast(parameters, rollouts, timeout_s=BROADCAST_TIMEOUT_S)
+        folder = CountingFolder(parameters, [tmp_path])
+        weight_sync = WeightSync(WeightSyncSection(), parameters, rollouts, broadcast, folder)
         weight_sync.version = place.version
 
         def versions():
-            return {member.version for member in fleet.pool.members.values()}
+            return {member.version for member in fleet.pool.servers.values()}
 
         async def sync():
             place.version += 1
@@ -137,7 +137,7 @@ def test_killed_in_the_middle_of_a_broadcast(place, load, wait_until, one_rank, 
         async with load(fleet) as requests:
             await requests.more()
             await sync()
-            assert weight_sync.folders == 0, "the first broadcast needs no folder"
+            assert folder.count == 0, "the first broadcast needs no folder"
             assert versions() == {place.version}
             await requests.more()
             parameters.on_tensor = kill
@@ -146,7 +146,7 @@ def test_killed_in_the_middle_of_a_broadcast(place, load, wait_until, one_rank, 
             await wait_until(lambda: str(other.state) == "ready", "the other serves again, without a restart")
             assert other.version == place.version
             await requests.more()
-            written = weight_sync.folders
+            written = folder.count
             for _ in range(3):  # a trainer syncs again and again, and by broadcast to whom it can
                 await sync()
             await wait_until(lambda: str(victim.state) in ("syncing", "ready"), "it is up again")
@@ -157,12 +157,12 @@ def test_killed_in_the_middle_of_a_broadcast(place, load, wait_until, one_rank, 
                 await asyncio.sleep(1)
             await wait_until(lambda: str(victim.state) == "ready", "it caught up")
             assert victim.version == place.version
-            assert weight_sync.folders > written, "it caught up from a folder, written for it"
+            assert folder.count > written, "it caught up from a folder, written for it"
             await requests.more()
             await sync()
-            written = weight_sync.folders
+            written = folder.count
             await sync()
-            assert weight_sync.folders == written
+            assert folder.count == written
             assert versions() == {place.version}, "both are in the group"
             await requests.more()
         requests.check(place.log_files)
@@ -220,7 +220,7 @@ def addresses_of(place):
 
 
 def state_of(fleet, address):
-    return str(fleet.pool.members[address.split("//")[1]].state)
+    return str(fleet.pool.servers[address.split("//")[1]].state)
 
 
 def test_a_proxy_that_spoils_answers(place, load, proxied, wait_until, tmp_path):
@@ -266,7 +266,7 @@ def test_servers_join_and_leave(place, load, wait_until, tmp_path):
             await fleet.update_weights(WeightUpdate(1, place.models[1]))
             while not continued or rounds < 2:  # it comes back under its name
                 await fleet.answer(joins)
-                late = fleet.pool.members["late"]
+                late = fleet.pool.servers["late"]
                 await wait_until(lambda late=late: str(late.state) == "ready", "it joined")
                 assert late.version == 1
                 await requests.more()

@@ -29,7 +29,7 @@ def test_loading_takes_four_weight_sync_intervals(place, load, proxied, wait_unt
                 proxy.loading_s = LOADING_S
                 async with load(fleet) as requests:
                     await fleet.answer(ServerJoins("late", address))
-                    late = fleet.pool.members["late"]
+                    late = fleet.pool.servers["late"]
                     await wait_until(lambda: proxy.loads, "it loads")
                     for version in range(1, 30):
                         await fleet.update_weights(WeightUpdate(version, place.models[version]))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.launchers.guard import children, kill_tree
+from areal_core.runtime.process_tree import children, kill_tree
 from tests.servers.run_parts import CONFIGS, ENVIRONMENT, HANG_S, ROOT, START, areal, end, transitions, wait_for
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(2 * HANG_S)]
@@ -71,8 +71,8 @@ def outward_address():
 
 
 OUTWARD = """\
-from areal_core.launchers.local import LocalLauncher
-from areal_core.launchers.settings import LocalSettings
+from areal_core.runtime.local import LocalLauncher
+from areal_core.runtime.settings import LocalSettings
 
 
 class Outward(LocalLauncher):

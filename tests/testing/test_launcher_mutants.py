@@ -9,10 +9,9 @@ import pytest
 
 from areal_core.errors import RunError
 from areal_core.interfaces.launcher import Node, Place, ProcessGroup
-from areal_core.launchers.guard import kill_tree
-from areal_core.launchers.identity import processes_with
-from areal_core.launchers.local import LocalLauncher
-from areal_core.launchers.settings import LocalSettings
+from areal_core.runtime.local import LocalLauncher
+from areal_core.runtime.process_tree import kill_tree, processes_with
+from areal_core.runtime.settings import LocalSettings
 from areal_core.testing.conformance import LauncherSuite
 from areal_core.testing.conformance import launchers as suite_module
 

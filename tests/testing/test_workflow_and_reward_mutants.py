@@ -270,7 +270,7 @@ REWARDS = [
     (random_bonus, "test_the_same_answer_has_the_same_reward", "what was scored before"),
     (changes_the_row, "test_examples", "changed what it was given"),
     (slow_on_brackets, ANYTHING, "took"),
-    (wants_what_is_not_there, "test_examples", "asks for 'solution'"),
+    (wants_what_is_not_there, "test_examples", "has a parameter 'solution'"),
     (wrong_by_case, "test_examples", "is worth 0.0, not 1"),
 ]
 

@@ -1,4 +1,4 @@
-"""A source, engine, algorithm and weight sync for tests of the loop, which write down what is asked of them."""
+"""A source, engine, algorithm and weight sync for tests of the loop, which record their calls."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from areal_core.config.sections import CheckpointSection, TrainingSection
 from areal_core.data import Metric, PackedBatch, Trajectory
 from areal_core.interfaces import ACTOR, LossResult, LossSpec, Role
-from areal_core.training.checkpoint import ConsumptionLog
 from areal_core.training.learner import Learner
 from areal_core.training.loop import Trainer
 from areal_core.training.metrics_logger import MetricsLogger
-from areal_core.training.source import Interrupted, TrainingBatch
+from areal_core.training.source import Interrupted, SharedSource, TrainingBatch
+from areal_core.training.state import TrainerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def batch_of(*groups: int, tokens: int = 4) -> PackedBatch:
-    """Two sequences a group."""
+    """Return a batch with two sequences for each group."""
     trajectories = [
         Trajectory(
             {
@@ -42,15 +42,20 @@ def batch_of(*groups: int, tokens: int = 4) -> PackedBatch:
     return PackedBatch.from_trajectories(trajectories)
 
 
-def read(told: bytes) -> TrainingBatch:
-    """What a rank makes of it."""
-    batch = PackedBatch.from_bytes(told)
+NEEDS_FOLDER = b"needs folder"
+
+
+def read(payload: bytes) -> TrainingBatch | None:
+    """Make the batch of a rank, as `SharedSource` asks for it."""
+    if payload == NEEDS_FOLDER:
+        return None
+    batch = PackedBatch.from_bytes(payload)
     groups = [(number, f"digest {number}") for number in batch["group_id"].unique().tolist()]
     return TrainingBatch(batch, groups, {"reward/mean": 0.5})
 
 
 class Parts:
-    """Source, engine, algorithm and weight sync that write down what is asked of them."""
+    """Source, engine, algorithm and weight sync in one object, which records the calls in `asked`."""
 
     encode, group_filters = None, ()
 
@@ -59,6 +64,7 @@ class Parts:
         self.trained: list[list[int]] = []
         self.committed: list[tuple[int, str]] = []
         self.learns = ["actor"]
+        self.version = 0
         self._interrupt_at = interrupt_at
         self._skip = skip
         self.scores = [score]
@@ -134,13 +140,17 @@ class Parts:
 
     def sync(self, trained: int) -> int:
         self.asked.append(f"sync {trained}")
-        return trained + 100
+        self.version = trained + 100
+        return self.version
 
-    def keep(self, trained: int) -> None:
-        self.asked.append(f"keep {trained}")
+    def skip(self, trained: int) -> None:
+        self.asked.append(f"skip {trained}")
 
-    def check_logprobs(self, tolerance: float) -> dict[str, float]:
-        assert tolerance == 1e-3
+    def offer_folder(self) -> None:
+        self.asked.append("offer folder")
+
+    def check_logprobs(self, dtype: str) -> dict[str, float]:
+        assert dtype == "float32"
         return {}
 
     def finish(self) -> None:
@@ -151,7 +161,7 @@ class Parts:
 
 
 def config(steps: int = 3, **changes: Any) -> Any:
-    """The parts of a run's config that the loop reads."""
+    """Return the parts of a run's config that the loop reads."""
     sections = {
         "seed": 0,
         "steps": steps,
@@ -169,19 +179,20 @@ def train(
     folder: Path,
     parts: Any,
     settings: Any,
-    step: int = 0,
-    consumption_log: ConsumptionLog | None = None,
+    state: TrainerState | None = None,
     log: Callable[[str], None] = lambda _: None,
     **others: Role,
 ) -> bool:
     folder.mkdir(exist_ok=True)
-    written = step - (consumption_log is not None and consumption_log.unevaluated is not None)
+    state = state or TrainerState()
+    written = state.step - (state.unevaluated is not None)
     metrics_logger = MetricsLogger(folder / "metrics.jsonl", written, phase=lambda _: nullcontext(), log=log)
     roles = {"actor": ACTOR, **others}
     engines = dict.fromkeys(roles, parts)
     learner = Learner(settings, parts, roles, engines)
-    trainer = Trainer(settings, learner, parts, folder, folder / "attempts/1/checkpoints", parts, read, metrics_logger)
-    return trainer.run(step, 0, consumption_log or ConsumptionLog())
+    source, checkpoints = SharedSource(parts, read), folder / "attempts/1/checkpoints"
+    trainer = Trainer(settings, learner, parts, folder, checkpoints, source, metrics_logger, state)
+    return trainer.run(0)
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

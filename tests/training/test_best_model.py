@@ -1,4 +1,4 @@
-"""The best model and its score: replaced together or not at all, and put right after a kill."""
+"""The best model and its score: replaced together or not at all, and repaired after a kill."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 class Engine:
-    """Exports its weights, a text."""
+    """An engine that exports its weights, a text."""
 
     forward = None
 
@@ -34,9 +34,9 @@ class Engine:
         (folder / "weights").write_text(self.weights)
 
 
-def exports(run_dir: Path, weights: str = "", told: list[str] | None = None) -> tuple[Exports, Any]:
-    """Of a run in a folder, with its engine."""
-    log = (told if told is not None else []).append
+def exports(run_dir: Path, weights: str = "", lines: list[str] | None = None) -> tuple[Exports, Any]:
+    """Return the exports of a run in a folder, and their engine."""
+    log = (lines if lines is not None else []).append
     engine: Any = Engine(weights)
     return Exports(
         run_dir, engine, MetricsLogger(run_dir / "m.jsonl", 0, phase=lambda _: nullcontext(), log=log)
@@ -90,6 +90,6 @@ def test_what_a_kill_has_left_is_put_right(tmp_path: Path, state: str) -> None:
 
 
 def test_no_model_has_no_score(tmp_path: Path) -> None:
-    told: list[str] = []
-    assert exports(tmp_path, told=told)[0].settle() == -math.inf
-    assert told == []
+    lines: list[str] = []
+    assert exports(tmp_path, lines=lines)[0].settle() == -math.inf
+    assert lines == []

@@ -1,4 +1,4 @@
-"""Rank 0's end of broadcasts: where its store listens, and how it hears that the other side has given up."""
+"""The main rank: where its store listens, and how it waits for replies of the controller."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from torch.distributed import TCPStore
 
 from areal_core.errors import RunError
-from areal_core.messages import Failed, LoopThread, Peer, private_folder, serve
 from areal_core.messages.rollouts import Evaluated, SkipSync
-from areal_core.training.distribution import open_store
-from areal_core.training.rollouts import RolloutClient
+from areal_core.runtime.rpc import Failed, LoopThread, Peer, private_folder, serve
+from areal_core.training.collectives import open_store
+from areal_core.training.rollout_client import RolloutClient
 from areal_core.training.source import Interrupted
 from tests.needs_ipv6 import NEEDS_IPV6
 
@@ -22,7 +22,7 @@ HANG = timedelta(seconds=60)
 
 
 def listening() -> set[str]:
-    """Addresses on which this process listens, as the kernel writes them."""
+    """Return the addresses on which this process listens, as the kernel writes them."""
     own = {str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
     files = [Path(f"/proc/self/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     lines = [line.split() for file in files for line in file]
@@ -41,12 +41,12 @@ def test_the_store_listens_on_one_address_alone(host, digits):
 
 
 def test_an_address_of_another_machine_is_said_to_be_none_of_this_one():
-    with pytest.raises(RunError, match=r"cannot listen on 203\.0\.113\.1, where others shall meet"):
+    with pytest.raises(RunError, match=r"cannot listen on 203\.0\.113\.1 for the processes that shall meet there"):
         open_store("203.0.113.1", HANG)
 
 
 def test_that_the_others_have_given_up_is_known_without_waiting():
-    """While rank 0 sends tensors in its only thread."""
+    """The main rank checks while it sends tensors, in its only thread."""
 
     async def refuse(peer: Peer) -> None:
         _, number = await peer.receive_request()
@@ -67,7 +67,7 @@ def test_that_the_others_have_given_up_is_known_without_waiting():
 
 
 def test_an_evaluation_has_its_time_to_end_once_the_run_was_asked_to_stop():
-    """And the terminal hears what is waited for."""
+    """The log names what is awaited."""
 
     async def evaluates_late(peer: Peer) -> None:
         _, number = await peer.receive_request()
@@ -76,12 +76,12 @@ def test_an_evaluation_has_its_time_to_end_once_the_run_was_asked_to_stop():
         await peer.receive()  # `NextBatch`, never answered
         await peer.receive()
 
-    thread, told = LoopThread("server"), list[str]()
+    thread, lines = LoopThread("server"), list[str]()
     with private_folder() as folder:
         server = thread.call(serve(f"unix:{folder / 'socket'}", evaluates_late))
-        client = RolloutClient(server.address, is_interrupted=lambda: True, log=told.append)
+        client = RolloutClient(server.address, is_interrupted=lambda: True, log=lines.append)
         client.begin_evaluation()
         assert client.end_evaluation(HANG.total_seconds()) == {"reward": 0.5}
         with pytest.raises(Interrupted):
             client.next_batch(1)
-    assert told == ["asked to stop: the evaluation has 60 s to end"]
+    assert lines == ["asked to stop: the evaluation has 60 s to end"]

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on: of which moment, when they count, and what ends them."""
+"""Checkpoints that are written while training continues: their contents, their commit, and their failures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from areal_core.config.sections import CheckpointSection, EvaluationSection
 from areal_core.disk import DiskError
 from areal_core.errors import RunError
 from areal_core.ledger.store import checkpoint_digest
-from areal_core.messages import PeerClosed
+from areal_core.runtime.rpc import PeerClosed
 from areal_core.training.checkpoint import restore_checkpoint
 from tests.training.loop_parts import Parts, config, metrics, train
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 PATIENCE_S = 60.0
-"""For what takes milliseconds."""
+"""Upper bound of waits that take milliseconds."""
 
 
 class Snapshots(Parts):
@@ -76,30 +76,30 @@ class Snapshots(Parts):
 
 
 def in_order(parts: Parts, *words: str) -> bool:
-    """Whether these were asked for, one after the other."""
+    """Return whether these calls came in this order."""
     places = [parts.asked.index(word) for word in words]
     return places == sorted(places)
 
 
 def test_training_goes_on_and_what_is_written_is_of_the_step(tmp_path: Path) -> None:
-    """Parameters, the algorithm's state, and what the trainer saw: of step 2, while 3 and 4 are trained."""
+    """Parameters and the trainer's state are those of step 2, while steps 3 and 4 are trained."""
     parts = Snapshots(opens_at=3)
     assert train(tmp_path, parts, config(5, checkpoint=CheckpointSection(every=2)))
     assert in_order(parts, "snapshot 2", "batch 2", "batch 3", "commit 2", "snapshot 4", "commit 4", "commit 5")
     engine: Any = Parts()
     states = [restore_checkpoint(tmp_path / f"attempts/1/checkpoints/step-00000{n}", {"actor": engine}) for n in (4, 5)]
     assert engine.asked == ["load 4", "load 5"]
-    assert [int(state.state["batches"]) for state in states] == [4, 5]
+    assert [int(state.algorithm["batches"]) for state in states] == [4, 5]
     assert [(state.first, len(state.steps)) for state in states] == [(2, 2), (4, 1)]
 
 
 def test_another_checkpoint_than_was_committed_is_refused(tmp_path: Path) -> None:
-    """Whole, and of the right step: another run's."""
+    """The checkpoint is complete and of the right step, but of another run."""
     assert train(tmp_path, Parts(), config(1, checkpoint=CheckpointSection(every=1)))
     own = tmp_path / "attempts/1/checkpoints/step-000001"
     engines: Any = {"actor": Parts()}
     restore_checkpoint(own, engines, checkpoint_digest(own))
-    with pytest.raises(RunError, match=f"{own} holds another checkpoint than the one that the run committed"):
+    with pytest.raises(RunError, match=f"{own} is not the checkpoint that the run committed"):
         restore_checkpoint(own, engines, "the other's")
 
 
@@ -112,7 +112,7 @@ def test_what_is_whole_is_committed_with_the_next_step(tmp_path: Path) -> None:
 
 
 def test_what_is_whole_does_not_wait_for_an_evaluation(tmp_path: Path) -> None:
-    """Which may take long: a kill meanwhile shall not cost the steps before the checkpoint."""
+    """An evaluation may take long, and a kill in that time must not cost the steps before the checkpoint."""
     parts = Snapshots(waits=True)
     section = EvaluationSection.model_construct(every=2, at_start=False, keep_best=False)
     train(tmp_path, parts, config(4, evaluation=section, checkpoint=CheckpointSection(every=2)))
@@ -166,36 +166,36 @@ def test_without_memory_for_a_copy_training_waits_and_that_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("areal_core.training.checkpointer.available_memory", lambda: 10_000_000_000)
-    told: list[str] = []
+    lines: list[str] = []
     settings = config(3, checkpoint=CheckpointSection(every=1, keep=9))
     large = Snapshots(size=8_100_000_000)
-    train(tmp_path / "large", large, settings, log=told.append)
-    assert told == [
-        "checkpoints are written while training waits: a copy of 8.1 GB is too much for the 10.0 GB of host memory "
-        "that are available"
+    train(tmp_path / "large", large, settings, log=lines.append)
+    assert lines == [
+        "training waits while checkpoints are written: a copy of 8.1 GB does not fit the 10.0 GB of host memory that "
+        "are available"
     ]
     assert in_order(large, "commit 1", "batch 1", "commit 2", "batch 2", "commit 3")
     assert "snapshot 1" not in large.asked
     small = Snapshots(size=7_900_000_000)
-    train(tmp_path / "small", small, settings, log=told.append)
+    train(tmp_path / "small", small, settings, log=lines.append)
     assert "snapshot 1" in small.asked
-    assert len(told) == 1
+    assert len(lines) == 1
 
 
-@pytest.mark.parametrize(("hosts", "goes_on"), [([1.0, 1.0], False), ([1.0, 2.0], True)])
+@pytest.mark.parametrize(("hosts", "goes_on"), [(["a", "a"], False), (["a", "b"], True)])
 def test_only_the_ranks_of_one_host_share_its_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: list[float], goes_on: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: list[str], goes_on: bool
 ) -> None:
-    """What two ranks say of themselves: 6 GB each, where 10 GB are free."""
-    answers = {0: hosts, 6_000_000_000: [6e9, 6e9], 10_000_000_000: [10e9, 10e9]}
+    """Two ranks need 6 GB each, and 10 GB are free."""
+    answers = {6_000_000_000: [6e9, 6e9], 10_000_000_000: [10e9, 10e9]}
     monkeypatch.setattr("areal_core.training.checkpointer.available_memory", lambda: 10_000_000_000)
-    monkeypatch.setattr("areal_core.training.checkpointer.host_number", lambda: 0)
-    monkeypatch.setattr("areal_core.training.checkpointer.gather", lambda value: answers[value])
-    told: list[str] = []
+    monkeypatch.setattr("areal_core.training.checkpointer.all_gather_text", lambda _: hosts)
+    monkeypatch.setattr("areal_core.training.checkpointer.all_gather", answers.__getitem__)
+    lines: list[str] = []
     parts = Snapshots(size=6_000_000_000)
-    train(tmp_path, parts, config(2, checkpoint=CheckpointSection(every=1)), log=told.append)
+    train(tmp_path, parts, config(2, checkpoint=CheckpointSection(every=1)), log=lines.append)
     assert ("snapshot 1" in parts.asked) == goes_on
-    assert ["12.0 GB is too much for the 10.0 GB" in line for line in told] == [True] * (not goes_on)
+    assert ["12.0 GB does not fit the 10.0 GB" in line for line in lines] == [True] * (not goes_on)
 
 
 def test_it_can_be_switched_off(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_it_can_be_switched_off(tmp_path: Path) -> None:
 
 
 def test_only_what_training_waits_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock of which a batch takes 10 s and a snapshot 1 s: a twentieth of the time is one every 20 s."""
+    """A batch takes 10 s and a snapshot 1 s by this clock: a twentieth of the time is one every 20 s."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])
     monkeypatch.setattr("areal_core.training.checkpointer.time", clock)

@@ -28,7 +28,7 @@ def scores(folder: Path) -> list[tuple[int, float | None]]:
 
 
 def best(folder: Path) -> tuple[str, int]:
-    """How many batches the best model was trained on, as its weights and as its score say."""
+    """Return the number of batches that the best model was trained on, by its weights and by its score file."""
     return (folder / "best/weights").read_text(), json.loads((folder / "best/evaluation.json").read_text())["step"]
 
 
@@ -46,7 +46,7 @@ def owed(folder: Path, step: int) -> dict[str, float] | None:
 
 
 class Ends(Parts):
-    """Whose first evaluation ends with an error."""
+    """A source whose first evaluation ends with an error."""
 
     def __init__(self, error: Exception, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -100,7 +100,7 @@ def test_the_best_model_has_the_weights_that_were_measured(tmp_path: Path, measu
 
 
 def test_a_checkpoint_of_the_evaluated_step_owes_it(tmp_path: Path) -> None:
-    """What a kill leaves while the evaluation runs, or before the checkpoint of a later step."""
+    """So a kill while the evaluation runs, or before the checkpoint of a later step, loses no score."""
     parts = Parts()
     parts.scores = [0.9, 0.1]
     settings = {"evaluation": section(), "checkpoint": CheckpointSection(every=1, keep=9)}
@@ -110,9 +110,9 @@ def test_a_checkpoint_of_the_evaluated_step_owes_it(tmp_path: Path) -> None:
     again: Any = Parts()
     again.scores = [0.9, 0.1]
     again.trained = [[]] * 2
-    consumption_log = restore_checkpoint(checkpoint(tmp_path, 2), {"actor": again})
+    state = restore_checkpoint(checkpoint(tmp_path, 2), {"actor": again})
     (tmp_path / ".best.new").mkdir()  # of the killed process
-    assert train(tmp_path, again, config(4, **settings), 2, consumption_log)
+    assert train(tmp_path, again, config(4, **settings), state)
     order = [word for word in again.asked if word in ("evaluate", "batch 2", "evaluated", "sync 3")]
     assert order[:4] == ["evaluate", "batch 2", "evaluated", "sync 3"]
     assert scores(tmp_path) == [(1, None), (2, 0.9), (3, None), (4, 0.1)]
@@ -135,24 +135,24 @@ def test_a_stop_before_the_next_batch_leaves_it_to_the_resume(tmp_path: Path) ->
 def test_what_ends_it_after_the_next_batch_was_trained_on_loses_no_step(
     tmp_path: Path, error: Exception, every: int
 ) -> None:
-    """The weights are gone, so it is given up, aloud; the steps and their lines are kept."""
-    parts, told = Ends(error), list[str]()
+    """Its weights no longer exist, so it is given up with a log line. Steps and their metrics are kept."""
+    parts, lines = Ends(error), list[str]()
     settings = config(5, evaluation=section(every))
     if isinstance(error, RunError):
         with pytest.raises(RunError, match="the engine is lost"):
-            train(tmp_path, parts, settings, log=told.append)
+            train(tmp_path, parts, settings, log=lines.append)
     else:
-        assert not train(tmp_path, parts, settings, log=told.append)
+        assert not train(tmp_path, parts, settings, log=lines.append)
     step = every + 1
-    assert told == [f"the evaluation of step {every} was given up: step {step} has been trained already"]
+    assert lines == [f"the evaluation of step {every} was given up: step {step} has been trained already"]
     assert parts.patience == [15.0], "a run that was asked to stop gives it a moment"
     assert parts.committed == [(step, f"step-{step:06d}")]
     assert f"sync {step}" not in parts.asked
     assert hidden(tmp_path) == []
     again: Any = Parts()
-    consumption_log = restore_checkpoint(checkpoint(tmp_path, step), {"actor": again})
-    assert (consumption_log.unevaluated is not None) == (every == 1), "step 2 owes its own"
-    assert train(tmp_path, again, config(4, evaluation=section(every)), step, consumption_log)
+    state = restore_checkpoint(checkpoint(tmp_path, step), {"actor": again})
+    assert (state.unevaluated is not None) == (every == 1), "step 2 owes its own"
+    assert train(tmp_path, again, config(4, evaluation=section(every)), state)
     expected = [(1, None), (2, 0.5), (3, 0.5), (4, 0.5)] if every == 1 else [(1, None), (2, None), (3, None), (4, 0.5)]
     assert scores(tmp_path) == expected
 

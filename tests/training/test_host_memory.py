@@ -1,4 +1,4 @@
-"""Memory that is left on a host: of the machine, and of the control groups of either version."""
+"""Memory that is available on a host: of the machine, and of control groups of either version."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_of_the_machine_where_no_group_has_a_limit(tmp_path: Path) -> None:
 
 
 def test_of_the_tightest_group(tmp_path: Path) -> None:
-    """Of the process's own or of one above it; files that are cached for nobody count as free."""
+    """The group is the process's own or one above it. Cached files that the kernel can drop count as free."""
     root = write(tmp_path, {
         **MACHINE,
         "proc/self/cgroup": "0::/job/run\n",
@@ -46,7 +46,7 @@ def test_of_the_tightest_group(tmp_path: Path) -> None:
 
 
 def test_of_a_container_with_groups_of_version_1(tmp_path: Path) -> None:
-    """It sees its own limit at the top, under another name than the host's."""
+    """A container sees its own limit at the top, under another name than the host."""
     root = write(tmp_path, {
         **MACHINE,
         "proc/self/cgroup": "5:cpu:/docker/0123\n4:memory:/docker/0123\n",

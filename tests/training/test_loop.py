@@ -1,4 +1,4 @@
-"""The training loop by itself: what it asks for, in which order, and what becomes of a run that is stopped."""
+"""The training loop alone: its calls in their order, and what a stopped run leaves."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from areal_core.data import Metric
 from areal_core.data.digest import chain_digests
 from areal_core.disk import DiskError, tree_size
 from areal_core.errors import RunError
-from areal_core.messages import PeerClosed
-from areal_core.training.checkpoint import ConsumptionLog, restore_checkpoint
+from areal_core.runtime.rpc import PeerClosed
+from areal_core.training.checkpoint import restore_checkpoint
 from areal_core.training.source import Interrupted
-from tests.training.loop_parts import Parts, config, metrics, train
+from areal_core.training.state import TrainerState
+from tests.training.loop_parts import NEEDS_FOLDER, Parts, config, metrics, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,8 +47,19 @@ def test_a_step_waits_learns_and_syncs(tmp_path: Path) -> None:
     assert {"time/wait_s", "time/train_s", "time/weight_sync_s", "time/step_s", "reward/mean"} <= lines[0].keys()
 
 
+def test_servers_that_need_a_folder_get_it_while_the_trainer_waits(tmp_path: Path) -> None:
+    class Needs(Parts):
+        def next_batch(self, step: int) -> bytes:
+            return NEEDS_FOLDER if self.asked[-1] == "sync 1" else super().next_batch(step)
+
+    parts = Needs()
+    assert train(tmp_path, parts, config(2))
+    assert parts.asked[3:6] == ["sync 1", "offer folder", "batch 1"]
+    assert parts.trained == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
 def test_updates_share_a_batch_by_whole_groups(tmp_path: Path) -> None:
-    """Each group once in each epoch over the batch, in another order, and means are means over updates."""
+    """Each epoch over the batch has each group once, in another order. Means are means over updates."""
     parts = Parts()
     settings = config(1, training=TrainingSection(num_minibatches=2, num_epochs=3))
     train(tmp_path, parts, settings)
@@ -70,15 +82,15 @@ def test_an_interruption_leaves_a_committed_checkpoint_that_goes_on(tmp_path: Pa
     assert "export model" not in parts.asked
     again = Parts()
     engines: Any = {"actor": again}
-    consumption_log = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000002", engines)
+    state = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000002", engines)
     assert again.asked == ["load 2"]
-    assert [[number for number, _ in step] for step in consumption_log.steps] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert train(tmp_path, again, config(3), 2, consumption_log)
+    assert [[number for number, _ in step] for step in state.steps] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert train(tmp_path, again, config(3), state)
     assert again.trained == [[8, 9, 10, 11]]
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
     checkpoint = tmp_path / "attempts/1/checkpoints/step-000003"
-    state = json.loads((checkpoint / "trainer.json").read_text())
-    assert len(state["steps"]) == 3
+    fields = json.loads((checkpoint / "trainer.json").read_text())
+    assert len(fields["steps"]) == 3
     (part,) = (checkpoint / "actor").iterdir()
     part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(RunError, match=r"the checkpoint is damaged: .* bytes and has "):
@@ -108,7 +120,7 @@ def test_a_flipped_bit_is_refused_with_the_way_to_an_older_checkpoint(tmp_path: 
     shutil.rmtree(first)
     with pytest.raises(RunError) as raised:
         restore_checkpoint(last, {"actor": again})
-    assert "no older one is kept" in raised.value.hints[0]
+    assert "no older checkpoint is kept" in raised.value.hints[0]
 
 
 def test_a_checkpoint_without_its_state_is_refused_in_a_sentence(tmp_path: Path) -> None:
@@ -126,7 +138,7 @@ def test_a_checkpoint_without_its_state_is_refused_in_a_sentence(tmp_path: Path)
     shutil.rmtree(checkpoint)
     with pytest.raises(RunError, match=f"damaged: {path} cannot be read: No such file") as raised:
         restore_checkpoint(checkpoint, engines)
-    assert raised.value.hints[0].startswith("bring it back: the ledger knows of no older one")
+    assert raised.value.hints[0].startswith("restore the folder: the ledger knows of no older checkpoint")
 
 
 def test_an_older_checkpoint_has_no_digests_and_is_loaded(tmp_path: Path) -> None:
@@ -199,8 +211,8 @@ def test_what_ends_an_evaluation_leaves_a_checkpoint(tmp_path: Path, error: Exce
     assert [line["step"] for line in metrics(tmp_path)] == [1], "the step is not over before it is evaluated"
     again: Any = Parts()
     again.scores = [0.5, 0.75]
-    consumption_log = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000002", {"actor": again})
-    assert train(tmp_path, again, config(4, evaluation=section), 2, consumption_log)
+    state = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000002", {"actor": again})
+    assert train(tmp_path, again, config(4, evaluation=section), state)
     found = [(line["step"], line.get("evaluation/reward")) for line in metrics(tmp_path)]
     assert found == [(1, None), (2, 0.5), (3, None), (4, 0.75)]
     assert metrics(tmp_path)[1]["train/tokens"] == 32, "what it had measured before was kept"
@@ -219,15 +231,15 @@ def test_a_best_model_that_cannot_be_exported_costs_nothing_that_was_trained(tmp
         train(tmp_path, parts, settings)
     assert parts.committed == [(2, "step-000002")]
     again: Any = Parts(score=0.5)
-    consumption_log = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000002", {"actor": again})
-    assert train(tmp_path, again, settings, 2, consumption_log)
+    state = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000002", {"actor": again})
+    assert train(tmp_path, again, settings, state)
     assert json.loads((tmp_path / "best/evaluation.json").read_text())["step"] == 2, "the resume writes it"
 
 
 def test_checkpoints_come_by_time_too_and_take_a_bounded_share_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A clock of which a batch takes 10 s and a checkpoint 4 s."""
+    """A batch takes 10 s and a checkpoint 4 s by this clock."""
     now = [0.0]
     monkeypatch.setattr("areal_core.training.checkpointer.time", SimpleNamespace(monotonic=lambda: now[0]))
 
@@ -252,13 +264,13 @@ def test_checkpoints_come_by_time_too_and_take_a_bounded_share_of_it(
 
 
 def test_a_resume_does_not_forget_the_best_score(tmp_path: Path) -> None:
-    """Of a model that was written after the checkpoint from which the run goes on."""
+    """The best model was written after the checkpoint from which the run resumes."""
     section = EvaluationSection.model_construct(every=1, at_start=False, keep_best=True)
     parts = Parts()
     parts.scores = [0.2, 0.9]
     train(tmp_path, parts, config(2, evaluation=section))
     again = Parts(score=0.5)
-    train(tmp_path, again, config(3, evaluation=section), 1, ConsumptionLog(best=0.2))
+    train(tmp_path, again, config(3, evaluation=section), TrainerState(step=1, best=0.2))
     assert (tmp_path / "best/weights").read_text() == "2"
     assert json.loads((tmp_path / "best/evaluation.json").read_text()) == {"step": 2, "evaluation/reward": 0.9}
 

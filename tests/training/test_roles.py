@@ -1,4 +1,4 @@
-"""The training loop with several roles: who learns, who is an EMA, what is synced and what is kept."""
+"""The training loop with several roles: learners, EMAs, and what is synced and kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def test_an_update_trains_each_role_that_has_work(tmp_path: Path) -> None:
-    """Metrics of others than the first role carry its name, and its checkpoint stands beside the first's."""
+    """Metrics of later roles have the role in their name. Each role has a folder in the checkpoint."""
     parts = Parts()
     parts.learns = ["actor", "critic"]
     train(tmp_path, parts, config(1), critic=CRITIC)
@@ -35,7 +35,7 @@ def test_an_update_trains_each_role_that_has_work(tmp_path: Path) -> None:
 
 
 def test_what_engines_measured_has_a_place_of_its_own(tmp_path: Path) -> None:
-    """It depends on the number of ranks, and no figure below `train/` does."""
+    """Measurements depend on the number of ranks, and no metric `train/...` does."""
 
     class Measures(Parts):
         def measurements(self) -> dict[str, float]:
@@ -55,7 +55,7 @@ def test_nothing_is_synced_while_the_first_role_does_not_learn(tmp_path: Path) -
 
     parts = WarmsUp()
     train(tmp_path, parts, config(3), critic=CRITIC)
-    assert [line for line in parts.asked if line[:4] in {"sync", "keep"}] == ["keep 1", "keep 2", "sync 3"]
+    assert [line for line in parts.asked if line[:4] in {"sync", "skip"}] == ["skip 1", "skip 2", "sync 3"]
 
 
 def test_an_average_follows_every_so_many_steps(tmp_path: Path) -> None:
@@ -69,12 +69,12 @@ def test_what_an_algorithm_keeps_comes_back_with_the_checkpoint(tmp_path: Path) 
     train(tmp_path, Parts(), config(3))
     again = Parts()
     engines: Any = {"actor": again}
-    consumption_log = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000003", engines)
-    assert float(consumption_log.state["batches"]) == 3
+    state = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000003", engines)
+    assert float(state.algorithm["batches"]) == 3
 
 
 def test_what_an_algorithm_keeps_may_be_any_tensor(tmp_path: Path) -> None:
-    """A view, and one tensor under two names; what is no tensor is named."""
+    """It may be a view, or one tensor under two names. The error names a value that is no tensor."""
 
     class Keeps(Parts):
         def prepare(self, batch: PackedBatch, context: Any) -> PackedBatch:
@@ -84,7 +84,7 @@ def test_what_an_algorithm_keeps_may_be_any_tensor(tmp_path: Path) -> None:
 
     train(tmp_path, Keeps(), config(1))
     engines: Any = {"actor": Parts()}
-    state = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000001", engines).state
+    state = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000001", engines).algorithm
     assert state["turned"].tolist() == [[0, 3], [1, 4], [2, 5]]
     assert state["same"].tolist() == state["again"].tolist() == [[0, 1, 2], [3, 4, 5]]
 

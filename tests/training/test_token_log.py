@@ -1,11 +1,12 @@
-"""Which groups are logged, and what of several updates and ranks stands in the end."""
+"""Which groups are logged, and how values of several updates and ranks are combined."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from safetensors.torch import load, save
 
 from areal_core.data import PackedBatch, Ragged
 from areal_core.interfaces import LossResult, LossSpec
@@ -20,7 +21,7 @@ LENGTHS = [2, 3, 1, 2]
 
 
 def batch_of(rewards: list[float]) -> PackedBatch:
-    """Four sequences in two groups."""
+    """Return a batch of four sequences in two groups."""
     count = sum(LENGTHS)
     tokens = {
         "input_ids": torch.arange(count),
@@ -33,7 +34,7 @@ def batch_of(rewards: list[float]) -> PackedBatch:
 
 
 def compute(log: TokenLog, rows: list[int], value: float) -> None:
-    """An update on some of the sequences, whose loss finds a value for each token."""
+    """Make an update on some of the sequences, whose loss has a term for each token."""
 
     def loss(part: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
         found = {"loss": torch.full((part.token_count,), value), "of_rows": torch.zeros(len(part) + 100)}
@@ -83,24 +84,29 @@ def test_the_last_update_counts_whichever_rank_has_made_it(monkeypatch: pytest.M
     compute(log, [3, 2], 3.0)
     compute(log, [1, 0], 4.0)
 
-    def two_ranks(own: list[Any]) -> list[list[Any]]:
-        """The second one made the first update of sequence 0, and the first one its last."""
-        older = [one for one in own if one[0] == 1]
-        return [[one for one in own if one not in older], older]
+    def two_ranks(payload: bytes) -> list[bytes]:
+        """Divide the values: the second rank made the first update, and the first rank the later ones."""
+        values = load(payload)
+        older = {key: value for key, value in values.items() if key.startswith("1/")}
+        return [save({key: value for key, value in values.items() if key not in older}), save(older)]
 
-    monkeypatch.setattr(token_log, "gather_objects", two_ranks)
+    monkeypatch.setattr(token_log, "gather_bytes", two_ranks)
     logged = log.gather()
     assert logged is not None
     assert logged["loss"].tolist() == [4.0] * 5 + [3.0] * 3
 
 
 def test_ranks_send_the_logged_sequences_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not the micro-batches that they are views of: half a gigabyte a step, once."""
+    """They once sent the micro-batches of which the sequences are views: half a gigabyte a step."""
     log = TokenLog(batch_of([1, 1, 0, 1]), 1)
     compute(log, [0, 1, 2, 3], 1.0)
-    sent: list[list[tuple[int, int, list[str], torch.Tensor]]] = []
-    monkeypatch.setattr(token_log, "gather_objects", sent.append)
+    sent: list[bytes] = []
+
+    def gather_bytes(payload: bytes) -> list[bytes]:
+        sent.append(payload)
+        return [payload]
+
+    monkeypatch.setattr(token_log, "gather_bytes", gather_bytes)
     log.gather()
-    for _, row, names, values in sent[0]:
-        assert values.shape == (len(names), LENGTHS[row])
-        assert values.untyped_storage().nbytes() == values.nbytes
+    shapes = {key: tuple(value.shape) for key, value in load(sent[0]).items()}
+    assert shapes == {f"1/{row}/{name}": (LENGTHS[row],) for row in (2, 3) for name in ("loss", "logprobs")}

@@ -1,4 +1,4 @@
-"""Where weights are written, and what happens where they have no room."""
+"""Weight sync through folders, and the log-probability check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from areal_core.interfaces.inference import SamplingParameters, TensorDescriptio
 from areal_core.messages.rollouts import LogprobCheckAnswers, Synced, SyncWeights
 from areal_core.rollout.logprob_check import check_answers
 from areal_core.training import weight_sync as module
-from areal_core.training.weight_sync import Folder, WeightSync
+from areal_core.training.weight_sync import WeightFolder, WeightSync
 from areal_core.training.weights_file import describe_weights, size_of, write_weights
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ SIZE = 4 << 20
 
 
 class Rollouts:
-    """Takes over at once what is synced."""
+    """A client of a controller whose servers load synced weights immediately."""
 
     def __init__(self) -> None:
         self.folders: list[Path] = []
@@ -46,8 +46,8 @@ class Rollouts:
 
 
 @pytest.fixture
-def synced(tmp_path, monkeypatch):
-    """Syncs versions of 4 MiB; what is free in each folder is as the test says, in MiB."""
+def synced(tmp_path, monkeypatch, one_rank):
+    """Return a function that syncs a version of 4 MiB, with as many MiB free in each folder as the test sets."""
     free = {"memory": 100, "disk": 100}
     engine = SimpleNamespace(named_full_parameters=lambda: iter([("weight", torch.zeros(SIZE // 4))]))
     monkeypatch.setattr(
@@ -55,7 +55,7 @@ def synced(tmp_path, monkeypatch):
     )
     rollouts = Rollouts()
     folders = [tmp_path / "memory", tmp_path / "disk"]
-    made = WeightSync(WeightSyncSection(), engine, rollouts, Folder(), folders, torch.float32)
+    made = WeightSync(WeightSyncSection(), engine, rollouts, None, WeightFolder(engine, folders))
 
     def sync(**changed):
         free.update(changed)
@@ -84,19 +84,19 @@ class Copies:
 
 @pytest.fixture
 def one_rank():
-    """This process is the trainer's only rank."""
+    """Make this process the trainer's only rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
 def check(*differences, computed=-4.0):
-    """Have the copies checked with a tolerance of 0.1."""
+    """Check the copies with a tolerance of 0.1."""
     packed = asyncio.run(check_answers(Copies(*differences), SamplingParameters(max_new_tokens=64), 0))
     rollouts = SimpleNamespace(call=lambda message: LogprobCheckAnswers(packed))
     engine = SimpleNamespace(forward=lambda batch, outputs: {"logprobs": torch.full([batch.token_count], computed)})
-    made = WeightSync(WeightSyncSection(), engine, rollouts, Folder(), [], torch.bfloat16)
-    return made.check_logprobs(0.1)
+    section = WeightSyncSection(logprob_tolerance=0.1)
+    return WeightSync(section, engine, rollouts, None, WeightFolder(engine, [])).check_logprobs("bfloat16")
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -120,7 +120,7 @@ def test_one_copy_of_several_with_other_weights_ends_the_run():
 
 
 def test_weights_go_to_the_disk_while_memory_has_no_room(synced, capsys):
-    """Decided anew at each weight_sync."""
+    """Each weight sync decides again."""
     assert synced() == "memory"
     assert capsys.readouterr().err == ""
     assert synced(memory=1) == "disk"
@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_written_is_named(synced, tmp_path):
 
 
 def test_a_file_is_written_tensor_by_tensor(tmp_path):
-    """What safetensors reads is what was given; and no tensor is asked for while the one before is held."""
+    """safetensors reads what was written, and no tensor is asked for while the one before is alive."""
     from safetensors.torch import load_file
 
     generator = torch.Generator().manual_seed(0)
@@ -165,6 +165,8 @@ def test_a_file_is_written_tensor_by_tensor(tmp_path):
         "transposed": torch.randn(4, 2, generator=generator).T,
         "a scalar": torch.tensor(2.5),
         "nothing": torch.zeros(0, 3),
+        "half": torch.randn(5, 3, generator=generator).bfloat16(),
+        "table": torch.arange(6).reshape(3, 2),
     }
     held = []
 
@@ -180,16 +182,15 @@ def test_a_file_is_written_tensor_by_tensor(tmp_path):
                 yield name, whole
                 del whole
 
-    for dtype in (torch.float32, torch.bfloat16):
-        descriptions = describe_weights(Engine(writes=False), dtype)
-        held.clear()
-        write_weights(tmp_path / "model.safetensors", descriptions, Engine(writes=True).named_full_parameters())
-        found = load_file(tmp_path / "model.safetensors")
-        assert found.keys() == wanted.keys()
-        for name, value in wanted.items():
-            assert torch.equal(found[name], value.to(dtype))
-            assert found[name].dtype == dtype
-    assert sum(map(size_of, descriptions)) == 2 * (15 + 8 + 1)
+    descriptions = describe_weights(Engine(writes=False))
+    held.clear()
+    write_weights(tmp_path / "model.safetensors", descriptions, Engine(writes=True).named_full_parameters())
+    found = load_file(tmp_path / "model.safetensors")
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert torch.equal(found[name], value)
+        assert found[name].dtype == value.dtype
+    assert sum(map(size_of, descriptions)) == 4 * (15 + 8 + 1) + 2 * 15 + 8 * 6
 
 
 def test_parameters_are_gathered_once_to_be_described_or_not_at_all():
@@ -205,20 +206,38 @@ def test_parameters_are_gathered_once_to_be_described_or_not_at_all():
             yield "matrix", torch.zeros(5, 3, device="meta")
 
     for engine in (Engine(), Describing()):
-        for dtype in (torch.float32, torch.float32):
-            assert describe_weights(engine, dtype) == (TensorDescription("matrix", "float32", (5, 3)),)
+        for _ in range(2):
+            assert describe_weights(engine) == (TensorDescription("matrix", "float32", (5, 3)),)
     assert gathered == ["Engine"]
 
 
-def test_an_engine_that_gives_other_tensors_is_told_by_name(tmp_path):
+@pytest.mark.usefixtures("one_rank")
+def test_the_tolerance_is_that_of_the_synced_dtype():
+    """The config sets no tolerance."""
+    packed = asyncio.run(check_answers(Copies([0.05] * 128), SamplingParameters(max_new_tokens=64), 0))
+    rollouts = SimpleNamespace(call=lambda message: LogprobCheckAnswers(packed))
+    engine = SimpleNamespace(forward=lambda batch, outputs: {"logprobs": torch.full([batch.token_count], -4.0)})
+    made = WeightSync(WeightSyncSection(), engine, rollouts, None, WeightFolder(engine, []))
+    assert made.check_logprobs("bfloat16")["logprob_check/difference_clipped"] == pytest.approx(0.05)
+    with pytest.raises(RunError, match=r"logprob_tolerance is 0\.001"):
+        made.check_logprobs("float32")
+
+
+def test_an_engine_that_yields_other_tensors_is_refused_by_name(tmp_path):
     described = [TensorDescription("a", "float32", (2,)), TensorDescription("b", "float32", (2,))]
-    for given, word in (([("a", torch.ones(3))], "gave a"), ([("a", torch.ones(2))], "gave no b")):
+    a = torch.ones(2)
+    for given, word in (
+        ([("a", torch.ones(3))], "'a'"),
+        ([("a", a.bfloat16())], "bfloat16"),
+        ([("a", a)], "did not yield b"),
+    ):
         with pytest.raises(ValueError, match=word):
             write_weights(tmp_path / "model.safetensors", described, given)
 
 
+@pytest.mark.usefixtures("one_rank")
 def test_all_is_gathered_where_the_disk_refuses(tmp_path):
-    """Other ranks take part in every gathering: rank 0 must not leave in the middle."""
+    """Other ranks take part in every gather: the main rank must not leave in the middle."""
     (tmp_path / ".version-1").write_text("no folder")
     gathered = []
 
@@ -228,7 +247,7 @@ def test_all_is_gathered_where_the_disk_refuses(tmp_path):
             yield str(number), torch.zeros(2)
 
     engine = SimpleNamespace(named_full_parameters=gather)
-    made = WeightSync(WeightSyncSection(), engine, Rollouts(), Folder(), [tmp_path], torch.float32)
+    made = WeightSync(WeightSyncSection(), engine, Rollouts(), None, WeightFolder(engine, [tmp_path]))
     with pytest.raises(RunError, match="cannot be written"):
         made.sync(0)
     assert gathered == [0, 1, 2] * 2, "once for their names, once for their values"

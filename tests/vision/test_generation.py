@@ -1,10 +1,13 @@
 """Images in generation: the embedded engine, in a process of its own, against the trainer's model."""
 
 import asyncio
+import json
+import shutil
 from base64 import b64encode
 
 import pytest
 import torch
+from transformers import AutoModelForImageTextToText, Qwen3_5Config
 from vision_rank_program import make_engine
 
 from areal_core.data import PackedBatch, TrajectoryBuilder, shift_to_predictions
@@ -15,6 +18,27 @@ from areal_vision.images import ImageReader
 
 pytestmark = pytest.mark.slow
 WAIT_S = 240
+
+
+@pytest.fixture(scope="module")
+def hybrid(folder, tmp_path_factory):
+    """A tiny Qwen3.5, which has a recurrent state beside what it sees, with the files of the other model."""
+    made = tmp_path_factory.mktemp("hybrid")
+    shutil.copytree(folder, made, dirs_exist_ok=True)
+    towers = json.loads((folder / "config.json").read_text())
+    text = towers["text_config"] | {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2}
+    text |= {"model_type": "qwen3_5_text", "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    text |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    vision = towers["vision_config"] | {"model_type": "qwen3_5_vision"}
+    vision.pop("deepstack_visual_indexes", None)
+    places = {name: towers[name] for name in towers if name.endswith("_token_id")}
+    torch.manual_seed(3)
+    model = AutoModelForImageTextToText.from_config(Qwen3_5Config(text_config=text, vision_config=vision, **places))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.15 * torch.randn(parameter.shape))
+    model.save_pretrained(made)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +54,22 @@ def asked(folder, image):
     return found
 
 
+@pytest.fixture
+def fixture_named(request):
+    return request.getfixturevalue
+
+
 def request(name, ids, files, **sampling):
     images = tuple(b64encode(file).decode() for file in files)
     return GenerationRequest(name, ids, SamplingParameters(max_new_tokens=12, **sampling), 7, images=images)
 
 
-@pytest.mark.parametrize("mode", ["keep_cache", "recompute"])
-def test_log_probabilities_are_those_of_the_trainer(folder, asked, mode, tmp_path):
+@pytest.mark.parametrize(
+    ("model", "mode"), [("folder", "keep_cache"), ("folder", "recompute"), ("hybrid", "recompute")]
+)
+def test_log_probabilities_are_those_of_the_trainer(fixture_named, asked, model, mode, tmp_path):
     """Siblings in one batch, image tokens that the policy has written, and weights that change in between."""
+    folder = fixture_named(model)
     trainer = make_engine(folder)
 
     async def work():

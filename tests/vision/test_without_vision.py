@@ -1,4 +1,4 @@
-"""areal-vision is an extra: text is generated and trained on without it, and a VLM names it."""
+"""areal-vision is an extra: text is generated and trained on without it, with a VLM too."""
 
 import subprocess
 import sys
@@ -13,14 +13,9 @@ PROGRAM = Path(__file__).with_name("without_vision_program.py")
 
 
 @pytest.mark.slow
-def test_text_needs_no_areal_vision_and_a_vlm_names_it(folder, tmp_path):
+def test_text_needs_no_areal_vision(folder, tmp_path):
     words = [str(PROGRAM), str(make_model(tmp_path / "text")), str(folder)]
     done = subprocess.run(
         [sys.executable, "-c", HIDDEN, *words], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    told = done.stdout.splitlines()
-    assert len(told) == 2
-    for line, plugin in zip(told, ("fsdp", "hf"), strict=True):
-        assert line.startswith("areal_vision.places is needed here, and is not installed pip install ")
-        assert f"areal_{plugin}[vision]" in line

@@ -76,7 +76,7 @@ def loss_of(batch, outputs):
 
 def make_engine(folder, **settings):
     engine = FSDPEngine(FSDPConfig(**{"learning_rate": 1e-3, "max_tokens_per_microbatch": 24, **settings}))
-    engine.setup(ModelReference(str(folder)), ACTOR, OptimizerSettings(total_updates=10, temperature=1.0))
+    engine.setup(ModelReference(str(folder)), ACTOR, OptimizerSettings(10, 1.0, shows_images=True))
     return engine
 
 

@@ -1,14 +1,14 @@
-"""Learns and generates in a process without areal-vision: without_vision_program.py TEXT_MODEL VLM."""
+"""Learns and generates text in a process without areal-vision: without_vision_program.py TEXT_MODEL VLM."""
 
 import sys
 
-from areal_core.errors import RunError
 from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings
 from areal_core.testing.conformance.training_session import OUTPUTS, make_training_batch, policy_loss, train
 from areal_deepspeed import config  # noqa: F401 - imports what it needs
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
-from areal_hf.scheduler import Limits, Scheduler
+from areal_hf.limits import Limits
+from areal_hf.scheduler import Scheduler
 from areal_hf.server import load_model
 from areal_vllm import adapter  # noqa: F401 - as above
 
@@ -16,7 +16,13 @@ from areal_vllm import adapter  # noqa: F401 - as above
 def learn(folder):
     engine = FSDPEngine(FSDPConfig())
     engine.setup(ModelReference(folder, "float32"), ACTOR, OptimizerSettings(total_updates=2, temperature=1.0))
-    train(engine, make_training_batch(), policy_loss, OUTPUTS)
+    batch = make_training_batch()
+    train(
+        engine,
+        batch.with_tokens(input_ids=batch["input_ids"] % 30, targets=batch["targets"] % 30),
+        policy_loss,
+        OUTPUTS,
+    )
     engine.close()
 
 
@@ -29,9 +35,4 @@ def generate(folder):
 text, vlm = sys.argv[2:]
 for use in (learn, generate):
     use(text)
-    try:
-        use(vlm)
-    except RunError as error:
-        print(error.message, *error.hints)
-    else:
-        raise AssertionError(f"{use.__name__} took a VLM without areal-vision")
+    use(vlm)

@@ -61,7 +61,7 @@ def _check(request: Request) -> int:
     except (ConfigError, PluginError) as error:
         print_error(f"error: {error}")
         return 1
-    for note in resolved.config.cross_notes():
+    for note in (*resolved.notes, *resolved.config.cross_notes()):
         print_out(f"note: {note}")
     print_out(f"{resolved.name} is valid; plugins: {', '.join(resolved.plugins.names) or 'the core alone'}")
     return 0

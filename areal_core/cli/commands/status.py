@@ -35,8 +35,8 @@ def execute(arguments: argparse.Namespace) -> int:
     require_folder(arguments.run_dir)
     import json
 
-    from areal_core.driver.status import run_status
-    from areal_core.runs.folder import RunFolder
+    from areal_core.runtime.folder import RunFolder
+    from areal_core.runtime.status import run_status
 
     run = RunFolder(arguments.run_dir.resolve())
     status = run_status(run)
@@ -49,9 +49,9 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _lines(status: dict[str, Any], run: Path) -> list[str]:
-    from areal_core.driver.recoveries import resume_hint
-    from areal_core.driver.status import waits_for
-    from areal_core.runs.folder import RunFolder
+    from areal_core.driver.resume_hint import resume_hint
+    from areal_core.runtime.folder import RunFolder
+    from areal_core.runtime.status import waits_for
 
     state, since = status["state"], status["seconds_since_step"]
     of = "" if status["steps"] is None else f" of {status['steps']}"

@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Ask, wait and print."""
     require_folder(arguments.run_dir)
-    from areal_core.driver.recoveries import resume_hint
-    from areal_core.driver.status import stop_run
-    from areal_core.runs.folder import RunFolder
+    from areal_core.driver.resume_hint import resume_hint
+    from areal_core.runtime.folder import RunFolder
+    from areal_core.runtime.status import stop_run
 
     run = RunFolder(arguments.run_dir.resolve())
     state = stop_run(run, now=arguments.now, patience_s=arguments.wait, log=print_error)

@@ -1,4 +1,4 @@
-"""A member that stands in for a process of a run: says who it is, starts orphans, and dies where it is told to."""
+"""A member that stands in for a process of a run: writes its place to a file, starts orphans, and dies on demand."""
 
 from __future__ import annotations
 
@@ -11,27 +11,31 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.launchers.member import LOGS_VARIABLE, run_role
-from areal_core.launchers.places import PLACES_VARIABLE
+from areal_core.runtime.environment import LOGS_VARIABLE, member_place
+from areal_core.runtime.member import run_role
 
 if TYPE_CHECKING:
-    from areal_core.launchers.member import Member
+    from areal_core.runtime.member import Member
 
 POLL_S = 0.02
 
 
 def play(member: Member) -> int:
-    """Until it is asked to die, by a file, or the hub hangs up."""
+    """Wait until a file asks this process to die, or the hub closes the connection."""
     folder = Path(os.environ[LOGS_VARIABLE]).with_name("members")
-    places = {name: (index, node, gpus) for index, name, node, gpus in json.loads(os.environ[PLACES_VARIABLE])}
-    index, node, gpus = places[member.name]
+    place = member_place(os.environ)
     subprocess.Popen(["sh", "-c", "setsid sleep 600 & sleep 600"], start_new_session=True)
-    words = os.environ.get("CONFORMANCE_WORDS")
-    told = {"pid": os.getpid(), "index": index, "node": node, "gpus": gpus, "variable": words}
+    report = {
+        "pid": os.getpid(),
+        "index": place.index,
+        "node": place.node,
+        "gpus": place.gpus,
+        "variable": os.environ.get("CONFORMANCE_WORDS"),
+    }
     member.announce("up", "")
     member.enter("waiting")
     fresh = folder / f".{member.name}.json"
-    fresh.write_text(json.dumps(told))
+    fresh.write_text(json.dumps(report))
     fresh.rename(folder / f"{member.name}.json")
     while True:
         time.sleep(POLL_S)

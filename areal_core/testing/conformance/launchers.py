@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from areal_core.driver.attempts import claim, release
-from areal_core.driver.driver import Driver
 from areal_core.errors import LostError, RunError
 from areal_core.interfaces.launcher import EndMeans, ProcessGroup
-from areal_core.launchers.identity import processes_with
-from areal_core.runs.folder import RunFolder
+from areal_core.runtime.attempts import claim, release
+from areal_core.runtime.environment import TOKEN_VARIABLE
+from areal_core.runtime.folder import RunFolder
+from areal_core.runtime.process_tree import processes_with
+from areal_core.runtime.supervisor import Supervisor
 from areal_core.testing.conformance.components import ComponentSuite
 
 if TYPE_CHECKING:
@@ -171,13 +172,13 @@ class Session:
     def __init__(self, launcher: Launcher, run_dir: Path, patience_s: float) -> None:
         self.launcher, self.run, self.folder = launcher, RunFolder(run_dir), run_dir / "members"
         self.said: list[str] = []
-        self.driver = Driver(launcher, self.run, lambda *_: None, self.said.append)
+        self.driver = Supervisor(launcher, self.run, lambda *_: None, self.said.append)
         self._patience_s = patience_s
 
     async def begin(self) -> None:
         """Listen, and claim the run."""
         address = await self.driver.listen()
-        self.driver.begin(self.run.attempt(1))
+        self.driver.admit(self.run.attempt(1))
         claim(self.run.attempt(1), address, self.driver.credentials)
         self.folder.mkdir()
 
@@ -197,7 +198,7 @@ class Session:
 
     def left(self) -> list[int]:
         """Processes of the run that are there, orphans in sessions of their own among them."""
-        return processes_with("AREAL_TOKEN", self.driver.credentials.token)
+        return processes_with(TOKEN_VARIABLE, self.driver.credentials.token)
 
     def must_be_empty(self) -> None:
         """Nothing of the run is left."""

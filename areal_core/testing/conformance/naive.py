@@ -117,10 +117,6 @@ class NaiveEngine(Served):
         """[vocabulary], of which the drawn token's value is reported."""
         return logprobs
 
-    async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
-        """See `InferenceEngine.generate_everywhere`."""
-        return [await self.generate(request)]
-
     async def update_weights(self, update: WeightUpdate) -> None:
         """See `InferenceEngine.update_weights`. Requests draw their next token from the new weights."""
         assert update.path is not None
@@ -150,14 +146,6 @@ class NaiveEngine(Served):
     def _take_over(self, tensors: dict[str, torch.Tensor]) -> None:
         for name, parameter in self._model.named_parameters():
             parameter.copy_(tensors[name])
-
-    def describe(self) -> str:
-        """See `InferenceEngine.describe`."""
-        return ""
-
-    def take_metrics(self) -> dict[str, float]:
-        """See `InferenceEngine.take_metrics`."""
-        return {}
 
     async def close(self) -> None:
         """See `InferenceEngine.close`."""

@@ -16,15 +16,16 @@ from areal_core.interfaces import (
     GenerationRequest,
     Grant,
     InferenceCapabilities,
+    InferenceEngine,
     SamplingParameters,
     ServerLostError,
-    Slot,
-    Want,
+    SlotLease,
+    SlotRequest,
 )
-from areal_core.messages import Failed, Message, Peer, PeerClosed, connect, private_folder, serve
+from areal_core.runtime.rpc import Failed, Message, Peer, PeerClosed, connect, private_folder, serve
 
 if TYPE_CHECKING:
-    from areal_core.interfaces import ModelReference, SlotHolder, Slots
+    from areal_core.interfaces import LeaseHolder, ModelReference, Slots
 
 CONNECT_S = 60.0
 
@@ -46,18 +47,13 @@ class Answer(Message):
     finish_reason: int
 
 
-class Served:
-    """What an engine of this process derives from, beside its own `generate`, to be asked by rollout workers."""
+class Served(InferenceEngine):
+    """The base of engines that generate in this process and are asked by rollout workers over a socket."""
 
-    capabilities: InferenceCapabilities
     _grant: Grant | None = None
-    _waiting: list[SlotHolder] | None = None
+    _waiting: list[LeaseHolder] | None = None
 
-    async def generate(self, request: GenerationRequest) -> Generation:
-        """See `InferenceEngine.generate`."""
-        raise NotImplementedError
-
-    def acquire(self, want: Want, holder: SlotHolder) -> None:
+    def acquire(self, request: SlotRequest, holder: LeaseHolder) -> None:
         """See `Slots.acquire`; the first one begins to listen."""
         if self._waiting is None:
             self._waiting = []
@@ -67,7 +63,7 @@ class Served:
         else:
             holder.give(self._grant)
 
-    def release(self, holder: SlotHolder, *, has_failed: bool = False) -> None:
+    def release(self, holder: LeaseHolder, *, has_failed: bool = False) -> None:
         """See `Slots.release`: there is one for everybody."""
 
     def client(self, slots: Slots, model: ModelReference) -> ServedClient:
@@ -107,7 +103,7 @@ class ServedClient:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `InferenceClient.generate`."""
-        async with Slot(self._slots, Want(), request.on_slot) as grant:
+        async with SlotLease(self._slots, SlotRequest(), request.on_slot) as grant:
             if self._opening is None:
                 self._opening = start_task(connect(grant.address, CONNECT_S, "worker"), "connecting to the engine")
             peer = await asyncio.shield(self._opening)

@@ -13,7 +13,6 @@ from areal_core.interfaces import (
     ACTOR,
     CRITIC,
     REFERENCE,
-    DescribingEngine,
     LossResult,
     LossSpec,
     ModelReference,
@@ -139,12 +138,13 @@ def parameters_of(engine: TrainEngine) -> dict[str, torch.Tensor]:
 
 
 def check_description(engine: TrainEngine) -> None:
-    """What a `DescribingEngine` says of its parameters is what it gives."""
-    if isinstance(engine, DescribingEngine):
-        described = [(name, *tensor.shape) for name, tensor in engine.named_meta_parameters()]
-        given = [(name, *tensor.shape) for name, tensor in engine.named_full_parameters()]
-        odd = [pair for pair in zip_longest(described, given) if pair[0] != pair[1]]
-        assert odd == [], f"named_meta_parameters has {odd[0][0]} where named_full_parameters has {odd[0][1]}"
+    """`named_meta_parameters` describes what `named_full_parameters` yields."""
+    described = [(name, tensor.dtype, *tensor.shape) for name, tensor in engine.named_meta_parameters()]
+    yielded = [(name, tensor.dtype, *tensor.shape) for name, tensor in engine.named_full_parameters()]
+    differing = [pair for pair in zip_longest(described, yielded) if pair[0] != pair[1]]
+    assert differing == [], (
+        f"named_meta_parameters has {differing[0][0]} where named_full_parameters has {differing[0][1]}"
+    )
 
 
 def same_tensors(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], message: str) -> None:

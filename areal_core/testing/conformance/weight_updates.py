@@ -7,7 +7,7 @@ import shutil
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from areal_core.data.trajectory import Generation
     from areal_core.interfaces import GenerationRequest, InferenceEngine
-    from areal_core.interfaces.inference import BroadcastReceiver
 
 BROADCAST_TIMEOUT = timedelta(seconds=120)
 UPDATES = 6
@@ -216,10 +215,10 @@ async def broadcast_weights(engine: InferenceEngine, version: int, folder: Path)
     """What the trainer's rank 0 does: agree on a group, join it, and send one tensor after another."""
     from safetensors.torch import load_file
 
-    receiver, tensors = cast("BroadcastReceiver", engine), load_file(folder / "model.safetensors")
+    tensors = load_file(folder / "model.safetensors")
     told = tuple(TensorDescription(name, "float32", tuple(tensor.shape)) for name, tensor in tensors.items())
     store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=BROADCAST_TIMEOUT)
-    group = await receiver.form_group("127.0.0.1", store.port, "gloo", "")
+    group = await engine.form_group("127.0.0.1", store.port, "gloo", "")
     assert group is not None, "the engine says that it receives broadcasts, and forms no group"
     for prefix in group.prefixes:
         store = PrefixStore(prefix, store)

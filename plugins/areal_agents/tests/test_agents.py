@@ -25,7 +25,7 @@ from areal_agents.config import CommandSettings, ServiceSettings
 from areal_agents.outcomes import read_outcome
 from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces.agent import Endpoint
-from areal_core.launchers.machine import own_address
+from areal_core.runtime.network import own_address
 
 openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.slow

@@ -256,6 +256,41 @@ def test_an_moe_is_synced_and_exported_under_the_names_of_its_files(stage, progr
     engine.close()
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_router_s_bias_is_synced_and_exported_in_float32(stage, program, tmp_path):
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM, Dots1Config
+
+    sizes = {"vocab_size": 62, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "n_routed_experts": 4, "num_experts_per_tok": 2}
+    sizes |= {"n_shared_experts": 1, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
+    config = Dots1Config(**sizes, moe_intermediate_size=16)
+    model = AutoModelForCausalLM.from_config(config)
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    model.get_buffer(name).normal_()
+    model.save_pretrained(tmp_path / "model")
+    engine = program.start(tmp_path / "model", {**STAGES[stage], "bf16": {"enabled": True}}, dtype="bfloat16")
+    wanted = load_file(tmp_path / "model" / "model.safetensors")
+    found = program.parameters_of(engine)
+    assert found.keys() == wanted.keys()
+    engine.export(tmp_path / "exported")
+    for tensors in (found, load_file(tmp_path / "exported" / "model.safetensors")):
+        assert torch.equal(tensors[name], wanted[name])
+        assert {value.dtype for key, value in tensors.items() if key != name} == {torch.bfloat16}
+    engine.close()
+
+
+def test_a_model_that_keeps_parameters_in_float32_is_refused_in_bfloat16(program, tmp_path):
+    from transformers import AutoModelForCausalLM, Ernie4_5_MoeConfig
+
+    sizes = {"vocab_size": 62, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "moe_num_experts": 4, "moe_k": 2}
+    config = Ernie4_5_MoeConfig(**sizes, moe_intermediate_size=16)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    with pytest.raises(RunError, match=r"keeps 'model.layers.1.mlp.gate.\S+' in float32, and DeepSpeed casts"):
+        program.start(tmp_path / "model", {**STAGES[2], "bf16": {"enabled": True}}, dtype="bfloat16")
+
+
 def test_models_that_see_images_are_refused(program, tmp_path):
     from transformers import AutoModelForImageTextToText, Qwen3VLConfig
 

@@ -6,6 +6,7 @@ It sets up an engine and counts what is read from files and what memory tensors 
 `rank{r}.pt` into FOLDER.
 """
 
+import builtins
 import json
 import logging
 import sys
@@ -23,6 +24,7 @@ from areal_core.errors import RunError
 from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, ModelReference, OptimizerSettings
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
+from areal_fsdp.parallel import loading
 
 ROLES = {role.name: role for role in (ACTOR, CRITIC, REFERENCE)}
 
@@ -106,6 +108,15 @@ class Watched(FSDPEngine):
         return result
 
 
+def fail_in_parts(error):
+    """Let this process fail to read models in parts."""
+
+    def recognize(*_):
+        raise error("no such luck")
+
+    loading.ModelFiles.recognize = recognize
+
+
 held = Held()
 
 
@@ -118,6 +129,9 @@ def main():
     logging.getLogger("areal_fsdp.parallel.loading").addFilter(lambda record: told.append(record.getMessage()) or True)
     dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
     read = count_reading(settings.pop("fails", None) == rank)
+    failing, kind = settings.pop("fails_in_parts", (None, ""))
+    if failing == rank:
+        fail_in_parts(getattr(builtins, kind))
     engine = Watched(FSDPConfig(**settings))
     results = {"told": told, "refusal": ""}
     try:

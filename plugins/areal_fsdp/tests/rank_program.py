@@ -93,7 +93,8 @@ def gradients_of(engine, batch, loss=policy_loss, outputs=OUTPUTS):
     found = {}
 
     def keep(rate):
-        gradients = zip(engine._parameters, engine._gradients(), strict=True)
+        learned = [name for name in engine._parameters if "e_score_correction_bias" not in name]
+        gradients = zip(learned, engine._gradients(), strict=True)
         found.update({name: whole(gradient).to("cpu", copy=True) for name, gradient in gradients})
         engine._optimizer.zero_grad()
         engine._module.zero_grad()

@@ -367,3 +367,10 @@ def test_ranks_of_a_context_have_so_many_tokens_each():
     from areal_fsdp.config import FSDPConfig
 
     assert FSDPConfig(max_tokens_per_microbatch=100, parallel={"context": 4}).tokens_at_once == 400
+
+
+def test_a_token_beyond_the_vocabulary_is_named(make_engine, batch):
+    engine = make_engine()
+    batch["input_ids"][3] = engine._module.model.config.vocab_size
+    with pytest.raises(RunError, match=r"a batch has the token \d+, and the model's vocabulary has"):
+        engine.forward(batch, ["logprobs"])

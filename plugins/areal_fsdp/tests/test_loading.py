@@ -219,3 +219,20 @@ def test_files_without_slices_are_read_whole_and_that_is_told(folder_of, tmp_pat
         assert "Each rank reads the whole model" in result["told"][0]
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(result["parameters"][name], parameter.detach(), atol=0, rtol=0)
+
+
+def test_ranks_read_a_model_whole_where_one_cannot_read_it_in_parts(folder_of, tmp_path):
+    model = whole_model(folder_of("biased"), {})
+    results = on_ranks(2, folder_of("biased"), tmp_path, {"fails_in_parts": (1, "RuntimeError")})
+    for result, cause in zip(results, ["another rank cannot read it in parts", "no such luck"], strict=True):
+        assert result["refusal"] == ""
+        assert result["told"] == [f"'{folder_of('biased')}': {cause}. Each rank reads the whole model into its memory"]
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(result["parameters"][name], parameter.detach(), atol=0, rtol=0)
+
+
+def test_an_error_of_one_rank_in_loading_fails_all(folder_of, tmp_path):
+    first, second = on_ranks(2, folder_of("biased"), tmp_path, {"fails_in_parts": (1, "OSError")})
+    prefix = f"the model '{folder_of('biased')}' cannot be loaded: "
+    assert first["refusal"].startswith(f"{prefix}it failed on another rank")
+    assert second["refusal"].startswith(f"{prefix}no such luck")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, Phi3Config
+from transformers import AutoModelForSequenceClassification, GptOssConfig, GptOssForCausalLM, Phi3Config
 
 from areal_core.errors import RunError
 from areal_core.interfaces import CRITIC, REFERENCE
@@ -86,12 +86,27 @@ def test_a_micro_batch_counts_its_padding(make_in_rows, batch):
 
 
 @pytest.mark.slow
-def test_layers_with_mixers_are_not_compiled_and_the_others_are(make_engine, program, batch, monkeypatch):
+@pytest.mark.parametrize("recomputes", ["selective", "full"])
+def test_layers_are_compiled_around_their_mixers(make_engine, program, batch, monkeypatch, recomputes):
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
-    compiled = make_engine("jamba", compile=True)
+    compiled = make_engine("jamba", compile=True, activation_checkpointing=recomputes)
     assert compiled._choice.rung is Rung.MIXERS
-    assert compiled._module.eager_layers == {0}
+    assert compiled._module.layers_in_parts == {0}
     found, wanted = (program.gradients_of(engine, batch)[0] for engine in (compiled, make_engine("jamba")))
+    assert_close(found, wanted)
+
+
+@pytest.mark.slow
+def test_a_compiler_goes_around_experts_that_it_lays_out_wrongly(tmp_path, program, batch, make_engine, monkeypatch):
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 16, "num_attention_heads": 4, "head_dim": 8}
+    GptOssForCausalLM(
+        GptOssConfig(**sizes, num_hidden_layers=2, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2)
+    ).save_pretrained(tmp_path)
+    compiled = make_engine(tmp_path, compile=True)
+    assert compiled._choice.rung is Rung.PACKED
+    assert compiled._module.layers_in_parts == {0, 1}
+    found, wanted = (program.gradients_of(engine, batch)[0] for engine in (compiled, make_engine(tmp_path)))
     assert_close(found, wanted)
 
 

@@ -13,8 +13,8 @@ from areal_core.config.sections import TrainingSection
 from areal_core.plugins import PluginManager
 from areal_core.testing.conformance import make_batch, numbers_of
 from areal_core.testing.conformance.batches import ACTOR_SAYS, REFERENCE_SAYS
-from areal_core.training.checkpoint import ConsumptionLog
 from areal_core.training.context import BatchContext
+from areal_core.training.state import TrainerState
 from areal_grpo.batch_transforms import kl_in_reward, reward_scaling
 from areal_grpo.config import GRPOSettings
 
@@ -112,14 +112,11 @@ def test_a_resume_goes_on_with_the_same_coefficient(tmp_path):
     from safetensors.torch import load_file, save_file
 
     adaptive = {"coefficient": 0.2, "target": 1.0, "horizon": 100}
-    consumption_log = ConsumptionLog()
-    kl_in_reward(with_policies(1), context(consumption_log.state), **adaptive)
-    save_file(consumption_log.state, tmp_path / "state")
+    state = TrainerState().algorithm
+    kl_in_reward(with_policies(1), context(state), **adaptive)
+    save_file(state, tmp_path / "state")
     resumed = load_file(tmp_path / "state")
-    found = [
-        kl_in_reward(with_policies(2), context(s), **adaptive)["token_rewards"]
-        for s in (consumption_log.state, resumed)
-    ]
+    found = [kl_in_reward(with_policies(2), context(s), **adaptive)["token_rewards"] for s in (state, resumed)]
     assert torch.equal(*found)
     assert float(resumed["kl_in_reward/coefficient"]) != 0.2
 

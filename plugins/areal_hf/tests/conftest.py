@@ -5,9 +5,13 @@ import torch
 import transformers
 
 from areal_core.interfaces import ModelReference, SamplingParameters
+from areal_core.models.images import set_attention
+from areal_hf.attention import NAME as GROUPED
+from areal_hf.limits import Limits
 from areal_hf.rows import LiveRequest
-from areal_hf.scheduler import Limits, Scheduler
+from areal_hf.scheduler import Scheduler
 from areal_hf.server import load_model
+from areal_hf.ways import Choice, Way
 
 VOCABULARY = 48
 
@@ -50,6 +54,23 @@ SHAPES = {
         "moe_intermediate_size": 24,
         "num_experts": 4,
         "num_experts_per_tok": 2,
+        "max_position_embeddings": 96,
+    },
+    "qwen3_5_moe_text": {
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 24,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
         "max_position_embeddings": 96,
     },
     "gemma2": {
@@ -101,13 +122,22 @@ def other_folder(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("other"), seed=1)
 
 
+def forced_way(model, way):
+    attention = GROUPED if way == "rows" else "sdpa"
+    set_attention(model, attention)
+    return Choice(Way(way), "forced", attention)
+
+
 class Bench:
     """A scheduler, and the requests that were given to it."""
 
-    def __init__(self, folder, *, recompute=False, routed_experts=False, **limits):
+    def __init__(self, folder, *, recompute=False, routed_experts=False, way=None, **limits):
         chosen = {"requests": 8, "sequence_length": 96, "cache_bytes": 1 << 26, "prefill_tokens": 64} | limits
         self.model = load_model(ModelReference(str(folder)), "cpu")
-        self.scheduler = Scheduler(self.model, Limits(**chosen), recompute=recompute, routed_experts=routed_experts)
+        with pytest.MonkeyPatch.context() as patch:
+            if way is not None:  # any model can go the slower ways
+                patch.setattr("areal_hf.scheduler.choose_way", lambda model, longest: forced_way(model, way))
+            self.scheduler = Scheduler(self.model, Limits(**chosen), recompute=recompute, routed_experts=routed_experts)
         self.requests = {}
         self.outputs = {}
 

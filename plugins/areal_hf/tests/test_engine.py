@@ -104,7 +104,7 @@ def test_cancelled_tasks_free_their_rows(loop, engine):
     assert all(task.cancelled() or task.done() for task in tasks)
     assert sum(task.cancelled() for task in tasks) > 40
     (connection,) = engine._client._connections.values()
-    assert not connection._opening.result()._asked
+    assert not connection._opening.result()._requests
 
 
 def test_weights_change_under_load_and_refused_ones_do_not(loop, engine, model_folder, other_folder, tmp_path):
@@ -162,7 +162,7 @@ def test_several_servers_share_the_requests_and_one_goes_on_alone(model_folder, 
         await engine.start(ModelReference(str(model_folder)))
         running = [asyncio.ensure_future(engine.generate(request(i, [7, 8], i, max_new_tokens=90))) for i in range(40)]
         await asyncio.sleep(0)
-        shares = {name: member.requests for name, member in engine.pool.members.items()}
+        shares = {name: server.requests for name, server in engine.pool.servers.items()}
         await within(engine.update_weights(WeightUpdate(1, other_folder)))
         os.kill(engine._alone.processes["server-1"].pid, signal.SIGKILL)
         answers = await within(asyncio.gather(*running))

@@ -112,3 +112,8 @@ def test_a_model_without_experts_is_refused_before_the_first_prompt(model_folder
 
     with pytest.raises(RunError, match="model type qwen3 has no routers whose choices are known"):
         asyncio.run(work())
+
+
+def test_experts_of_a_model_that_generates_in_cohorts_are_refused(bench, saved):
+    with pytest.raises(RunError, match="routed_experts is set, and model type 'qwen3_moe' does not generate in rows"):
+        bench(saved(MOE), routed_experts=True, way="cohorts")

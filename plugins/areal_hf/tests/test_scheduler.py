@@ -4,6 +4,7 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.slow
+WAYS = pytest.mark.parametrize("way", ["rows", "cohorts", "whole"])
 
 # pytest's importlib mode gives a test module no package to import its neighbors from; the fixtures carry them.
 
@@ -45,10 +46,11 @@ def test_greedy_equals_generate(bench, saved, shape):
         assert outputs[number][0] == whole[0, len(prompt) :].tolist()
 
 
-def test_a_seed_gives_the_same_tokens_whatever_else_runs(bench, model_folder):
+@WAYS
+def test_a_seed_gives_the_same_tokens_whatever_else_runs(bench, model_folder, way):
     asked = prompts(20, seed=5)
-    alone = bench(model_folder, requests=1)
-    crowd = bench(model_folder, requests=16)
+    alone = bench(model_folder, requests=1, way=way)
+    crowd = bench(model_folder, requests=16, way=way)
     for number, prompt in enumerate(asked):
         alone.add(prompt, number * 7, max_new_tokens=12)
     for number, prompt in reversed(list(enumerate(asked))):
@@ -96,8 +98,9 @@ def test_requests_come_to_their_turn_in_order(bench, model_folder):
     assert order == sorted(order)
 
 
-def test_cancelled_requests_leave_at_once(bench, model_folder):
-    here = bench(model_folder, requests=2)
+@WAYS
+def test_cancelled_requests_leave_at_once(bench, model_folder, way):
+    here = bench(model_folder, requests=2, way=way)
     numbers = [here.add([5, 6], seed, max_new_tokens=90) for seed in range(4)]
     here.step()
     for number in (numbers[0], numbers[3]):
@@ -109,17 +112,44 @@ def test_cancelled_requests_leave_at_once(bench, model_folder):
     here.check_logprobs(2)
 
 
+@WAYS
+def test_siblings_share_a_prompt_and_leave_one_by_one(bench, model_folder, way):
+    here = bench(model_folder, requests=6, way=way)
+    for seed in range(6):
+        here.add([7, 8, 9], seed, max_new_tokens=(3, 9, 1, 9, 5, 4)[seed])
+    assert len(here.run()) == 6
+    for number in here.requests:
+        here.check_logprobs(number)
+
+
+@WAYS
+def test_no_forward_is_larger_than_the_settings_say(bench, model_folder, way):
+    here = bench(model_folder, requests=12, way=way, prefill_tokens=40)
+    sizes = []
+    watched = here.model.register_forward_pre_hook(
+        lambda model, inputs, options: sizes.append(options["input_ids"].shape), with_kwargs=True
+    )
+    for seed in range(12):
+        here.add([7, 8, 9, *range(5, 5 + seed // 3)], seed, max_new_tokens=20)
+    assert len(here.run()) == 12
+    watched.remove()
+    assert all(rows * length <= 40 for rows, length in sizes)
+    assert max(length for _, length in sizes) == (25 if way == "whole" else 5 if way == "rows" else 6)
+    for number in here.requests:
+        here.check_logprobs(number)
+
+
 def test_memory_is_bounded_and_given_back(bench, model_folder):
     limit = 6 * 96 * 2 * 2 * 2 * 16 * 4  # six rows of 96 tokens, two layers of keys and values, two heads of 16 floats
     here = bench(model_folder, requests=64, cache_bytes=limit)
-    cache = here.scheduler._cache
+    cache = here.scheduler._decoder.cache
     for seed in range(30):
         here.add([5] * (1 + seed % 9), seed, max_new_tokens=20 + 2 * seed)
     most_rows, most_bytes = 0, 0
     while not here.scheduler.idle:
         here.step()
         most_rows = max(most_rows, len(here.scheduler._rows))
-        most_bytes = max(most_bytes, cache.capacity[0] * cache.capacity[1] * here.scheduler._bytes_per_token)
+        most_bytes = max(most_bytes, cache.capacity[0] * cache.capacity[1] * here.scheduler._decoder.bytes_per_token)
     assert len(here.outputs) == 30
     assert 6 <= most_rows < 30
     assert 0 < most_bytes <= limit
@@ -133,19 +163,20 @@ def test_the_cache_is_no_wider_than_the_longest_live_row(bench, model_folder):
     here.add([5] * 80, max_new_tokens=2)
     here.add([5] * 3, max_new_tokens=60)
     here.step()
-    assert here.scheduler._cache.capacity[1] == 96
+    assert here.scheduler._decoder.cache.capacity[1] == 96
     for _ in range(3):
         here.step()
-    assert here.scheduler._cache.capacity[1] == 32
+    assert here.scheduler._decoder.cache.capacity[1] == 32
     here.run()
     here.check_logprobs(0)
     here.check_logprobs(1)
 
 
+@WAYS
 @pytest.mark.parametrize("recompute", [False, True])
-def test_labels_under_updates_every_few_tokens(bench, forced, recompute):
+def test_labels_under_updates_every_few_tokens(bench, forced, recompute, way):
     folders = [forced(version) for version in range(6)]
-    here = bench(folders[0], recompute=recompute, requests=6)
+    here = bench(folders[0], recompute=recompute, requests=6, way=way)
     for seed, prompt in enumerate(prompts(40, seed=9)):
         here.add(prompt, seed, max_new_tokens=5 + seed)
     version = step = 0
@@ -161,11 +192,12 @@ def test_labels_under_updates_every_few_tokens(bench, forced, recompute):
     assert any(len(set(versions)) > 5 for _, _, versions, _ in here.outputs.values())
 
 
-def test_recompute_is_exact_for_each_tokens_version_and_keep_cache_is_not(bench, model_folder, other_folder):
+@WAYS
+def test_recompute_is_exact_for_each_tokens_version_and_a_kept_cache_is_not(bench, model_folder, other_folder, way):
     references = {v: bench.reference((model_folder, other_folder)[v % 2]) for v in range(2)}
     exact = {}
     for recompute in (True, False):
-        here = bench(model_folder, recompute=recompute, requests=5)
+        here = bench(model_folder, recompute=recompute, requests=5, way=way)
         for seed, prompt in enumerate(prompts(12, seed=2)):
             here.add(prompt, seed, max_new_tokens=30, temperature=0.7)
         version = step = 0
@@ -182,15 +214,17 @@ def test_recompute_is_exact_for_each_tokens_version_and_keep_cache_is_not(bench,
             exact[recompute] = True
         except AssertionError:
             exact[recompute] = False
-    assert exact == {True: True, False: False}
+    assert exact == {True: True, False: way == "whole"}
 
 
-def test_layers_that_cannot_be_cut_into_rows_are_refused(bench, tmp_path):
-    import transformers
-
-    config = transformers.AutoConfig.for_model(
-        "mamba", vocab_size=48, hidden_size=32, num_hidden_layers=2, state_size=4
-    )
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="mamba"):
-        bench(tmp_path)
+def test_the_memory_of_a_recurrent_state_is_counted(bench, saved):
+    """Two layers: keys and values of two heads of 16 floats; a state of 4 x 8 x 8, and 4 columns of 64 channels."""
+    here = bench(saved("qwen3_5_moe_text"), cache_bytes=40_000)
+    decoder = here.scheduler._decoder
+    assert decoder.bytes_per_token == 2 * 2 * 16 * 4
+    assert decoder.bytes_per_row == (4 * 8 * 8 + 4 * 64) * 4
+    for seed in range(6):
+        here.add([5, 6], seed, max_new_tokens=60)
+    here.step()
+    assert len(here.scheduler._rows) == 2
+    assert len(here.run()) == 6

@@ -66,7 +66,7 @@ def test_the_runtime_finds_the_task_in_the_row():
     rewards = RewardSum([RewardTerm("score", functools.partial(score_task, answer_tag=None))])
     row = received(make(size=1)[0])
     assert rewards({"completion": row["answer"], "row": row}).value == 1
-    with pytest.raises(RewardError, match="asks for 'task'"):
+    with pytest.raises(RewardError, match="has a parameter 'task'"):
         rewards({"completion": "1", "row": {"prompt": "1"}})
 
 

@@ -1,5 +1,6 @@
 """What the adapter asks of an SGLang server and how it reads answers, against recorded ones."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -8,10 +9,11 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from areal_core.inference.adapter import PartialGeneration, WeightGroup
+from areal_core.inference.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
 from areal_core.interfaces import ModelReference, SamplingParameters, ServerLostError, TensorDescription
-from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_core.servers.experts import MoEShape
-from areal_core.servers.interface import PartialGeneration, WeightGroup
+from areal_core.models.experts import MoEShape
+from areal_sglang import graphs
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 
@@ -49,6 +51,26 @@ def test_options_become_words_of_the_command():
     assert words.count("--tp-size") == 1
     assert words[words.index("--tp-size") + 1] == "2", "what the config names goes before the adapter's own"
     assert command.environment["A"] == "1"
+
+
+def prefill_graphs(**options):
+    command = adapter(options=options).command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000)
+    words = list(command.arguments)
+    assert words.count("--cuda-graph-bs-prefill") <= 1
+    if "--cuda-graph-bs-prefill" not in words:
+        return []
+    sizes = words[words.index("--cuda-graph-bs-prefill") + 1 :]
+    return [int(word) for word in itertools.takewhile(str.isdigit, sizes)]
+
+
+def test_prefill_graphs_are_bounded_where_the_user_chooses_none():
+    assert prefill_graphs() == prefill_graphs(**{"mem-fraction-static": 0.5}) == [32, 64, 128, 256, 512, 1024]
+    assert prefill_graphs(chunked_prefill_size=512) == [32, 64, 128, 256, 512]
+    assert prefill_graphs(**{"max-total-tokens": 16}) == [], "there is no room for one"
+    assert prefill_graphs(chunked_prefill_size=-1) == prefill_graphs()
+    assert prefill_graphs(**{"cuda-graph-bs-prefill": [256, 1024]}) == [256, 1024]
+    for choice in graphs.CHOICES - {"cuda_graph_bs_prefill"}:
+        assert prefill_graphs(**{choice: True}) == [], choice
 
 
 def test_the_key_is_in_a_private_file_and_not_on_the_command_line(monkeypatch, tmp_path):

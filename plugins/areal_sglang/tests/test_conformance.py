@@ -1,11 +1,16 @@
 """The core's own suite for inference engines, against SGLang's own server, with AREAL_SERVERS_ON_GPU=1 on a GPU."""
 
+import subprocess
+
 import pytest
 
 import areal_sglang.engine
+from areal_core.interfaces import ModelReference
 from areal_core.testing.conformance import InferenceEngineSuite
 from areal_core.testing.conformance.models import without_tensor
 from areal_sglang.adapter import SGLangAdapter
+from areal_sglang.config import SGLangConfig
+from areal_sglang.graphs import TOKENS
 
 # A first run makes the server's environment, and starting two servers takes a minute; the suite has limits of its own.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -33,3 +38,28 @@ def test_an_adapter_that_drops_a_parameter_fails_the_suite(sglang_engine, monkey
     suite.make = sglang_engine
     with pytest.raises(AssertionError, match="a plain forward pass"):
         suite.test_every_tensor_is_taken_over(tmp_path)
+
+
+PREFILL_GRAPHS = """
+import runpy, sys
+runpy.run_path(sys.argv[1], run_name="prepare")
+from sglang.srt.arg_groups.cuda_graph_hook import parse_cuda_graph_config
+from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.server_args import prepare_server_args
+arguments = prepare_server_args(sys.argv[2:])
+parse_cuda_graph_config(arguments)
+print(*resolving_view(arguments).cuda_graph_config.prefill.bs)
+"""
+
+
+def test_sglang_itself_reads_the_bound_on_prefill_graphs(sglang_program, tmp_path):
+    python, *launcher = sglang_program
+    if launcher[:1] == ["-m"]:
+        pytest.skip("the server on a CPU is asked")
+    adapter = SGLangAdapter(SGLangConfig(program=[python], options={"device": "cpu"}))
+    words = adapter.command(ModelReference(str(tmp_path)), "127.0.0.1", 8000).arguments[1:]
+    done = subprocess.run(
+        [python, "-c", PREFILL_GRAPHS, *launcher, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].split() == [str(tokens) for tokens in TOKENS]

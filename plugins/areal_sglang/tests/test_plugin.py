@@ -2,7 +2,10 @@ import pytest
 
 from areal_core.config import resolve
 from areal_core.errors import ConfigError
+from areal_core.inference.gpu_share import GPUShare
+from areal_core.interfaces import ModelReference
 from areal_core.testing.conformance import PluginSuite
+from areal_sglang.config import SGLangConfig
 
 WORDS = ["inference_engine=sglang", "inference_engine.program=[python3]"]
 
@@ -33,9 +36,14 @@ def test_options_that_follow_from_the_config_are_refused(name):
         resolve(None, ["grpo"], [*WORDS, f"inference_engine.options={{{name}: 2}}"])
 
 
-def test_several_servers_on_a_gpu_must_say_how_large_their_caches_are():
-    pytest.importorskip("areal_grpo", reason="the preset is another plugin's")
-    words = [*WORDS, "inference_engine.servers=2", "placement={generation: [0, 0], training: [1]}"]
-    with pytest.raises(ConfigError, match=r"a GPU has several servers: set options\.max_total_tokens"):
-        resolve(None, ["grpo"], words)
-    resolve(None, ["grpo"], [*words, "inference_engine.options={max-total-tokens: 4096}"])
+def test_on_a_shared_gpu_servers_get_the_size_of_their_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("AREAL_SCRATCH", str(tmp_path))
+    share = GPUShare(
+        80 << 30, 20 << 30, 2, weight_bytes=1 << 30, token_bytes=1 << 16, context=4096, useful_tokens=1 << 30
+    )
+    assert share.cache_tokens == (share.room_bytes - (1 << 30)) >> 16
+    settings = SGLangConfig.model_validate({"program": ["sglang"]})
+    words = settings.within(share).server_command(ModelReference(str(tmp_path)), "127.0.0.1", 1, tmp_path).arguments
+    assert words[words.index("--max-total-tokens") + 1] == str(share.cache_tokens)
+    own = settings.model_copy(update={"options": {"max_total_tokens": 4096}}).within(share)
+    assert own.options["max_total_tokens"] == 4096

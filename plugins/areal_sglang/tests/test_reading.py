@@ -14,10 +14,12 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from areal_core.config import resolve
 from areal_core.errors import ConfigError, RunError
+from areal_core.inference.broadcast import BroadcastGroups
+from areal_core.inference.http_client import ServerConnection
+from areal_core.inference.lifecycle import Lifecycle
+from areal_core.inference.pool import ServerPool
+from areal_core.inference.server import InferenceServer, State
 from areal_core.interfaces import SharedMemory, SharedTensor, TensorDescription, WeightUpdate
-from areal_core.servers.connection import ServerConnection
-from areal_core.servers.pool import Member, ServerPool, State
-from areal_core.servers.updating import BroadcastGroups, Updater
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 from areal_sglang.reading import Reading, pickled
@@ -69,27 +71,28 @@ class Fleet:
 
     def __init__(self, replay, tmp_path, *answers):
         self._served = [replay(answer) for answer in answers]
-        self.adapter = SGLangAdapter(SGLangConfig(memory_saver=True, servers=2, tensor_parallel=2))
+        settings = SGLangConfig(memory_saver=True, servers=2, tensor_parallel=2, update_timeout_s=60)
+        self.adapter = SGLangAdapter(settings)
         self.pool = ServerPool(tmp_path / "servers.jsonl")
         groups = BroadcastGroups(self.adapter, self.pool, 60.0, tmp_path / "group")
-        self.updater = Updater(self.pool, groups, 60.0)
-        self.updater._shapes = {"weight": (3, 4), "bias": (4,)}
-        self.reading = Reading(self.adapter, self.pool, self.updater, 60.0)
+        self.lifecycle = Lifecycle(settings, self.adapter, self.pool, groups)
+        self.lifecycle._shapes = {"weight": (3, 4), "bias": (4,)}
+        self.reading = Reading(self.adapter, self.pool, self.lifecycle, 60.0)
         self.bodies = []
 
     async def __aenter__(self):
         for number, served in enumerate(self._served):
             address, bodies = await served.__aenter__()
-            member = Member(f"server-{number}", self.adapter, ServerConnection(address), "recompute", "mark-")
-            member.gpus = 4 + 2 * number, 5 + 2 * number
-            member.state, member.has_memory = State.UPDATING, False
-            self.pool.members[member.name] = member
+            server = InferenceServer(f"server-{number}", self.adapter, ServerConnection(address), "recompute", "mark-")
+            server.gpus = 4 + 2 * number, 5 + 2 * number
+            server.state, server.has_memory = State.UPDATING, False
+            self.pool.servers[server.name] = server
             self.bodies.append(bodies)
         return self
 
     async def __aexit__(self, *_):
-        for member in self.pool.members.values():
-            member.connection.close()
+        for server in self.pool.servers.values():
+            server.connection.close()
         for served in self._served:
             await served.__aexit__(None, None, None)
 
@@ -114,12 +117,12 @@ def test_each_server_reads_on_its_own_gpus_and_is_then_labeled(replay, tmp_path)
     async def run():
         async with Fleet(replay, tmp_path, fine(), fine()) as fleet:
             assert await fleet.update(3, tensors(4, 5, 6, 7), [BIAS]) == [[4, 5, 6, 7]] * 3
-            members = list(fleet.pool.members.values())
-            assert not fleet.updater.is_changing
-            return fleet.bodies, [(member.state, member.version, member.has_memory) for member in members]
+            servers = list(fleet.pool.servers.values())
+            assert not fleet.lifecycle.is_changing
+            return fleet.bodies, [(server.state, server.version, server.has_memory) for server in servers]
 
-    bodies, members = asyncio.run(run())
-    assert members == [(State.READY, 3, True)] * 2
+    bodies, servers = asyncio.run(run())
+    assert servers == [(State.READY, 3, True)] * 2
     for number, posted in enumerate(bodies):
         sent = [body["serialized_named_tensors"] for body in posted if "serialized_named_tensors" in body]
         opened = [[Recorder(io.BytesIO(b64decode(each))).load() for each in part] for part in sent]
@@ -135,7 +138,7 @@ def test_no_server_is_admitted_while_others_read(replay, tmp_path):
     async def run():
         async with Fleet(replay, tmp_path, fine(), fine()) as fleet:
             await fleet.reading.read(3, ())
-            return fleet.updater.is_changing
+            return fleet.lifecycle.is_changing
 
     assert asyncio.run(run())
 
@@ -147,7 +150,7 @@ def test_who_does_not_read_every_part_waits_for_a_folder_and_nobody_reads_again(
     async def run():
         async with Fleet(replay, tmp_path, fine(), fine(update_weights_from_tensor=REFUSED)) as fleet:
             gpus = await fleet.update(3, tensors(4, 5, 6, 7), [BIAS])
-            states = [member.state for member in fleet.pool.members.values()]
+            states = [server.state for server in fleet.pool.servers.values()]
             parts = [sum("serialized_named_tensors" in body for body in posted) for posted in fleet.bodies]
             with pytest.raises(
                 RunError, match="no server reads weights in GPU memory: server-1 did not read version 3"
@@ -190,7 +193,7 @@ def test_older_versions_know_no_beginning_and_no_end(replay, tmp_path):
         older = {path: answer for path, answer in fine().items() if "_weight_update" not in path}
         async with Fleet(replay, tmp_path, older, older) as fleet:
             await fleet.update(3, tensors(4, 5, 6, 7), [BIAS])
-            return [member.version for member in fleet.pool.members.values()]
+            return [server.version for server in fleet.pool.servers.values()]
 
     assert asyncio.run(run()) == [3, 3]
 
@@ -211,7 +214,7 @@ def test_where_nobody_reads_the_trainer_is_told(replay, tmp_path):
 def test_beside_a_server_that_somebody_else_started_nobody_reads(replay, tmp_path):
     async def run():
         async with Fleet(replay, tmp_path, fine(), fine()) as fleet:
-            fleet.pool.members["server-1"].gpus = ()
+            fleet.pool.servers["server-1"].gpus = ()
             with pytest.raises(RunError, match="of server-1 the run does not know the GPUs"):
                 await fleet.reading.read(3, ())
             return fleet.bodies

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from areal_core.launchers.machine import free_port
+from areal_core.runtime.network import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

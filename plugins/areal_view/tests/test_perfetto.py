@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from areal_core.launchers.machine import free_port
+from areal_core.runtime.network import free_port
 from areal_view.timeline import Span, Track, write_trace
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]

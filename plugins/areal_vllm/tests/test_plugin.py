@@ -2,33 +2,42 @@ import pytest
 
 from areal_core.config import resolve
 from areal_core.errors import ConfigError
+from areal_core.inference.gpu_share import GPUShare
+from areal_core.interfaces import ModelReference
 from areal_core.testing.conformance import PluginSuite
+from areal_vllm.config import VLLMConfig
 
 
 class TestPlugin(PluginSuite):
     plugin = "vllm"
 
 
-def test_several_servers_on_a_gpu_must_say_how_much_of_it_each_has():
-    pytest.importorskip("areal_grpo", reason="the preset is another plugin's")
-    words = ["inference_engine=vllm", "inference_engine.servers=2", "placement={generation: [0, 0], training: [1]}"]
-    with pytest.raises(ConfigError, match=r"each would take 0\.92 of it: set options\.gpu_memory_utilization"):
-        resolve(None, ["grpo"], words)
-    resolve(None, ["grpo"], [*words, "inference_engine.options={gpu-memory-utilization: 0.3}"])
-
-
-def test_on_the_trainers_gpus_servers_take_turns_with_it():
+def test_on_the_trainers_gpus_servers_take_turns_with_it_or_keep_their_memory():
     pytest.importorskip("areal_grpo", reason="the preset is another plugin's")
     words = ["inference_engine=vllm", "placement={generation: [0], training: [0]}"]
-    with pytest.raises(ConfigError, match="set sleep_mode to true"):
-        resolve(None, ["grpo"], words)
+    assert not resolve(None, ["grpo"], words).config.takes_turns
     assert resolve(None, ["grpo"], [*words, "inference_engine.sleep_mode=true"]).config.takes_turns
 
 
-def test_on_the_trainers_gpus_servers_of_a_fixed_size_keep_their_memory():
+def test_on_a_shared_gpu_servers_get_the_size_of_their_cache(tmp_path):
+    share = GPUShare(
+        80 << 30, 20 << 30, 2, weight_bytes=1 << 30, token_bytes=1 << 16, context=4096, useful_tokens=1 << 30
+    )
+    settings = VLLMConfig.model_validate({"program": ["vllm"]}).within(share)
+    words = settings.server_command(ModelReference(str(tmp_path)), "127.0.0.1", 1, tmp_path).arguments
+    assert words[words.index("--kv-cache-memory-bytes") + 1] == str(share.cache_bytes)
+    part = float(words[words.index("--gpu-memory-utilization") + 1])
+    assert share.cache_bytes < part * share.gpu_bytes < 1.05 * share.room_bytes, "so much is free when it starts"
+    assert "--max-model-len" not in words
+    fresh = VLLMConfig.model_validate({"program": ["vllm"]}).within(share._replace(useful_tokens=1024))
+    assert fresh.options["max_model_len"] == 1024, "vLLM refuses a cache that is smaller than the context"
+
+
+def test_an_adapter_alone_is_refused_only_where_servers_give_their_memory_away():
     pytest.importorskip("areal_grpo", reason="the preset is another plugin's")
-    words = ["inference_engine=vllm", "placement={generation: [0], training: [0]}"]
+    words = ["inference_engine=vllm", "placement={generation: [0], training: [0]}", "inference_engine.adapter_rank=8"]
+    words.append("train_engine.adapter={rank: 8, sync: alone}")
     bounds = ["inference_engine.options={kv-cache-memory-bytes: 4000000000, gpu-memory-utilization: 0.3}"]
-    assert not resolve(None, ["grpo"], [*words, *bounds]).config.takes_turns
-    with pytest.raises(ConfigError, match=r"or options\.kv_cache_memory_bytes and options\.gpu_memory_utilization"):
-        resolve(None, ["grpo"], [*words, "inference_engine.options={gpu-memory-utilization: 0.3}"])
+    resolve(None, ["grpo"], [*words, *bounds])
+    with pytest.raises(ConfigError, match="lose an adapter's base"):
+        resolve(None, ["grpo"], [*words, "inference_engine.sleep_mode=true"])

@@ -20,7 +20,7 @@ from areal_core.chat.messages import ROLES, read_json
 from areal_core.errors import RunError
 from areal_core.interfaces import RowError
 from areal_core.interfaces.agent import Endpoint
-from areal_core.launchers.machine import http_address
+from areal_core.runtime.network import http_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

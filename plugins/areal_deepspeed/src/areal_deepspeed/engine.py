@@ -6,15 +6,16 @@ import json
 import os
 import sys
 from contextlib import nullcontext
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from areal_core.data import Metric
 from areal_core.errors import RunError
-from areal_core.servers.images import sees_images
+from areal_core.models.images import sees_images
 from areal_deepspeed import checkpoint
-from areal_deepspeed.refusals import no_images
+from areal_deepspeed.refusals import no_float32, no_images
 from areal_deepspeed.zero import deepspeed, initialize
 from areal_fsdp.checkpoint import checkpoint_state
 from areal_fsdp.config import FSDPConfig
@@ -22,12 +23,14 @@ from areal_fsdp.masters import Masters
 from areal_fsdp.models.compiling import prepare_layers
 from areal_fsdp.models.export import rehearse_export, write_model
 from areal_fsdp.models.model import RoleModule, decoder_of, load_model
+from areal_fsdp.models.precision import kept_in_float32, round_frozen, stored_buffers
 from areal_fsdp.models.probe import choose_rung
 from areal_fsdp.models.wide import compared_roles
 from areal_fsdp.optimizer import adamw_settings
 from areal_fsdp.parallel.file_names import named_as_in_files
 from areal_fsdp.parallel.mesh import Ranks
 from areal_fsdp.parallel.ranks import join_group_of_one, rank_and_ranks
+from areal_fsdp.parallel.tensor import decoder_layers
 from areal_fsdp.planning.recomputing import Recomputing
 from areal_fsdp.profiling import meter_of
 from areal_fsdp.role_engine import RoleEngine, means
@@ -78,7 +81,8 @@ class DeepSpeedEngine(RoleEngine):
             self._divide(module)
         elif role.changes:
             learning = dict(module.model.named_parameters())
-            self._average = Masters(module.model, learning, self._dtype, self._device, is_compiled=False)
+            kept = kept_in_float32(module.model, self._dtype)
+            self._average = Masters(module.model, learning, self._dtype, self._device, kept=kept, is_compiled=False)
         module.eval()
         self._module = module
         if settings.is_exported:
@@ -89,10 +93,13 @@ class DeepSpeedEngine(RoleEngine):
         loaded, _ = load_model(model, role)
         if sees_images(loaded.config):
             raise RunError(no_images(loaded.config.model_type))
+        if (kept := kept_in_float32(loaded, self._dtype)) and (role.trains or is_divided):
+            raise RunError(no_float32(loaded.config.model_type, next(iter(kept))))
+        round_frozen(loaded, self._dtype)
         has_kernels = self._device.type == "cuda" and self._dtype != torch.float32
         text = loaded.config.get_text_config()
         kernel = choose_attention(text, FSDPConfig.model_validate({}), self._device, has_kernels=has_kernels)
-        again = text.num_hidden_layers if role.trains and self._config.activation_checkpointing else 0
+        again = len(decoder_layers(loaded)) if role.trains and self._config.activation_checkpointing else 0
         prepare_layers(loaded, compile_them=False, recomputing=Recomputing(whole=again))
         module = RoleModule(loaded, role, temperature=temperature, chunk_tokens=self._config.logprob_chunk_tokens)
         place = torch.device("cpu") if is_divided else self._device
@@ -157,21 +164,23 @@ class DeepSpeedEngine(RoleEngine):
         return [self]
 
     def named_full_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and whole tensor of each parameter, as in the files, in the dtype that the model was asked for."""
-        return named_as_in_files(self._ready().model, self._gathered())
+        """Name and whole tensor of each parameter and stored buffer, as in the files."""
+        buffers = stored_buffers(self._ready().model).items()
+        return named_as_in_files(self._ready().model, chain(self._gathered(), buffers))
 
     def named_meta_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `DescribingEngine`: a parameter that stage 3 divides is empty, and knows its whole shape."""
+        """See `TrainEngine`: a parameter that stage 3 divides is empty, and knows its whole shape."""
         named = self._ready().model.named_parameters()
-        shapes = ((name, getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in named)
-        empty = ((name, torch.empty(shape, dtype=self._dtype, device="meta")) for name, shape in shapes)
-        return named_as_in_files(self._ready().model, empty)
+        shapes = ((name, getattr(parameter, "ds_shape", parameter.shape), parameter.dtype) for name, parameter in named)
+        empty = ((name, torch.empty(shape, dtype=dtype, device="meta")) for name, shape, dtype in shapes)
+        buffers = ((name, buffer.to("meta")) for name, buffer in stored_buffers(self._ready().model).items())
+        return named_as_in_files(self._ready().model, chain(empty, buffers))
 
     def _gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._ready().model.named_parameters():
             # One at a time, of which stage 2's are whole; a layer's are put together behind the gathering.
             with nullcontext() if self._zero is None else deepspeed().zero.GatheredParameters([parameter]):
-                whole = parameter.detach().to(self._dtype, copy=self._zero is not None)
+                whole = parameter.detach() if self._zero is None else parameter.detach().clone()
             yield name, whole
 
     def save(self, folder: Path) -> None:

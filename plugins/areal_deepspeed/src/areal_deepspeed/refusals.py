@@ -65,6 +65,14 @@ def no_images(kind: str) -> str:
     )
 
 
+def no_float32(kind: str, name: str) -> str:
+    """Why a model is refused of which a parameter stays float32."""
+    return (
+        f"model type '{kind}' keeps '{name}' in float32, and DeepSpeed casts all parameters to bfloat16: take the "
+        "train engine fsdp/fsdp for it, or set model.dtype to float32"
+    )
+
+
 def refusals(document: Document, dtype: str) -> Iterator[str]:
     """What contradicts the run, our settings or this engine, a sentence each, with its repair.
 

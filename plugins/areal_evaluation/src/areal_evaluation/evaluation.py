@@ -18,11 +18,11 @@ from pydantic import ValidationError
 
 from areal_core.cli.output import print_error
 from areal_core.config import EvaluationSection
-from areal_core.driver import Driver, claim, make_plan, model_group, preparation, rollout_groups
+from areal_core.driver import Supervisor, claim, make_plan, model_group, preparation, rollout_groups
 from areal_core.errors import RunError, UsageError
 from areal_core.interfaces import ProcessGroup
-from areal_core.messages import private_folder
 from areal_core.runs import RunFolder, model_reference
+from areal_core.runtime.rpc import private_folder
 from areal_evaluation.figures import work_out
 from areal_evaluation.messages import EpisodePlayed, EpisodesExpected
 from areal_evaluation.progress import show_progress
@@ -239,18 +239,18 @@ async def _supervise(
     def prepare() -> None:
         episodes.show(f"preparing the model  {preparation(folder)}")
 
-    driver = Driver(resolved.config.launcher.build(), folder, episodes.on_message, log, signals)
+    supervisor = Supervisor(resolved.config.launcher.build(), folder, episodes.on_message, log, signals)
     try:
-        address = await driver.listen()
-        driver.begin(folder.attempt(1))
-        claim(folder.attempt(1), address, driver.credentials)
+        address = await supervisor.listen()
+        supervisor.admit(folder.attempt(1))
+        claim(folder.attempt(1), address, supervisor.credentials)
         if resolved.config.model.source is not None and asked.address is None:
-            await driver.start([model_group(folder.path)])
-            await driver.watch("model_initialization", prepare)
-            driver.forget("model_initialization")
+            await supervisor.start([model_group(folder.path)])
+            await supervisor.watch("model_initialization", prepare)
+            supervisor.mark_done("model_initialization")
         if not signals:
-            await driver.start(evaluation_groups(resolved, folder, asked))
-            await driver.watch("evaluator", episodes.show)
+            await supervisor.start(evaluation_groups(resolved, folder, asked))
+            await supervisor.watch("evaluator", episodes.show)
         episodes.show()
     except RunError as error:
         if signals and not episodes.lines:  # interrupted while processes were started: there is nothing to report
@@ -258,7 +258,7 @@ async def _supervise(
         error.hints = (*error.hints, "--output FOLDER keeps the logs of an evaluation")
         raise
     finally:
-        await driver.close()
+        await supervisor.close()
 
 
 def evaluation_groups(resolved: Resolved, folder: RunFolder, asked: Asked) -> list[ProcessGroup]:

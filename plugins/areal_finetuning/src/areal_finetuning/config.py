@@ -15,6 +15,7 @@ from areal_core.chat.examples import undecided_text
 from areal_core.chat.settings import TemplateSettings
 from areal_core.config import Selection, Settings, component
 from areal_core.interfaces import ACTOR, REFERENCE, ForwardPass, Role
+from areal_core.models.sizes import text_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,9 +46,12 @@ class EncodingSettings(TemplateSettings):
 
     def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
         """A sequence cannot be longer than the model's context."""
-        context = model.description.get("text_config", model.description).get("max_position_embeddings")
+        context = text_config(model.description).get("max_position_embeddings")
         if self.max_tokens is not None and isinstance(context, int) and self.max_tokens > context:
-            yield f"max_tokens is {self.max_tokens}, and the model's context has {context} tokens"
+            yield (
+                f"max_tokens is {self.max_tokens}, and the model's context has {context} tokens: set max_tokens to at "
+                "most as many, or to null"
+            )
 
     def check_prompt(self, row: dict[str, Any], tokenizer: Any) -> str:
         """Return why a row's text must be explained before a run; empty if it need not be."""

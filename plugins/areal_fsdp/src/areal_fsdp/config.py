@@ -15,7 +15,7 @@ from areal_fsdp.models.schedule import LearningSettings
 from areal_fsdp.parallel.settings import ParallelSettings
 from areal_fsdp.planning.decoder import Decoder
 from areal_fsdp.planning.estimate import estimate
-from areal_fsdp.planning.memory import MemoryChoices, memory_of, remedies
+from areal_fsdp.planning.memory import MemoryChoices, memory_of, most_tokens, remedies
 from areal_fsdp.planning.meter import GIB
 from areal_fsdp.planning.recomputing import Checkpointing, Recomputing
 
@@ -228,3 +228,11 @@ class FSDPConfig(LearningSettings):
 
         part = replace(load, longest=-(-load.longest // self.parallel.context))
         return remedies(need, part, room, self.memory_choices)
+
+    def longest_sequence(self, load: RankLoad, room: int) -> int:
+        """Tokens of the longest sequence with which a rank stays below `room` bytes; ranks of `context` share it."""
+
+        def need(**changes: object) -> Memory | None:
+            return self.model_copy(update=changes).memory(replace(load, tokens=None))
+
+        return most_tokens(need, room) * self.parallel.context

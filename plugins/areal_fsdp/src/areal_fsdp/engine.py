@@ -18,12 +18,14 @@ from areal_fsdp.loaded import learning, load_role
 from areal_fsdp.masters import Masters
 from areal_fsdp.models.compiling import prepare_layers, should_compile
 from areal_fsdp.models.export import rehearse_export, write_model
+from areal_fsdp.models.precision import kept_in_float32, round_frozen
 from areal_fsdp.models.probe import choose_rung, expected_before_division
 from areal_fsdp.models.wide import compared_roles, is_wide
 from areal_fsdp.optimizer import make_optimizer, step
 from areal_fsdp.parallel.gradients import gradient_norm, sum_gradients
 from areal_fsdp.parallel.mesh import place_ranks
 from areal_fsdp.parallel.ranks import join_group_of_one, rank_and_ranks
+from areal_fsdp.parallel.tensor import decoder_layers
 from areal_fsdp.profiling import meter_of, profiled
 from areal_fsdp.role_engine import RoleEngine, means
 from areal_fsdp.sharding import choose_attention, full_parameters, shape_of, shard, synced_parameters, whole_of
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
+
+    from torch.distributed.device_mesh import DeviceMesh
 
     from areal_core.data import PackedBatch
     from areal_core.interfaces import LossSpec, ModelReference, OptimizerSettings, Role, TrainEngine
@@ -63,7 +67,7 @@ class FSDPEngine(RoleEngine):
         self._masters: Masters | None = None
         self._optimizer: torch.optim.AdamW | None = None
         self._parameters: dict[str, torch.nn.Parameter] = {}
-        self._partial: list[torch.nn.Parameter] = []
+        self._partial: list[tuple[torch.nn.Parameter, DeviceMesh]] = []
         self._choice: Choice | None = None
         self._tried = 0  # updates in this process
         self._others: Mapping[str, TrainEngine] = {}
@@ -76,7 +80,7 @@ class FSDPEngine(RoleEngine):
         if problem := self._config.parallel.problem(rank_and_ranks()[1]):
             raise RunError(problem)
         ways = {"compiled": is_compiled, "has_kernels": self._has_kernels(), "in_parts": self._must_shard()}
-        loaded = load_role(model, role, settings.temperature, self._config, **ways)
+        loaded = load_role(model, role, settings, self._config, **ways)
         module, self._adapter, files, self._decoder, self._routing = loaded
         if self._must_shard():
             join_group_of_one(self._device)
@@ -85,7 +89,7 @@ class FSDPEngine(RoleEngine):
         self._longest = getattr(text, "max_position_embeddings", None)
         chosen = choose_attention(text, self._config, self._device, has_kernels=self._has_kernels())
         module.kernel = chosen or module.kernel
-        sizes = self._decoder, role, text.num_hidden_layers
+        sizes = self._decoder, role, len(decoder_layers(module.model))
         again = self._config.recomputing(*sizes, model.dtype, is_compiled=is_compiled)
         divides = self._ranks.tensor is not None or self._ranks.experts is not None
         expected = expected_before_division(module, files) if divides else None
@@ -93,9 +97,11 @@ class FSDPEngine(RoleEngine):
         self._module = module
         self._meter = meter_of(self._decoder, self._device, self._dtype, self._parameters if self._adapter else None)
         only_packed = self._config.parallel.needs_packing
-        self._choice = choose_rung(module, self._device, self._dtype, expected, only_packed=only_packed)
+        with nullcontext() if self._adapter is None else self._adapter.must_be_called():
+            self._choice = choose_rung(module, self._device, self._dtype, expected, only_packed=only_packed)
         self._reshard()
-        prepare_layers(module.model, compile_them=is_compiled, recomputing=again, eager=module.eager_layers)
+        compiles = is_compiled and not module.in_rows
+        prepare_layers(module.model, compile_them=compiles, recomputing=again, in_parts=module.layers_in_parts)
         if settings.is_exported:
             rehearse_export(module.model, model, self._adapter and self._adapter.config)
         if role.trains:
@@ -110,19 +116,21 @@ class FSDPEngine(RoleEngine):
 
     def _place(self, module: RoleModule, files: ModelFiles | None) -> dict[str, torch.nn.Parameter]:
         """Bring the model to the device, sharded where there is anything to shard; the parameters that learn."""
+        round_frozen(module.model, self._dtype)
         if self._ranks.shards is not None:
             self._partial = shard(module, self._ranks, self._config, self._dtype, files)
         elif self._dtype != torch.float32 and self._role.changes:
             fused = module.compiled and not self._config.offload_optimizer
             learns = learning(module, self._adapter)
-            self._masters = Masters(module.model, learns, self._dtype, self._device, is_compiled=fused)
+            kept = kept_in_float32(module.model, self._dtype)
+            self._masters = Masters(module.model, learns, self._dtype, self._device, kept=kept, is_compiled=fused)
             return self._masters.parameters
         else:
             module.to(self._device)
         return learning(module, self._adapter)
 
     def _applied(self) -> AbstractContextManager[None]:
-        """The model as this engine asks it: a reference from the base asks the frozen base of another engine's."""
+        """Enable the adapter inside this context, or disable it: a reference from the base shares another's model."""
         return nullcontext() if self._adapter is None else self._adapter.applied()
 
     def _must_shard(self) -> bool:
@@ -142,13 +150,14 @@ class FSDPEngine(RoleEngine):
             return {**super()._train(planned, rate), **self._routing.metrics()}
 
     def _expect(self, part: PackedBatch, place: tuple[Any, ...], *, counts: bool, is_last: bool) -> None:
-        if isinstance(self._module, FSDPModule):  # shards add up as they come, replicas are told the sum
+        if isinstance(self._module, FSDPModule):  # replicas sum gradients once an update, shards after each pass
             self._module.set_requires_all_reduce(is_last)
         self._routing.watch(part.lengths, place[0], self._tokens, self._ready().context, counts=counts)
 
     def _backward(self, found: Mapping[str, torch.Tensor], loss: torch.Tensor | None, outputs: Sequence[str]) -> None:
-        # Sharding's collectives wait for every rank's backward pass, through all that any of them may have used. What
-        # the head gives is made at once: one of it will do, and entropy that no loss reads needs no graph of its own.
+        # Sharding's collectives wait until every rank has gone backward through every layer and head that any rank has
+        # used. All outputs of the head share one graph, so that a single output reaches all of it, and entropy that no
+        # loss reads needs no backward pass of its own. Wide outputs have graphs of their own.
         learns, wide = [] if loss is None else [loss], any(map(is_wide, outputs))
         if not learns or wide:
             used = [value for value in found.values() if value.requires_grad][: None if wide else 1]
@@ -160,8 +169,7 @@ class FSDPEngine(RoleEngine):
         self._routing.rest()
         for each in outputs:
             self._reshard(each)
-        if self._ranks.tensor is not None:
-            sum_gradients(self._partial, self._ranks.tensor)
+        sum_gradients(self._partial)
 
     @torch.no_grad()
     def update_ema(self, source: TrainEngine, decay: float) -> None:
@@ -240,11 +248,11 @@ class FSDPEngine(RoleEngine):
             self._other(role)._reshard()
 
     def named_full_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and whole tensor of each parameter, or of an adapter that is synced alone, in the model's dtype."""
+        """Name and whole tensor of each parameter and stored buffer, or of an adapter that is synced alone."""
         return synced_parameters(self._ready().model, self._adapter, self._whole)
 
     def named_meta_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `DescribingEngine`: the shape of a sharded parameter is that of the whole one."""
+        """See `TrainEngine`: the shape of a sharded parameter is that of the whole one."""
         return synced_parameters(self._ready().model, self._adapter, partial(shape_of, dtype=self._dtype))
 
     def _whole(self, parameter: torch.Tensor) -> torch.Tensor:

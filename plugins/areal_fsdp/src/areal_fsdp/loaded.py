@@ -12,7 +12,7 @@ from areal_fsdp.models.model import RoleModule, decoder_of, load_model
 from areal_fsdp.models.routing import Routing
 
 if TYPE_CHECKING:
-    from areal_core.interfaces import ModelReference, Role
+    from areal_core.interfaces import ModelReference, OptimizerSettings, Role
     from areal_fsdp.config import FSDPConfig
     from areal_fsdp.lora.adapter import Adapter
     from areal_fsdp.parallel.loading import ModelFiles
@@ -40,7 +40,7 @@ class Loaded(NamedTuple):
 def load_role(
     model: ModelReference,
     role: Role,
-    temperature: float,
+    run: OptimizerSettings,
     config: FSDPConfig,
     *,
     compiled: bool,
@@ -51,7 +51,7 @@ def load_role(
 
     Args:
         model, role: of `TrainEngine.setup`.
-        temperature: of sampling.
+        run: what `setup` is told of the run.
         config: of the engine.
         compiled: whether layers and head will be.
         has_kernels: whether attention has, which take the same layout as compiled layers.
@@ -68,9 +68,10 @@ def load_role(
     module = RoleModule(
         read,
         role,
-        temperature=temperature,
+        temperature=run.temperature,
         chunk_tokens=config.logprob_chunk_tokens,
         compiled=compiled,
+        shows_images=run.shows_images,
         kernel="torch" if compiled or has_kernels else "",
     )
     adapter = None
@@ -78,9 +79,11 @@ def load_role(
         adapter = install(read, settings, source=model.path, head=module.head_name, learns=role.changes)
         if files is not None:
             files.rename(adapter.places())
-    return Loaded(module, adapter, files, decoder, routing)
+    return Loaded(module, adapter, files, None if module.vision else decoder, routing)
 
 
 def learning(module: RoleModule, adapter: Adapter | None) -> dict[str, torch.nn.Parameter]:
     """What changes in a role that learns, by name."""
-    return dict(module.model.named_parameters()) if adapter is None else adapter.own()
+    if adapter is not None:
+        return adapter.own()
+    return {name: parameter for name, parameter in module.model.named_parameters() if parameter.requires_grad}

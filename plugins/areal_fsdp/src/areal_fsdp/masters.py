@@ -21,7 +21,7 @@ from areal_fsdp.parallel.adamw import update as adamw
 from areal_fsdp.parallel.file_names import layer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     _Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 
@@ -41,6 +41,7 @@ class Masters:
         model: its parameters.
         learning: those that learn, by name; float32, and become `dtype` here. Tied ones stay tied.
         dtype: what the model computes in.
+        kept: names of those that stay float32.
         device: where model and masters go.
         is_compiled: whether the update is compiled.
 
@@ -56,6 +57,7 @@ class Masters:
         dtype: torch.dtype,
         device: torch.device,
         *,
+        kept: Collection[str] = (),
         is_compiled: bool,
     ) -> None:
         self.parameters: dict[str, torch.nn.Parameter] = {}
@@ -66,7 +68,7 @@ class Masters:
         for name, parameter in learning.items():
             master = torch.nn.Parameter(parameter.detach().to(device, torch.float32, copy=True))
             self.parameters[name] = master
-            parameter.data = master.detach().to(dtype)
+            parameter.data = master.detach().to(torch.float32 if name in kept else dtype, copy=True)
             parameter.register_post_accumulate_grad_hook(_adder(master, self._mode))
             self._working.append(parameter)
         model.to(device)  # buffers

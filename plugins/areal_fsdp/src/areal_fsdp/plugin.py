@@ -1,8 +1,14 @@
-"""What this plugin supplies: the training engine `fsdp`. Imports nothing heavy."""
+"""What this plugin supplies: the training engine `fsdp`, and a command. Imports nothing heavy."""
 
 from __future__ import annotations
 
-from areal_core.plugins import Component, HealthCheck, hookimpl
+from areal_core.plugins import Command, Component, HealthCheck, hookimpl
+
+_OF_A_MODEL = {
+    "train": "how it is trained: packed, mixers or rows, the fastest first",
+    "adapter": "what `adapter: {}` is on",
+    "parallel": "whether ranks can divide its layers (parallel.tensor) and its experts (parallel.expert)",
+}
 
 
 @hookimpl
@@ -19,10 +25,20 @@ def areal_train_engines() -> list[Component]:
 
 
 @hookimpl
+def areal_commands() -> list[Command]:
+    """`areal dequantize SOURCE FOLDER`."""
+    return [Command("dequantize", "write a quantized model in bfloat16", target="areal_fsdp.dequantize:main")]
+
+
+@hookimpl
 def areal_health_checks() -> list[HealthCheck]:
-    """Of the attention kernels, and of what ranks talk through."""
+    """Of the attention kernels, of what ranks talk through, and of a model."""
     kernel = "the attention kernel that `attention_kernel: auto` takes in training on this machine"
     return [
         HealthCheck("attention", kernel, target="areal_fsdp.health:check_attention"),
         HealthCheck("nccl", "ranks on GPUs can work together", target="areal_fsdp.health:check_nccl"),
+        *(
+            HealthCheck(name, meaning, target=f"areal_fsdp.model_checks:check_{name}", of_model=True)
+            for name, meaning in _OF_A_MODEL.items()
+        ),
     ]

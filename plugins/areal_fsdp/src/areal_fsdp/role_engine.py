@@ -14,6 +14,7 @@ from areal_core.errors import RunError
 from areal_fsdp.models.routing import choices_of
 from areal_fsdp.models.schedule import learning_rate_at
 from areal_fsdp.models.wide import check_outputs
+from areal_fsdp.parallel.loading import unread_names
 from areal_fsdp.parallel.mesh import Ranks
 from areal_fsdp.parallel.ranks import own_device, rank_and_ranks
 from areal_fsdp.planning.meter import Meter
@@ -64,6 +65,11 @@ class RoleEngine:
     def measurements(self) -> dict[str, float]:
         """See `MeasuringEngine`."""
         return self._meter.take()
+
+    def unread_weights(self) -> list[str]:
+        """See `SelectiveEngine`."""
+        source, trusted = self._reference.path, self._reference.trust_remote_code
+        return unread_names(self._ready().model, source, trust_remote_code=trusted)
 
     def forward(self, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
         """Values of the whole batch, on every rank, in its order; float32 [sum(T)] on the CPU."""
@@ -157,6 +163,7 @@ class RoleEngine:
 
     def _plan(self, batch: PackedBatch, outputs: Sequence[str] = ()) -> Split:
         longest = [engine._longest for engine in self._read_by(outputs) if engine._longest is not None]
+        self._check_tokens(batch)
         return Split.plan(
             batch.lengths.tolist(),
             batch.unit_rows,
@@ -178,6 +185,16 @@ class RoleEngine:
             place = self._ready().layout(part.lengths, self._device), self._ready().see(part, self._device)
             rounds.append((replace(part, multimodal={}).to(self._device), place, counts))
         return rounds
+
+    def _check_tokens(self, batch: PackedBatch) -> None:
+        """Raise RunError where a token has no embedding: a GPU would end the process without a reason."""
+        words = self._ready().model.config.get_text_config().vocab_size
+        largest = int(batch["input_ids"].max()) if batch.token_count else 0
+        if largest >= words:
+            raise RunError(
+                f"a batch has the token {largest}, and the model's vocabulary has {words:,} tokens",
+                hints=["the tokenizer is another model's, or has tokens that were added to it alone"],
+            )
 
     def _check_outputs(self, outputs: Sequence[str], *, narrow: bool = False) -> None:
         check_outputs(outputs, self._role, self._ready().model.config.get_text_config().vocab_size, narrow=narrow)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,16 +17,21 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
+from areal_core.errors import RunError
+from areal_core.models.images import sees_images
+from areal_fsdp.attention.hugging_face import kernel_head_size
 from areal_fsdp.attention.kernels import choose_kernel
+from areal_fsdp.models.precision import kept_in_float32, stored_buffers
 from areal_fsdp.parallel.context import Context
 from areal_fsdp.parallel.experts import divide_experts, moe_blocks
 from areal_fsdp.parallel.file_names import named_as_in_files
-from areal_fsdp.parallel.tensor import decoder_layers, divide_layers, divide_vocabulary
-from areal_fsdp.planning.decoder import experts_of
+from areal_fsdp.parallel.tensor import beside_text, decoder_layers, divide_layers, divide_vocabulary
+from areal_fsdp.planning.decoder import experts_of, head_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
+    from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
 
     from areal_fsdp.config import FSDPConfig
@@ -37,20 +43,21 @@ if TYPE_CHECKING:
 
 def shard(
     module: RoleModule, ranks: Ranks, config: FSDPConfig, dtype: torch.dtype, files: ModelFiles | None = None
-) -> list[torch.nn.Parameter]:
+) -> list[tuple[torch.nn.Parameter, DeviceMesh]]:
     """Shard each layer, and the rest with the root; and read the shards from `files`, where the model is still there.
 
-    Gradients are summed over ranks, in float32, not averaged.
+    Gradients are summed over ranks, in float32, not averaged. Parameters that stay float32 while the model computes in
+    `dtype` are few and small, and whole on every rank: sharding gathers all parameters of a layer in one dtype.
 
     Raises:
         RunError: the model cannot be divided so.
 
     Returns:
-        The parameters whose gradients are to be summed over `ranks.tensor` besides.
+        The parameters that each rank of a mesh has whole, with gradients of its own part, which are yet to be summed.
     """
     mesh, model, partial = ranks.shards, module.model, list[str]()
     assert mesh is not None
-    if module.vision is not None:
+    if sees_images(model.config):
         config.parallel.refuse_images(model.config.model_type)
     if ranks.context is not None:
         module.context = Context(ranks.context)
@@ -58,60 +65,99 @@ def shard(
         partial = divide_layers(model, decoder_layers(model), ranks.tensor)
         module.vocabulary = divide_vocabulary(model, ranks.tensor)
     offloads = config.offload_parameters and mesh.device_type != "cpu"
+    kept = kept_in_float32(model, dtype)
+    _refuse_divided(model, kept)
+    # A layer takes what the one before it gives, as in transformers: some models have a float32 residual.
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     options: dict[str, Any] = {
         "mesh": mesh,
-        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        "mp_policy": precision,
         "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
+        "ignored_params": set(kept.values()),
     }
     if ranks.experts is not None:
         divide_experts(model, ranks.experts["experts"])
         names = ranks.experts.mesh_dim_names or ()
-        precision = replace(options["mp_policy"], cast_forward_inputs=False)
-        own = {"mesh": ranks.experts[names[:-1]], "mp_policy": precision}
-        for experts in moe_blocks(model):  # over fewer ranks than the rest; the router's weights are not rounded
-            fully_shard(experts, **options | own)
-    for layer in decoder_layers(module.model):
-        fully_shard(layer, **options)
-    fully_shard(module, **options)
+        for experts in moe_blocks(model):  # over fewer ranks than the rest
+            fully_shard(experts, **options | {"mesh": ranks.experts[names[:-1]]})
+    for part in (*_beside_text(module), *decoder_layers(module.model)):
+        fully_shard(part, **options)
+    fully_shard(module, **options | {"mp_policy": replace(precision, cast_forward_inputs=True)})  # images
     for name in ("unpacked", "head_state"):
         register_fsdp_forward_method(module, name)
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
+    device = torch.device(mesh.device_type)
+    for parameter in (each for each in kept.values() if not each.is_meta):
+        parameter.data = parameter.to(device)
     if files is not None:
-        files.fill(module, model, torch.device("cpu" if offloads else mesh.device_type))
+        files.fill(module, model, torch.device("cpu") if offloads else device, device)
     parameters = dict(model.named_parameters())
-    return [parameters[name] for name in partial]
+    dimensions = [mesh[name] for name in mesh.mesh_dim_names or ()]
+    return [
+        *((parameters[name], ranks.tensor) for name in partial if ranks.tensor is not None),
+        *((parameters[name], dimension) for name in kept for dimension in dimensions),
+    ]
+
+
+def _beside_text(module: RoleModule) -> list[torch.nn.Module]:
+    """The largest parts of a model that nothing goes through; with the root they would be gathered for nothing."""
+    unused = set() if module.vision is not None else {*beside_text(module.model).values()}
+
+    def parts_of(part: torch.nn.Module) -> Iterator[torch.nn.Module]:
+        own = {*part.parameters()}
+        if own and own <= unused:
+            yield part
+        elif own & unused:
+            for child in part.children():
+                yield from parts_of(child)
+
+    return list(parts_of(module.model))
+
+
+def _refuse_divided(model: PreTrainedModel, kept: Mapping[str, torch.Tensor]) -> None:
+    if divided := [name for name, parameter in kept.items() if isinstance(parameter, DTensor)]:
+        raise RunError(
+            f"model type {model.config.model_type} keeps '{divided[0]}' in float32, which tensor parallelism divides",
+            hints=["set train_engine.parallel.tensor to 1; more ranks work for every model"],
+        )
 
 
 def whole_of(parameter: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """All of a parameter, in a dtype; collective where ranks share it, and then on `device`."""
+    """Return a whole tensor; collective.
+
+    A tensor that ranks share is gathered on `device` in `dtype`, because shards are held in another dtype than they
+    compute in. Any other tensor is returned as it is.
+    """
     tensor = parameter.detach()
-    if isinstance(tensor, DTensor):
-        moved: Any = tensor.to(device, dtype)  # from host memory, if parameters are offloaded
-        tensor = moved.full_tensor()
-    return tensor.to(dtype)
+    if not isinstance(tensor, DTensor):
+        return tensor
+    moved: Any = tensor.to(device, dtype)  # from host memory, if parameters are offloaded
+    whole: torch.Tensor = moved.full_tensor()
+    return whole
 
 
 def shape_of(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What `whole_of` gives, on the device `meta`: no rank takes part."""
-    return torch.empty(parameter.shape, dtype=dtype, device="meta")
+    """Return a tensor of the shape and dtype that `whole_of` returns, on the device `meta`; not collective."""
+    held = dtype if isinstance(parameter, DTensor) else parameter.dtype
+    return torch.empty(parameter.shape, dtype=held, device="meta")
 
 
 def full_parameters(
     model: PreTrainedModel, adapter: Adapter | None, whole: Callable[[torch.Tensor], torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """All parameters, merged with the adapter; of masters these are what they were rounded to.
+    """All parameters, merged with the adapter, and stored buffers; of masters these are what they were rounded to.
 
     Args:
         model: sharded.
         adapter: beside it.
         whole: makes a parameter of all ranks one tensor: `whole_of` or `shape_of`; may be collective.
     """
-    if adapter is not None:
-        return named_as_in_files(model, adapter.merged(whole))
-    return named_as_in_files(model, ((name, whole(parameter)) for name, parameter in model.named_parameters()))
+    own = ((name, whole(parameter)) for name, parameter in model.named_parameters())
+    buffers = ((name, whole(buffer)) for name, buffer in stored_buffers(model).items())
+    return named_as_in_files(model, chain(own if adapter is None else adapter.merged(whole), buffers))
 
 
 def synced_parameters(
@@ -138,5 +184,5 @@ def choose_attention(text: Any, config: FSDPConfig, device: torch.device, *, has
     config.parallel.experts(experts_of(text.to_dict()))
     if not has_kernels or not heads:
         return ""
-    head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    head_size = kernel_head_size(*head_sizes(text.to_dict()))
     return choose_kernel(config.attention_kernel, own, own_key, head_size, device)

@@ -83,8 +83,8 @@ def test_layout_loses_nothing_and_pads_little(lengths):
     assert places == len(layout.padded_from_packed) == total + (0 if layout.padding is None else len(layout.padding))
     assert places <= total / 0.75 + 22 * len(lengths)
     assert torch.equal(layout.position_ids, torch.cat([torch.arange(length) for length in lengths]))
-    assert layout.cumulative_lengths.dtype == torch.int32
-    assert layout.cumulative_lengths.tolist() == F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).tolist()
+    assert layout.bounds.dtype == torch.int32
+    assert layout.bounds.tolist() == F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).tolist()
 
 
 def test_equal_lengths_are_not_moved():

@@ -11,7 +11,6 @@ from transformers import (
     AutoModelForSequenceClassification,
     GPT2Config,
     LlamaConfig,
-    MixtralConfig,
     Qwen3Config,
 )
 
@@ -136,6 +135,18 @@ def test_an_adapter_goes_on_from_its_files(tmp_path, make):
     assert frozen.begins_elsewhere
 
 
+def test_a_saved_adapter_s_dropout_is_not_applied_and_that_is_logged(tmp_path, make, caplog):
+    _, model, adapter = make()
+    adapter.export(tmp_path / "adapter", {}, torch.detach)
+    path = tmp_path / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "lora_dropout": 0.05}))
+    settings = LoraSettings(from_folder=tmp_path / "adapter")
+    _, again, _ = make(settings=settings)
+    torch.testing.assert_close(logits(again.train()), logits(model))
+    line = f"the adapter '{tmp_path / 'adapter'}' has lora_dropout 0.05: this engine applies no dropout"
+    assert [record.getMessage() for record in caplog.records if "dropout" in record.getMessage()] == [line]
+
+
 def test_a_scalar_head_learns_and_is_saved_with_its_adapter(tmp_path, make):
     folder, model, adapter = make("llama", dtype=torch.bfloat16, head="score")
     assert model.score.weight.dtype == torch.float32
@@ -176,13 +187,3 @@ def test_files_of_another_model_are_refused_by_the_tensors_name(tmp_path, make):
 def test_a_rank_above_what_a_matrix_has_is_refused_before_memory_is_asked_for(make):
     with pytest.raises(RunError, match=r"adapter.rank 1000000000 is more than any matrix has"):
         make(settings=LoraSettings(rank=1_000_000_000, alpha=1e9))
-
-
-def test_layers_of_more_than_matrices_want_names():
-    sizes = {**SIZES, "num_local_experts": 2, "num_experts_per_tok": 1}
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(MixtralConfig(**sizes))
-    with pytest.raises(RunError, match="more than plain matrices") as caught:
-        install(model, LoraSettings(), source="", learns=True)
-    assert "q_proj" in caught.value.hints[0]
-    assert len(install(model, LoraSettings(modules=["q_proj"]), source="", learns=True).own()) == 2 * 2

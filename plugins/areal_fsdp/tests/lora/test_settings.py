@@ -78,7 +78,7 @@ def test_a_folder_says_what_the_adapter_is(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [{"use_dora": True}, {"bias": "all"}, {"rank_pattern": {"q_proj": 8}}, {"target_modules": ".*proj"},
-     {"peft_type": "LOHA"}, {"use_rslora": True}, {"lora_dropout": 0.1}],
+     {"peft_type": "LOHA"}, {"use_rslora": True}, {"lora_dropout": 1.5}],
 )  # fmt: skip
 def test_an_adapter_that_is_not_plain_is_refused(tmp_path, changes):
     (problem,) = LoraSettings(from_folder=saved(tmp_path, **changes)).problems(Run())

@@ -1,8 +1,15 @@
 """The sizes of MoE models, against what their makers say of them and what transformers builds."""
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+from areal_core.interfaces import ACTOR
+from areal_fsdp.config import FSDPConfig
 from areal_fsdp.planning.decoder import Decoder
+from areal_fsdp.planning.memory import RankLoad
 
 LARGE = {
     "hidden_size": 2048,
@@ -61,6 +68,58 @@ def test_arithmetic_is_of_the_choices_alone():
     head = 151_936 * 2048
     wanted = 6 * (model.active_parameters - head) * 1000 + 6 * 48 * 4096 * 1000**2
     assert model.training_flops([1000]) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_window_and_layers_without_attention_have_fewer_pairs():
+    kinds = ["linear_attention"] * 24 + ["sliding_attention"] * 12 + ["full_attention"] * 12
+    shapes = shapes_of(LARGE, fused=True)
+    shapes = {n: s for n, s in shapes.items() if ".self_attn." not in n or int(n.split(".")[2]) >= 24}
+    model = Decoder.of({**LARGE, "layer_types": kinds, "sliding_window": 100}, shapes)
+    assert (model.attention_layers, model.window_layers, model.window) == (24, 12, 100)
+    pairs = 12 * 1000**2 / 2 + 12 * sum(min(place, 100) for place in range(1, 1001))
+    attention = model.training_flops([1000]) - 1000 * model.training_flops([1])
+    assert attention == pytest.approx(12 * 4096 * pairs, rel=0.01)
+
+
+def test_what_layers_without_attention_keep_follows_their_projections():
+    """Qwen3.5-2B's sizes: an H200 had 113 GiB at its fullest, and 37 with `full`."""
+    kinds = ["linear_attention"] * 3 + ["full_attention"]
+    sizes = {
+        "vocab_size": 248320, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24, "head_dim": 256,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "layer_types": kinds * 6, "tie_word_embeddings": True,
+    }  # fmt: skip
+    with torch.device("meta"):
+        model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**sizes, linear_num_value_heads=16))
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    decoder = Decoder.of(sizes, shapes)
+    assert (decoder.attention_layers, decoder.mixed) == (6, 3 * 2048 + 2048 + 2 * 16)
+    load = RankLoad(sizes, shapes, ACTOR, "bfloat16", 1, tokens=32768, longest=3835, gpu_bytes=150 << 30)
+    for checkpointing, measured in (("selective", 113), ("full", 37)):
+        settings = FSDPConfig(max_tokens_per_microbatch=33000, activation_checkpointing=checkpointing)
+        memory = settings.memory(load)
+        assert memory.total / 2**30 == pytest.approx(measured, rel=0.05)
+        assert "18 of 24 layers have no attention" in memory.recomputing
+
+
+def test_a_composite_model_that_learns_from_text_is_its_language_model_and_a_frozen_tower():
+    plain = {**LARGE, "num_hidden_layers": 2}
+    shapes = shapes_of(plain, fused=True)
+    inside = {n if "lm_head" in n else n.replace("model.", "model.language_model."): s for n, s in shapes.items()}
+    composite = {"model_type": "composite", "text_config": plain, "vision_config": {}}
+    tower = {"model.visual.blocks.0.weight": (1000, 1000)}
+    loads = [
+        RankLoad(description, named, ACTOR, "bfloat16", 1, tokens=4096, longest=1024, gpu_bytes=150 << 30)
+        for description, named in ((plain, shapes), (composite, inside | tower))
+    ]
+    alone, whole = (FSDPConfig().memory(load) for load in loads)
+    assert whole.total - alone.total == whole.resident - alone.resident == 2 * 1000**2
+    assert FSDPConfig().memory(replace(loads[1], shows_images=True)) is None
+    assert FSDPConfig().memory(replace(loads[1], shapes=shapes | tower)) is None, "of older files nothing is known"
+
+
+def test_latent_attention_has_keys_of_two_parts():
+    latent = {**LARGE, "head_dim": 64, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    assert Decoder.of(latent, shapes_of(LARGE, fused=True)).query == 32 * 192
 
 
 def test_a_rank_of_expert_parallelism_gathers_fewer_experts():

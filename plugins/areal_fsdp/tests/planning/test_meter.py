@@ -10,7 +10,7 @@ from areal_fsdp.planning.split import Split
 
 MODEL = Decoder(
     layers=2, hidden=8, intermediate=16, query=8, key=4, heads=2, vocabulary=32, words=32, layer_parameters=1000,
-    root_parameters=264, largest_layer=500, norms_heads=False,
+    root_parameters=264, largest_layer=500, norms_heads=False, attention_layers=2,
 )  # fmt: skip
 LENGTHS = [6, 4, 2]
 

@@ -1,17 +1,16 @@
-"""How the fleet speaks to a server of this plugin: over a `Peer`, and with one answer for a whole request."""
+"""The adapter for servers of this plugin: messages of a `Peer`, and one answer for a whole request."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from areal_core.data.trajectory import FinishReason
 from areal_core.errors import RunError
+from areal_core.inference.adapter import Chunk, ServerAdapter, ServerIdentity
+from areal_core.inference.errors import UpdateRefusedError, in_time
 from areal_core.interfaces import InferenceCapabilities
-from areal_core.servers.errors import UpdateRefusedError, in_time
-from areal_core.servers.interface import Chunk, ServerIdentity
 from areal_hf.connection import HFConnection
 from areal_hf.messages import Abort, Ping, Update
 from areal_hf.stop_texts import cut_at_stop
@@ -20,20 +19,19 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
+    from areal_core.inference.adapter import PartialGeneration
     from areal_core.interfaces import ModelReference, UpdateMode
-    from areal_core.servers.interface import PartialGeneration
     from areal_hf.config import HFConfig
 
 
-class HFAdapter:
-    """Speaks to servers of this plugin. See `ServerAdapter`; methods for what they cannot do are left out.
+class HFAdapter(ServerAdapter):
+    """Speaks to servers of this plugin. See `ServerAdapter` for the methods.
 
     Args:
-        settings: of the plugin.
+        settings: the engine's settings.
     """
 
     name = "hf"
-    group_store_prefixes: Mapping[str, Sequence[str]] = MappingProxyType({})
 
     def __init__(self, settings: HFConfig) -> None:
         self._settings = settings
@@ -41,31 +39,32 @@ class HFAdapter:
         self._known_tokenizer: Any = None
 
     def serve(self, model: ModelReference) -> None:
-        """Any model that transformers knows."""
+        """Keep the model, for its tokenizer. Any model that transformers knows will do."""
         self._model = model
 
     def capabilities(self) -> InferenceCapabilities:
-        """What the trainer could not reproduce is left out."""
+        """Return what servers can do. Sampling settings that the trainer could not reproduce are left out."""
         modes: frozenset[UpdateMode] = frozenset({"keep_cache", "recompute"})
         return InferenceCapabilities(modes, frozenset({"stop"}), self._settings.deterministic, images=True)
 
     def connect(self, address: str, settings: HFConfig) -> HFConnection:
-        """With the fleet's key."""
+        """Return a connection that sends the fleet's key."""
         return HFConnection(address, settings.key)
 
     async def check_health(self, connection: HFConnection, timeout_s: float) -> None:
-        """Answered between two steps, of which one may take longer than a look at servers that answer beside them."""
+        """Wait for an answer between two steps. One step may take longer than `timeout_s`, so that update_timeout_s
+        applies."""
         await in_time(connection.loaded(), timeout_s)
         await in_time(connection.ask(Ping()), self._settings.update_timeout_s, "update_timeout_s")
 
     async def identify(self, connection: HFConnection) -> ServerIdentity:
-        """What it says to everybody who comes."""
-        told = await connection.loaded()
+        """Return what the server reports to each new connection."""
+        loaded = await connection.loaded()
         slots = 1 if self._settings.deterministic else self._settings.max_concurrent_requests
-        return ServerIdentity(told.program, told.model, told.sequence_length, slots, told.dtype)
+        return ServerIdentity(loaded.program, loaded.model, loaded.sequence_length, slots, loaded.dtype)
 
     async def generate(self, connection: HFConnection, partial: PartialGeneration) -> AsyncIterator[Chunk]:
-        """All at once, when the answer is over."""
+        """Yield the whole answer as one chunk when it is complete."""
         stop = partial.sampling.stop
         sampling = replace(partial.sampling, stop=()) if stop else partial.sampling
         answer = await connection.generate(partial.input_ids.tolist(), sampling, partial.seed, partial.images)
@@ -80,32 +79,28 @@ class HFAdapter:
         yield Chunk(sampled.ids, sampled.logprobs, finish, _spans(sampled.versions, labels), generation.columns)
 
     async def stop(self, connection: HFConnection, mode: UpdateMode) -> None:
-        """Nothing: weights change between two steps."""
+        """Do nothing: weights change between two steps."""
 
     async def resume(self, connection: HFConnection) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def abort(self, connection: HFConnection) -> None:
-        """End all requests; their tokens were not told, and are lost."""
+        """End all requests. Their tokens are lost, for an answer is sent only when it is complete."""
         await connection.ask(Abort())
 
     async def load(self, connection: HFConnection, folder: Path, label: str, mode: UpdateMode) -> None:
-        """What becomes of the cache of live requests is a setting of the server."""
+        """Load the weights. The server's own settings say what becomes of the cache of live requests."""
         try:
             await connection.ask(Update(label, folder))
         except RunError as error:
             raise UpdateRefusedError(error.message) from None
 
-    def name_of(self, connection: HFConnection) -> str:
-        """There are no adapters."""
-        return ""
-
     async def set_label(self, connection: HFConnection, label: str) -> None:
-        """Name the weights that are there."""
+        """Set the label of the weights that the server holds."""
         await connection.ask(Update(label, None))
 
     def _tokenizer(self) -> Any:
-        """The model's; read when the first text that ends answers is asked for."""
+        """Return the model's tokenizer, which is loaded for the first request with stop texts."""
         if self._known_tokenizer is None:
             from transformers import AutoTokenizer
 
@@ -116,7 +111,7 @@ class HFAdapter:
 
 
 def _spans(numbers: Sequence[int], labels: Mapping[int, str]) -> list[tuple[str, int, int]]:
-    """Of each run of tokens the label of its weights, whose numbers only rise."""
+    """Return the label of each run of tokens with the same weights, whose numbers only rise."""
     spans, start = [], 0
     while start < len(numbers):
         end = bisect_right(numbers, numbers[start], start)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,9 @@ import msgspec
 
 from areal_core.background import start_task
 from areal_core.interfaces.launcher import describe_exit
-from areal_core.launchers.guard import last_words
-from areal_core.messages import private_folder
-from areal_core.messages.hub import Restart, Server, Servers
+from areal_core.runtime.logs import last_words
+from areal_core.runtime.messages import ColocatedTraining, RestartMember, RoleMembers, ServingMember
+from areal_core.runtime.rpc import private_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Alone:
-    """What the run's driver is for the servers of a run: starts them, and again where they end. Stands for a `Member`.
+    """Takes the part of the driver for the servers of a program that is no run: starts them, and again if they end.
 
     Args:
         settings: of the plugin.
@@ -41,22 +42,33 @@ class Alone:
         self._settings, self._log_dir = settings, log_dir
         self.model: ModelReference | None = None
         self.processes: dict[str, asyncio.subprocess.Process] = {}
-        self._serving: dict[str, Server] = {}
+        self._serving: dict[str, ServingMember] = {}
         self._failed: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._cleanup = ExitStack()
 
-    def watch(self, role: str, changed: Callable[[Servers], None]) -> None:
-        """See `Member.watch`: now they are started."""
-        self._log: Callable[[], None] = lambda: changed(Servers(tuple(self._serving.values()), self._failed))
+    def watch(self, role: str, changed: Callable[[RoleMembers], None]) -> None:
+        """See `DriverConnection.watch`. Starts the servers."""
+        self._report: Callable[[], None] = lambda: changed(
+            RoleMembers(role, tuple(self._serving.values()), self._failed)
+        )
         folder = self._cleanup.enter_context(private_folder())
         names = [f"server-{number}" for number in range(self._settings.bounds.maximum)]
         self._tasks = [start_task(self._keep(name, folder), f"keeping {name}") for name in names]
 
-    def notify(self, message: object) -> None:
-        """See `Member.notify`: what is to be started again is ended."""
-        if isinstance(message, Restart):
+    def notify(self, message: RestartMember | ColocatedTraining) -> None:
+        """See `DriverConnection.notify`. A server that is to be restarted is killed."""
+        if isinstance(message, RestartMember):
             self._kill(message.name)
+
+    def request(self, message: ColocatedTraining, timeout_s: float | None, waiting_for: str) -> Future[object]:
+        """See `DriverConnection.request`. These servers share no GPUs with a trainer: there is nothing to wait for."""
+        answered: Future[object] = Future()
+        answered.set_result(None)
+        return answered
+
+    def log(self, line: str) -> None:
+        """See `DriverConnection.log`. There is no run's log; standard error has the line."""
 
     async def _keep(self, name: str, folder: Path) -> None:
         log = self._log_dir / f"{name}.log"
@@ -74,13 +86,13 @@ class Alone:
                 )
             assert process.stdout is not None
             if is_up := bool(await process.stdout.readline()):
-                self._serving[name] = Server(name, address, is_fresh=True)
-                self._log()
+                self._serving[name] = ServingMember(name, address, is_fresh=True)
+                self._report()
             code = await process.wait()
             self._serving.pop(name, None)
             if not is_up:
                 self._failed[name] = f"{describe_exit(code)}; the end of its log:\n{last_words(log)}"
-            self._log()
+            self._report()
             if not is_up:
                 return
 

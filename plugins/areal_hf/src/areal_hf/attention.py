@@ -7,14 +7,11 @@ the same sums, no copies; three times faster where the head size is small.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 NAME = "areal_grouped"
 
@@ -54,15 +51,6 @@ def grouped_attention(
         scale=scaling,
     )
     return output.reshape(rows, 1, heads, output.shape[-1]), None
-
-
-def attention_for(config: PreTrainedConfig) -> str:
-    """The name of the attention that computes this model exactly: scaled dot products cannot cap or bias scores."""
-    text = config.get_text_config(decoder=True)
-    capped = getattr(text, "attn_logit_softcapping", None) is not None
-    if capped or text.model_type in {"gpt_oss"}:
-        return "eager"
-    return NAME
 
 
 AttentionInterface.register(NAME, grouped_attention)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from areal_core.config import Seconds, ServerBounds  # noqa: TC001 - pydantic reads annotations
-from areal_core.launchers.guard import SCRATCH_VARIABLE
-from areal_core.launchers.member import LOADING_SILENCE_S
-from areal_core.servers.settings import ServerSettings
+from areal_core.gpus import GPUS, count_gpus
+from areal_core.inference.settings import ServerSettings
+from areal_core.runtime.environment import SCRATCH_VARIABLE
+from areal_core.runtime.member import LOADING_SILENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,32 +24,40 @@ if TYPE_CHECKING:
     from areal_core.interfaces import ModelReference, ProcessGroup
     from areal_core.runs import Member
 
+_SERVERS = ("sglang", "vllm")
+
 
 class HFConfig(ServerSettings):
     """Settings of the embedded inference engine."""
 
     least_servers: ClassVar[int] = 1
     servers: int | ServerBounds = 1
-    """processes that generate, each with a copy of the model; or bounds, between which they come and go with their
-    nodes"""
+    """Number of processes that generate, each with a copy of the model. {minimum, maximum}: an elastic fleet, whose
+    processes come and go with their nodes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """where the model computes; auto takes the GPU where PyTorch sees one"""
+    """Device of the model. auto: the GPU, if PyTorch sees one."""
     max_concurrent_requests: int = Field(128, ge=1)
-    """requests that one process generates from at once; further ones wait in order of arrival"""
+    """Concurrent requests of one process. Further requests wait for a slot."""
     max_sequence_length: int | None = Field(None, ge=2)
-    """longest prompt and output together, in tokens; by default the model's own limit"""
+    """Longest sequence, prompt and output together, in tokens; default: the model's own limit."""
     cache_gib: float = Field(2.0, gt=0)
-    """keys and values never take more memory than this; requests wait instead"""
+    """Memory for the KV caches of running requests in GiB. Further requests wait."""
     prefill_tokens: int = Field(4096, ge=1)
-    """prompt tokens, padding included, that one forward pass takes, unless one is longer"""
+    """Prompt tokens of one forward pass, padding included. A longer prompt has a pass of its own."""
     update_mode: Literal["keep_cache", "recompute"] = "keep_cache"
-    """on new weights the keys and values of live requests are kept, or recomputed under them"""
+    """What a weight sync does with the KV cache of running requests: keep it, or recompute it under the new weights."""
     threads: int = Field(1, ge=1)
-    """CPU threads of a generating process"""
+    """CPU threads of one process."""
     deterministic: bool = False
-    """one request at a time, in order of arrival: bit for bit the same whatever else is asked"""
+    """Run one request at a time, in order of arrival, so that answers are the same bit for bit."""
     start_timeout_s: Seconds = Field(300.0, gt=0)
-    """seconds that loading the model may take"""
+    """Seconds in which the model must be loaded."""
+
+    @classmethod
+    def automatic_rank(cls, gpus: int) -> int:
+        """See `ServerSettings.automatic_rank`."""
+        del gpus
+        return 1
 
     def process_groups(self, config: RunConfig, run_dir: Path) -> list[ProcessGroup]:
         """See `ServerSettings.process_groups`."""
@@ -68,11 +78,17 @@ class HFConfig(ServerSettings):
         return 0
 
     def made_deterministic(self, is_asked: bool) -> HFConfig:
-        """The same, with one request at a time where the config asks for it."""
+        """Return these settings, deterministic if the config asks for it."""
         return self.model_copy(update={"deterministic": self.deterministic or is_asked})
 
     def notes(self, config: RunConfig) -> Iterable[str]:
-        """What a plan for GPUs leaves out."""
+        """Yield which engine would be faster, and which memory the plan leaves out."""
+        if self.device != "cpu" and count_gpus() and any(GPUS.glob("*")):
+            servers = [name for name in _SERVERS if find_spec(name) and find_spec(f"areal_{name}")]
+            faster = (
+                f"{' and '.join(servers)}, installed here, " if servers else "SGLang and vLLM, not installed here, "
+            )
+            yield faster + "generate faster on a GPU than this engine: set inference_engine.type=auto"
         if self.device != "cpu" and config.placement.gpu_memory_gib is not None and not config.placement.disaggregated:
             yield (
                 f"on the trainer's GPU it has a copy of the model, and keys and values of up to cache_gib, "
@@ -80,7 +96,7 @@ class HFConfig(ServerSettings):
             )
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """One at a time is one server."""
+        """Yield contradictions with the rest of the config."""
         yield from super().check(config)
         if (self.deterministic or config.deterministic) and self.bounds.maximum > 1:
             yield "deterministic is one request at a time: set servers to 1"

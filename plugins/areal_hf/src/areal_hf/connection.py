@@ -1,4 +1,4 @@
-"""The connection to a server: in each rollout worker, and in the controller."""
+"""The connection to a server of this plugin, used by rollout workers and by the controller."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 from areal_core.background import start_task
 from areal_core.data import Generation, SampledTokens
 from areal_core.data.trajectory import FinishReason
+from areal_core.inference.errors import RequestRefusedError
 from areal_core.interfaces import ServerLostError, ServerUnreachableError
-from areal_core.messages import Credentials, Peer, PeerClosed, connect_once
-from areal_core.servers.errors import RequestRefusedError
-from areal_core.servers.experts import ROUTED_EXPERTS
+from areal_core.models.experts import ROUTED_EXPERTS
+from areal_core.runtime.rpc import Credentials, Peer, PeerClosed, connect_once
 from areal_hf.messages import Aborted, Cancel, Finished, Generate, Loaded, Refused
 
 if TYPE_CHECKING:
@@ -25,46 +25,46 @@ if TYPE_CHECKING:
     from areal_core.data.trajectory import Values
     from areal_core.errors import RunError
     from areal_core.interfaces import SamplingParameters
-    from areal_core.messages import Message
+    from areal_core.runtime.rpc import Message
 
     Answer = tuple[Generation, Mapping[int, str]]
-    """What was generated, with the numbers of weights for versions; and the labels of these."""
+    """A generation whose versions are numbers of weights, and the label of each number."""
 
 
 class HFConnection:
-    """See `areal_core.servers.interface.Connection`.
+    """See `areal_core.inference.adapter.Connection`.
 
     Args:
-        address: of the server.
-        key: that it asks for; empty for none.
+        address: the server's address.
+        key: the key that it requires; empty for none.
     """
 
     def __init__(self, address: str, key: str = "") -> None:
         self.address = address
         self._key = key
-        self._opening: asyncio.Future[_Line] | None = None
+        self._opening: asyncio.Future[_Channel] | None = None
 
     async def loaded(self) -> Loaded:
-        """What the server is."""
-        return (await self._line()).loaded
+        """Return what the server reports of itself."""
+        return (await self._channel()).loaded
 
     async def ask(self, message: Message) -> None:
-        """Have the server do something.
+        """Send a command, and return when the server has carried it out.
 
         Raises:
-            RunError: it says that it did not.
+            RunError: the server reports that it failed.
         """
-        line = await self._line()
+        channel = await self._channel()
         try:
-            await line.peer.request(message, None, "what it was asked for")
+            await channel.peer.request(message, None, "what it was asked for")
         except PeerClosed as error:
             raise _lost(error) from None
 
     async def generate(
         self, input_ids: list[int], sampling: SamplingParameters, seed: int, images: tuple[str, ...]
     ) -> Answer | None:
-        """Continue one sequence; None where somebody has ended all requests."""
-        return await (await self._line()).generate(input_ids, sampling, seed, images)
+        """Continue one sequence. Returns None if all requests were aborted."""
+        return await (await self._channel()).generate(input_ids, sampling, seed, images)
 
     def close(self) -> None:
         """See `Connection.close`."""
@@ -74,24 +74,27 @@ class HFConnection:
         if not opening.cancelled() and opening.exception() is None:
             opening.result().peer.abort()
 
-    async def _line(self) -> _Line:
-        known = self._opening
-        if known is None or (known.done() and (known.cancelled() or known.exception() or known.result().is_over)):
-            known = self._opening = asyncio.ensure_future(_Line.open(self.address, Credentials(self._key)))
+    async def _channel(self) -> _Channel:
+        opening = self._opening
+        is_usable = opening is not None and not (
+            opening.done() and (opening.cancelled() or opening.exception() or opening.result().is_closed)
+        )
+        if opening is None or not is_usable:
+            opening = self._opening = asyncio.ensure_future(_Channel.open(self.address, Credentials(self._key)))
         try:
-            return await asyncio.shield(known)
+            return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            if known.cancelled():
+            if opening.cancelled():
                 raise ServerLostError("the connection was closed") from None
             raise
 
 
-class _Line:
-    """A connection that stands.
+class _Channel:
+    """An open connection.
 
     Args:
         peer: the server.
-        loaded: what it is.
+        loaded: what it reports of itself.
     """
 
     def __init__(self, peer: Peer, loaded: Loaded) -> None:
@@ -99,15 +102,15 @@ class _Line:
         self.loaded = loaded
         self._numbers = itertools.count(1)
         self._labels: dict[int, str] = {}
-        self._asked: dict[int, asyncio.Future[Answer | None]] = {}
+        self._requests: dict[int, asyncio.Future[Answer | None]] = {}
         self._receiving = start_task(self._receive(), "answers of a server")
 
     @classmethod
-    async def open(cls, address: str, credentials: Credentials) -> _Line:
+    async def open(cls, address: str, credentials: Credentials) -> _Channel:
         """Connect.
 
         Raises:
-            ServerLostError: the server is gone, or lets nobody in who comes with this key.
+            ServerLostError: the server is gone, or refuses the key.
         """
         try:
             peer = await connect_once(address, "fleet", credentials)
@@ -126,8 +129,8 @@ class _Line:
             raise
 
     @property
-    def is_over(self) -> bool:
-        """Whether nothing will be answered any more."""
+    def is_closed(self) -> bool:
+        """Whether the server will answer nothing more."""
         return self._receiving.done()
 
     async def generate(
@@ -135,7 +138,7 @@ class _Line:
     ) -> Answer | None:
         """See `HFConnection.generate`."""
         number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        answer = self._requests[number] = asyncio.get_running_loop().create_future()
         try:
             self.peer.notify(Generate(number, input_ids, sampling, seed, images))
             return await answer
@@ -146,7 +149,7 @@ class _Line:
                 self.peer.notify(Cancel(number))
             raise
         finally:
-            self._asked.pop(number, None)
+            self._requests.pop(number, None)
 
     async def _receive(self) -> None:
         try:
@@ -154,16 +157,16 @@ class _Line:
                 match await self.peer.receive():
                     case Finished() as finished:
                         self._finish(finished)
-                    case Aborted(number) if (aborted := self._asked.get(number)) and not aborted.done():
+                    case Aborted(number) if (aborted := self._requests.get(number)) and not aborted.done():
                         aborted.set_result(None)
-                    case Refused(number, text) if (refused := self._asked.get(number)) and not refused.done():
+                    case Refused(number, text) if (refused := self._requests.get(number)) and not refused.done():
                         refused.set_exception(RequestRefusedError(text))
         except PeerClosed as error:
             lost = _lost(error)
         except (LookupError, TypeError, ValueError) as error:
-            lost = ServerLostError(f"sent an answer that makes no sense ({error!r})")
+            lost = ServerLostError(f"sent a malformed answer ({error!r})")
             self.peer.abort()
-        for waiting in self._asked.values():
+        for waiting in self._requests.values():
             if not waiting.done():
                 waiting.set_exception(lost)
 
@@ -172,25 +175,27 @@ class _Line:
         size = 4 * sum(counts)
         view = memoryview(message.columns)
         tokens = array("q", view[:size].cast("i"))
-        versions, logprobs = array("i", bytes(view[size : 2 * size])), array("f", bytes(view[2 * size : 3 * size]))
+        versions = array("i", bytes(view[size : 2 * size]))
+        logprobs = array("f", bytes(view[2 * size : 3 * size]))
         columns = self._columns(message.computed, view[3 * size :]) if self.loaded.experts_shape else [{}] * len(counts)
         self._labels |= {message.oldest + place: label for place, label in enumerate(message.labels)}
         start = 0
-        for number, count, stopped, told in zip(message.numbers, counts, message.stopped, columns, strict=True):
-            future = self._asked.get(number)
+        for number, count, stopped, column in zip(message.numbers, counts, message.stopped, columns, strict=True):
+            future = self._requests.get(number)
             end = start + count
             if future is not None and not future.done():
                 reason = FinishReason.STOP if stopped else FinishReason.LENGTH
                 sampled = SampledTokens(tokens[start:end], logprobs[start:end], versions[start:end])
-                future.set_result((Generation.of(sampled, reason, told), self._labels))
+                future.set_result((Generation.of(sampled, reason, column), self._labels))
             start = end
 
     def _columns(self, computed: list[int], data: memoryview) -> list[dict[str, Values]]:
-        """Of each generation, the experts by which its tokens were predicted; nothing predicts the first."""
+        """Return the routed experts of each generation. No position predicts the first token: its row is 0."""
         shape, dtype = self.loaded.experts_shape, self.loaded.experts_dtype
-        told = np.frombuffer(data, dtype).reshape(-1, *shape)
+        experts = np.frombuffer(data, dtype).reshape(-1, *shape)
         first = np.zeros((1, *shape), dtype)
-        return [{ROUTED_EXPERTS: np.concatenate([first, each])} for each in np.split(told, np.cumsum(computed)[:-1])]
+        per_generation = np.split(experts, np.cumsum(computed)[:-1])
+        return [{ROUTED_EXPERTS: np.concatenate([first, rows])} for rows in per_generation]
 
 
 def _lost(error: RunError) -> ServerLostError:

@@ -31,9 +31,9 @@ from areal_core.messages.workflows import RunGroup
 from areal_core.rewards.worker import build_rewards
 from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
 from areal_core.rollout.shaping import shape
-from areal_core.runs.folder import cache_folder
 from areal_core.runs.models import end_tokens, load_tokenizer, model_path, sampling_parameters
 from areal_core.runs.trainer import build_engines
+from areal_core.runtime.folder import cache_folder
 from areal_core.training.context import BatchContext
 from areal_core.training.examples import ExampleSource
 from areal_hf.config import HFConfig

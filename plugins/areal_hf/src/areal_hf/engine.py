@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from areal_core.servers.fleet import ServerFleet
+from areal_core.inference.fleet import ServerFleet
 from areal_hf.adapter import HFAdapter
 from areal_hf.alone import Alone
 
@@ -21,8 +21,8 @@ class HFEngine(ServerFleet):
     """A fleet of servers of this plugin; see `ServerFleet` for the other arguments.
 
     Args:
-        member: of the run, whose driver starts the servers; without it this program does.
-        deterministic: one request at a time, as if the settings said so.
+        member: this process in the run, whose driver starts the servers. Without it, the engine starts them itself.
+        deterministic: whether to serve one request at a time, as the setting of this name does.
     """
 
     def __init__(
@@ -37,14 +37,13 @@ class HFEngine(ServerFleet):
         settings = settings.made_deterministic(deterministic)
         if member is not None:
             settings = settings.with_key(log_dir.parent, member.host)
-        super().__init__(settings, cast("Any", HFAdapter(settings)), log_dir, member, gpus)
         self._alone = None if member else Alone(settings, log_dir)
+        super().__init__(settings, HFAdapter(settings), log_dir, member or self._alone, gpus)
 
     async def start(self, model: ModelReference) -> None:
         """See `InferenceEngine.start`."""
         if self._alone is not None:
             self._alone.model = model
-            self._member = cast("Any", self._alone)
         await super().start(model)
 
     async def close(self) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transformers import PreTrainedConfig
 
 Masks = torch.Tensor | dict[str, torch.Tensor] | None
@@ -32,10 +34,7 @@ class AttentionMasks:
         window = getattr(text, "sliding_window", None)
         types = set(getattr(text, "layer_types", None) or ())
         if types - _KNOWN:
-            raise ValueError(
-                f"the embedded engine cannot generate with layers of type {', '.join(sorted(types - _KNOWN))} "
-                f"(model type {text.model_type}); it knows {', '.join(sorted(_KNOWN))}"
-            )
+            raise ValueError(f"it has layers of type {', '.join(sorted(types - _KNOWN))}")
         if not types:
             types = {"full_attention" if window is None else "sliding_attention"}
         self._windows = {name: window if name == "sliding_attention" else None for name in sorted(types)}
@@ -45,13 +44,19 @@ class AttentionMasks:
 
     def _masks(self, positions: torch.Tensor, width: int) -> Masks:
         distance = positions.unsqueeze(-1) - torch.arange(width, device=positions.device)
-        found = {}
-        for name, window in self._windows.items():
+
+        def mask(window: int | None) -> torch.Tensor:
             hidden = distance < 0
             if window is not None:
                 hidden |= distance >= window
-            mask = torch.zeros(hidden.shape, dtype=self._dtype, device=positions.device)
-            found[name] = mask.masked_fill_(hidden, self._lowest).unsqueeze(1)
+            zeros = torch.zeros(hidden.shape, dtype=self._dtype, device=positions.device)
+            return zeros.masked_fill_(hidden, self._lowest).unsqueeze(1)
+
+        return self.for_layers(mask)
+
+    def for_layers(self, mask: Callable[[int | None], torch.Tensor]) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Make the mask of each type of layer from its window, as the model takes them."""
+        found = {name: mask(window) for name, window in self._windows.items()}
         return found if len(found) > 1 else next(iter(found.values()))
 
     def for_prompts(self, rows: int, length: int, device: torch.device) -> Masks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from areal_core.interfaces import SamplingParameters
-from areal_core.messages.frames import Message
+from areal_core.runtime.frames import Message
 
 
 class Loaded(Message):

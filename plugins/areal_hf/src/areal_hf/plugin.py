@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_core.plugins import Command, Component, hookimpl
+from areal_core.plugins import Command, Component, HealthCheck, hookimpl
 
 
 @hookimpl
@@ -22,3 +22,10 @@ def areal_inference_engines() -> list[Component]:
 def areal_commands() -> list[Command]:
     """`areal debug`, `areal hf debug`."""
     return [Command("debug", "take one row from prompt to loss in this process", target="areal_hf.debug:main")]
+
+
+@hookimpl
+def areal_health_checks() -> list[HealthCheck]:
+    """Of a model."""
+    meaning = "how the embedded engine generates: rows, cohorts or whole, the fastest first"
+    return [HealthCheck("generate", meaning, target="areal_hf.model_checks:check_generate", of_model=True)]

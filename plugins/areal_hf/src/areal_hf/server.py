@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig
 from transformers.utils import logging
 
 from areal_core.errors import RunError
-from areal_core.messages import Credentials, Done, Failed, Peer, PeerClosed, serve
+from areal_core.models.images import loader_of
 from areal_core.plugins import extra_module
-from areal_core.servers.images import sees_images, set_attention
-from areal_hf.attention import attention_for
+from areal_core.runtime.rpc import Credentials, Done, Failed, Peer, PeerClosed, serve
+from areal_hf.limits import Limits
 from areal_hf.messages import Abort, Aborted, Cancel, Finished, Generate, Loaded, Ping, Refused, Update
 from areal_hf.rows import LiveRequest, Outputs
-from areal_hf.scheduler import Limits, Scheduler
+from areal_hf.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,9 +52,7 @@ def load_model(reference: ModelReference, device: str) -> PreTrainedModel:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     path, dtype, trusted = reference.path, getattr(torch, reference.dtype), reference.trust_remote_code
     config = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
-    factory: Any = AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM
-    model: PreTrainedModel = factory.from_pretrained(path, dtype=dtype, trust_remote_code=trusted)
-    set_attention(model, attention_for(model.config) if model._supports_sdpa else "eager")
+    model: PreTrainedModel = loader_of(config).from_pretrained(path, dtype=dtype, trust_remote_code=trusted)
     return model.to(device).eval().requires_grad_(False)
 
 

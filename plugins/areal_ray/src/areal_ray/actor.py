@@ -12,7 +12,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from areal_core.interfaces.launcher import describe_exit
-from areal_core.launchers.guard import kill_tree
+from areal_core.runtime.process_tree import kill_tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

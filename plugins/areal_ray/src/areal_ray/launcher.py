@@ -23,9 +23,8 @@ from ray.util.placement_group import PlacementGroup, placement_group_table, remo
 from areal_core.cli.output import print_error
 from areal_core.errors import RunError
 from areal_core.interfaces.launcher import Node
-from areal_core.launchers import member_environment
-from areal_core.launchers.member import LOGS_VARIABLE
-from areal_core.messages import LoopThread
+from areal_core.runtime.environment import LOGS_VARIABLE, member_environment
+from areal_core.runtime.rpc import LoopThread
 from areal_ray.cluster import Held, ask_for, bundles_for, connect, look, start, what_there_is
 
 if TYPE_CHECKING:

@@ -17,15 +17,15 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from areal_core.errors import RunError
+from areal_core.inference.adapter import Chunk, ServerCommand, ServerIdentity
+from areal_core.inference.answer import is_resumable
+from areal_core.inference.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
+from areal_core.inference.http_client import HTTPAdapter, raise_refusal
+from areal_core.inference.settings import OptionValue, option_arguments
 from areal_core.interfaces import InferenceCapabilities
-from areal_core.servers.answer import is_resumable
-from areal_core.servers.connection import HTTPAdapter, raise_refusal
-from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_core.servers.experts import MoEShape, column_of
-from areal_core.servers.images import ImagePrompts
-from areal_core.servers.interface import Chunk, ServerCommand, ServerIdentity
-from areal_core.servers.settings import OptionValue, option_arguments
-from areal_sglang import images, lora
+from areal_core.models.experts import MoEShape, column_of
+from areal_core.models.images import ImagePrompts
+from areal_sglang import graphs, images, lora
 from areal_sglang.events import EVENTS
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.data.trajectory import Values
+    from areal_core.inference.adapter import PartialGeneration, WeightGroup
+    from areal_core.inference.http_client import ServerConnection
     from areal_core.interfaces import ModelReference, SamplingParameters, TensorDescription, UpdateMode
-    from areal_core.servers.connection import ServerConnection
-    from areal_core.servers.interface import PartialGeneration, WeightGroup
     from areal_sglang.config import SGLangConfig
     from areal_sglang.events import Reason
 
@@ -125,6 +125,7 @@ class SGLangAdapter(HTTPAdapter):
             "trust_remote_code": model.trust_remote_code,
             "enable_memory_saver": settings.memory_saver,
             "enable_return_routed_experts": settings.routed_experts,
+            **graphs.options_for({name.replace("-", "_"): value for name, value in settings.options.items()}),
         }
         if settings.adapter_rank is not None:
             options |= lora.options_for(settings.adapter_rank)
@@ -187,7 +188,7 @@ class SGLangAdapter(HTTPAdapter):
     async def generate(self, connection: ServerConnection, partial: PartialGeneration) -> AsyncIterator[Chunk]:
         """`/generate` with token ids, streamed. SGLang repeats the image token of each image by itself."""
         prompt, named = self._prompts.place(partial.input_ids, len(partial.images)), partial.sampling.stop_token_ids
-        can_go_on = is_resumable(partial.sampling)
+        resumable = is_resumable(partial.sampling)
         body = {
             "input_ids": images.collapsed(prompt),
             **({"image_data": list(partial.images)} if partial.images else {}),
@@ -225,7 +226,7 @@ class SGLangAdapter(HTTPAdapter):
             reason = told.finish_reason
             if reason is not None and reason.type == "stop":
                 self._prompts.is_written(
-                    ids, named, can_go_on=can_go_on
+                    ids, named, is_resumable=resumable
                 )  # then the next partial generation has padding for it
             yield Chunk(
                 ids,

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from areal_core.servers.settings import FleetSettings
+from areal_core.inference.settings import FleetSettings
+from areal_core.models.sizes import keeps_states
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import ModelReference
-    from areal_core.servers.interface import ServerCommand
+    from areal_core.inference.adapter import ServerCommand
+    from areal_core.inference.gpu_share import GPUShare
+    from areal_core.inference.settings import OptionValue
+    from areal_core.interfaces import ModelReference, StoredModel
+
+_MOST_OF_THE_FREE = 0.9
 
 
 class SGLangConfig(FleetSettings):
     """Settings of a fleet of SGLang servers."""
 
     adapter_rank: int | None = Field(None, ge=1, le=512)
-    """the highest rank of adapters (LoRA) that servers take by themselves, for `train_engine.adapter.sync: alone`;
-    null: they take merged weights"""
+    """Highest rank of LoRA adapters that the servers load, for `train_engine.adapter.sync: alone`. null: they load
+    merged weights."""
     memory_saver: bool = False
-    """servers on the trainer's GPUs give it their memory while it trains"""
+    """Let servers on the trainer's GPUs free their memory while it trains."""
+
+    memory_options: ClassVar = frozenset({"max_total_tokens"})
+    sleep_setting: ClassVar = "memory_saver"
 
     @property
     def gives_memory(self) -> bool:
@@ -45,7 +54,7 @@ class SGLangConfig(FleetSettings):
         return is_own and self.data_parallel == 1 and self.adapter_rank is None
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """What SGLang cannot do beside the rest of the config."""
+        """Yield what SGLang cannot do with the rest of the config."""
         yield from super().check(config)
         if self.adapter_rank is not None:
             adapter = getattr(config.train_engine.settings, "adapter", None)
@@ -53,14 +62,6 @@ class SGLangConfig(FleetSettings):
                 yield "adapter_rank is set, and no adapter is synced: set train_engine.adapter.sync=alone"
             if config.takes_turns:
                 yield "servers that give their memory away lose an adapter's base: split placement, or sync: merged"
-        is_bounded = "max_total_tokens" in self.option_names or not self.servers
-        if config.placement.servers_share_gpus and not is_bounded:
-            yield "a GPU has several servers: set options.max_total_tokens, the size of each one's cache"
-        if config.placement.colocated and not self.memory_saver and not is_bounded:
-            yield (
-                "placement gives the same GPUs to generation and training: set memory_saver to true (they take "
-                "turns), or options.max_total_tokens (both keep their memory)"
-            )
         if config.weight_sync.transport.target == "core/ipc" and not (
             config.has_rank_on_every_gpu and self.reads_tensors
         ):
@@ -73,6 +74,25 @@ class SGLangConfig(FleetSettings):
             yield "SGLang honors sampling.min_new_tokens only with its tokenizer: set detokenize to true"
         if self.api_key and "config" in self.options:
             yield "the key reaches SGLang through its own `config`: write what that file says into `options`"
+
+    @classmethod
+    def automatic_rank(cls, gpus: int) -> int:
+        """See `ServerSettings.automatic_rank`."""
+        return 3 if gpus and find_spec("sglang") else 0
+
+    def unplanned(self, model: StoredModel) -> str:
+        """See `FleetSettings.unplanned`. The pool of states takes a part of what is free, not of max_total_tokens."""
+        if keeps_states(model.description):
+            return "SGLang keeps states of the model's recurrent layers, in memory that the plan does not count"
+        return ""
+
+    def options_within(self, share: GPUShare) -> dict[str, OptionValue]:
+        """See `FleetSettings.options_within`.
+
+        SGLang takes the smaller of two sizes: max_total_tokens, and the part mem_fraction_static of the memory that was
+        free when it started. The trainer may have taken its memory by then or not, so the second one must not bind.
+        """
+        return {"max_total_tokens": share.cache_tokens, "mem_fraction_static": _MOST_OF_THE_FREE}
 
     def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:
         """See `FleetSettings.server_command`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from areal_core.servers.fleet import ServerFleet
+from areal_core.inference.fleet import ServerFleet
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.reading import Reading
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.interfaces import SharedTensor, WeightUpdate
-    from areal_core.launchers.member import Member
+    from areal_core.runtime.member import Member
     from areal_sglang.config import SGLangConfig
 
 
 class SGLangEngine(ServerFleet):
-    """A fleet of SGLang servers, also a `TensorReader`; see `ServerFleet` and `SGLangAdapter` for the arguments."""
+    """A fleet of SGLang servers; see `ServerFleet` and `SGLangAdapter` for the arguments."""
 
     def __init__(
         self,
@@ -31,10 +31,10 @@ class SGLangEngine(ServerFleet):
         settings = settings.with_key(log_dir.parent, member.host if member else "")
         self._speaker = SGLangAdapter(settings)
         super().__init__(settings, self._speaker, log_dir, member, gpus)
-        self._reading = Reading(self._speaker, self.pool, self._updater, settings.update_timeout_s)
+        self._reading = Reading(self._speaker, self.pool, self.lifecycle, settings.update_timeout_s)
 
     async def read_tensors(self, version: int, tensors: Sequence[SharedTensor]) -> list[int]:
-        """See `TensorReader.read_tensors`."""
+        """See `InferenceEngine.read_tensors`."""
         return await self._reading.read(version, tensors)
 
     async def update_weights(self, update: WeightUpdate) -> None:

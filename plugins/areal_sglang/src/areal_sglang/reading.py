@@ -10,93 +10,96 @@ import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from areal_core.errors import RunError
-from areal_core.servers.errors import FAULTS, in_time, known_form
-from areal_core.servers.pool import State
+from areal_core.inference.errors import FAULTS, in_time, known_form
+from areal_core.inference.server import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from areal_core.inference.lifecycle import Lifecycle
+    from areal_core.inference.pool import ServerPool
+    from areal_core.inference.server import InferenceServer
     from areal_core.interfaces import SharedMemory, SharedTensor, TensorDescription, WeightUpdate
-    from areal_core.servers.pool import Member, ServerPool
-    from areal_core.servers.updating import Updater
     from areal_sglang.adapter import SGLangAdapter
 
 
 class Reading:
-    """Has the servers that gave their memory to the trainer read its weights, part by part.
+    """Lets the servers that freed their GPU memory copy the trainer's weights from there, part by part.
 
-    All of them read, or none does: who did not would wait for a folder of the same weights every time. A server that
-    fails once ends it for good, for memory that it cannot open ends SGLang itself.
+    Either all of them read or none does: a server that does not would wait for a folder of the same weights each time.
+    After one failure no server reads any more, because SGLang ends if it cannot open memory.
 
     Args:
         adapter: speaks to the servers.
         pool: the servers.
-        updater: changes their weights otherwise.
-        timeout_s: for each part.
+        lifecycle: changes their weights otherwise.
+        timeout_s: seconds for each part.
     """
 
-    def __init__(self, adapter: SGLangAdapter, pool: ServerPool, updater: Updater, timeout_s: float) -> None:
+    def __init__(self, adapter: SGLangAdapter, pool: ServerPool, lifecycle: Lifecycle, timeout_s: float) -> None:
         self._adapter = adapter
         self._pool = pool
-        self._updater = updater
+        self._lifecycle = lifecycle
         self._timeout_s = timeout_s
-        self._readers: list[Member] = []
+        self._readers: list[InferenceServer] = []
         self._names: set[str] = set()
         self._version = -1
         self._fault = ""
 
     async def read(self, version: int, tensors: Sequence[SharedTensor]) -> list[int]:
-        """See `TensorReader.read_tensors`: a server that fails is taken out and catches up later."""
+        """See `InferenceEngine.read_tensors`. A server that fails is lost, and synced later."""
         if not tensors:
             await self._begin(version)
         else:
-            copies = {one.name: [pickled(tensors, gpu) for gpu in one.gpus] for one in self._readers}
-            await self._try(lambda one: self._adapter.read(one.connection, copies[one.name]))
+            copies = {server.name: [pickled(tensors, gpu) for gpu in server.gpus] for server in self._readers}
+            await self._call_readers(lambda server: self._adapter.read(server.connection, copies[server.name]))
             self._names |= {shared.tensor.name for shared in tensors}
         if not self._readers:
             raise RunError(f"no server reads weights in GPU memory: {self._fault or self._pool.explain()}")
-        return [gpu for member in self._readers for gpu in member.gpus]
+        return [gpu for server in self._readers for gpu in server.gpus]
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        """See `InferenceEngine.update_weights`: who has read every tensor needs nothing but the version's name."""
+        """See `InferenceEngine.update_weights`. A server that has read every tensor needs only the version's label."""
         readers, self._readers = self._readers, []
         if update.path is None and self._version == update.version:
             missing = {tensor.name for tensor in update.tensors} ^ self._names
             self._readers = [] if missing else readers
-            await self._try(lambda one: self._adapter.end_reading(one.connection, one.label(update.version)))
-            for member in self._readers:
-                member.has_read = update.version
-        await self._updater.update_weights(update)
+            await self._call_readers(
+                lambda server: self._adapter.end_reading(server.connection, server.label(update.version))
+            )
+            for server in self._readers:
+                server.read_version = update.version
+        await self._lifecycle.update_weights(update)
 
     async def _begin(self, version: int) -> None:
-        await self._updater.agree()
-        held = [member for member in self._pool.those(State.UPDATING) if not member.has_memory]
+        await self._lifecycle.announce_update()
+        asleep = [server for server in self._pool.in_state(State.UPDATING) if not server.has_memory]
         self._version, self._names, self._readers = version, set(), []
-        if others := [member.name for member in held if not member.gpus]:
-            self._fault = self._fault or f"of {', '.join(others)} the run does not know the GPUs"
+        if unplaced := [server.name for server in asleep if not server.gpus]:
+            self._fault = self._fault or f"of {', '.join(unplaced)} the run does not know the GPUs"
         if not self._fault:
-            self._readers = held
-            await self._try(self._prepare)
+            self._readers = asleep
+            await self._call_readers(self._prepare)
 
-    async def _prepare(self, member: Member) -> None:
-        await member.wake_up()
-        await self._adapter.begin_reading(member.connection)
+    async def _prepare(self, server: InferenceServer) -> None:
+        await server.wake_up()
+        await self._adapter.begin_reading(server.connection)
 
-    async def _try(self, ask: Callable[[Member], Coroutine[None, None, None]]) -> None:
-        """Ask all readers something; those that fail are lost, and read no more."""
+    async def _call_readers(self, call: Callable[[InferenceServer], Coroutine[None, None, None]]) -> None:
+        """Make a call to all readers. Those that fail are lost, and read no more."""
 
-        async def succeeds(member: Member) -> bool:
+        async def succeeds(server: InferenceServer) -> bool:
             try:
                 with known_form():
-                    await in_time(ask(member), self._timeout_s, "update_timeout_s")
+                    await in_time(call(server), self._timeout_s, "update_timeout_s")
             except FAULTS as error:
-                self._fault = f"{member.name} did not read version {self._version}: {error}"
-                self._pool.lose(member, f"did not read version {self._version} in GPU memory: {error}")
+                self._fault = f"{server.name} did not read version {self._version}: {error}"
+                self._pool.lose(server, f"did not read version {self._version} in GPU memory: {error}")
                 return False
             return True
 
-        have = await asyncio.gather(*map(succeeds, self._readers))
-        self._readers = [member for member, has in zip(self._readers, have, strict=True) if has]
+        results = await asyncio.gather(*map(succeeds, self._readers))
+        self._readers = [server for server, is_done in zip(self._readers, results, strict=True) if is_done]
 
 
 class _Tensor:

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING
 from areal_core.background import start_task
 from areal_core.errors import RunError
 from areal_core.interfaces.launcher import Node, describe_exit
-from areal_core.launchers import member_environment
+from areal_core.runtime.environment import member_environment
 from areal_slurm.allocation import Share, expand, own_address, own_job, reach, read_job, read_nodes
 
 if TYPE_CHECKING:
@@ -139,11 +139,19 @@ class SlurmGroup:
         self._steps: dict[asyncio.subprocess.Process, asyncio.Task[str]] = {}
 
     async def step(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start some of the members."""
+        """Start some of the members.
+
+        Raises:
+            RunError: `srun` cannot be started.
+        """
         output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the step
-        process = await asyncio.create_subprocess_exec(
-            *command, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+        except OSError as error:
+            output.close()
+            raise RunError(f"{command[0]} cannot be started: {error}") from error
         self._steps[process] = start_task(_watch(process, output), f"step of {self._name}")
 
     async def wait(self) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from areal_core.cli.output import print_out
 from areal_core.cli.request import Request, add_request_arguments, read_request, require_place
 from areal_core.config import Resolved, load_run, resolve
-from areal_core.driver import execute, write_down
+from areal_core.driver import execute, write_run_folder
 from areal_core.errors import RunError, UsageError
 from areal_core.runs import RunFolder
 from areal_core.runs.models import model_path, model_paths
@@ -90,7 +90,7 @@ def submit(arguments: argparse.Namespace) -> int:
     script = folder / SCRIPT_NAME
     try:
         for run, one in runs.items():
-            write_down(one, RunFolder(run), one.provenance())
+            write_run_folder(one, RunFolder(run), one.provenance())
         script.write_text(text)
         job = slurm("sbatch", "--parsable", str(script)).strip().partition(";")[0]
     except RunError:

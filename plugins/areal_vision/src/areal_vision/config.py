@@ -12,6 +12,7 @@ from areal_core.chat.settings import PromptSettings
 from areal_core.chat.template import encode, render_conversation
 from areal_core.config import LocalPath, Settings
 from areal_core.interfaces import RowError
+from areal_core.models.images import FAMILIES
 from areal_vision.files import PILLOWS_LIMIT, files_of, open_image
 from areal_vision.prompts import check_places, image_token, read_shown
 
@@ -60,6 +61,11 @@ class VisionTurnSettings(PromptSettings):
             yield (
                 f"the model in {model.folder} ({model.description.get('model_type')}) sees no images: choose one of "
                 "Qwen's families (Qwen2-VL, Qwen2.5-VL, Qwen3-VL), or a workflow of text, such as single_turn"
+            )
+        elif (kind := model.description.get("model_type")) not in FAMILIES:
+            yield (
+                f"images are shown to {', '.join(FAMILIES)}, not to '{kind}', which is trained from text alone: choose "
+                "a workflow of text, such as single_turn"
             )
         elif not any((model.folder / name).is_file() for name in PROCESSORS):
             yield f"the model in {model.folder} has no image processor ({PROCESSORS[0]}): save it there as well"

@@ -8,10 +8,11 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from areal_core.errors import RunError
+from areal_core.models.images import as_text
 from areal_vision.images import ImageInputs, token_counts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from transformers import PreTrainedModel
 
@@ -22,7 +23,7 @@ class Placed(NamedTuple):
     """A sequence, ready for the model.
 
     Attributes:
-        input_ids: [T] int64, what is embedded: see `VisionTokens.feed`.
+        input_ids: [T] int64, what is embedded: see `as_text`.
         positions: [3, T] int64, in time, height and width (multimodal rotary embeddings, arXiv 2409.12191).
     """
 
@@ -88,14 +89,8 @@ class VisionTokens:
                 f"model type '{config.model_type}' sees images in a way that is not known here",
                 hints=["choose a model of Qwen's families: Qwen2-VL, Qwen2.5-VL, Qwen3-VL"],
             )
+        self._config = config
         self.image, self.merge = int(image), int(merge)
-        self._video = int(getattr(config, "video_token_id", None) or image)
-        self._padding = int(config.get_text_config().pad_token_id or 0)
-
-    def feed(self, input_ids: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
-        """Ids of any shape with padding for image and video tokens that are no places (a mask like them or none)."""
-        spare = torch.eq(input_ids, self.image) | torch.eq(input_ids, self._video)
-        return input_ids.masked_fill(spare if places is None else spare & ~places, self._padding)
 
     def place(self, input_ids: torch.Tensor, grid: torch.Tensor) -> Placed:
         """Place images in one sequence.
@@ -115,7 +110,7 @@ class VisionTokens:
                 f"the images need image tokens in runs of {counts}, and the sequence has runs of {found}: each "
                 "image has its own, with a token of text between two"
             )
-        fed, kinds = self.feed(input_ids, places), places.to(torch.int32)
+        fed, kinds = torch.where(places, input_ids, as_text(self._config, input_ids)), places.to(torch.int32)
         grids = grid if len(grid) else None
         positions, _ = self._model.get_rope_index(fed[None], kinds[None], image_grid_thw=grids)
         return Placed(fed, positions[:, 0])
@@ -165,19 +160,18 @@ class VisionTokens:
         positions = torch.cat([each.positions for each in placed], 1)
         return Seen(fed.to(device), positions.to(device), shown(seen, device, dtype))
 
-    def hidden(self, seen: Seen, layout: Any) -> torch.Tensor:
+    def hidden(self, seen: Seen, for_layers: Mapping[str, Any]) -> torch.Tensor:
         """The model's hidden states, [T, hidden size].
 
         Args:
             seen: the sequences.
-            layout: of them, as the attention of packed sequences takes it.
+            for_layers: what the model hands down to its layers: where packed sequences begin.
         """
         hidden: torch.Tensor = self._model(
             input_ids=seen.input_ids.unsqueeze(0),
             position_ids=seen.positions.unsqueeze(1),
             use_cache=False,
-            packed_layout=layout,
-            packed_context=None,
+            **for_layers,
             **seen.images,
         )[0][0]
         if not seen.images and torch.is_grad_enabled():

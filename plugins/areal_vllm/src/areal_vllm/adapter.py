@@ -19,23 +19,23 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from areal_core.errors import RunError
+from areal_core.inference.adapter import Chunk, ServerCommand, ServerIdentity, Span
+from areal_core.inference.answer import is_resumable
+from areal_core.inference.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
+from areal_core.inference.http_client import HTTPAdapter, raise_refusal
+from areal_core.inference.settings import OptionValue, option_arguments
 from areal_core.interfaces import InferenceCapabilities
-from areal_core.servers.answer import is_resumable
-from areal_core.servers.connection import HTTPAdapter, raise_refusal
-from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_core.servers.experts import MoEShape, column_of
-from areal_core.servers.images import ImagePrompts
-from areal_core.servers.interface import Chunk, ServerCommand, ServerIdentity, Span
-from areal_core.servers.settings import OptionValue, option_arguments
+from areal_core.models.experts import MoEShape, column_of
+from areal_core.models.images import ImagePrompts
 from areal_vllm import images, lora
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from areal_core.data.trajectory import Values
+    from areal_core.inference.adapter import PartialGeneration, WeightGroup
+    from areal_core.inference.http_client import ServerConnection
     from areal_core.interfaces import ModelReference, TensorDescription, UpdateMode
-    from areal_core.servers.connection import ServerConnection
-    from areal_core.servers.interface import PartialGeneration, WeightGroup
     from areal_vllm.config import VLLMConfig
 
 KNOWN = SpecifierSet(">=0.32,<0.33")
@@ -204,7 +204,7 @@ class VLLMAdapter(HTTPAdapter):
     async def generate(self, connection: ServerConnection, partial: PartialGeneration) -> AsyncIterator[Chunk]:
         """`/inference/v1/generate` with token ids, streamed."""
         prompt = self._prompts.place(partial.input_ids, len(partial.images))
-        can_go_on = is_resumable(partial.sampling)
+        resumable = is_resumable(partial.sampling)
         shown: dict[str, Any] = {}
         if partial.images and self._encoder is not None:
             shown["features"] = await asyncio.to_thread(self._encoder.features, partial.images, prompt.places)
@@ -227,7 +227,7 @@ class VLLMAdapter(HTTPAdapter):
                     spans = None  # they are the base's, which never changes
                 output_ids, named = choice.token_ids or [], partial.sampling.stop_token_ids
                 seen += len(output_ids)
-                if reason == "stop" and self._prompts.is_written(output_ids, named, can_go_on=can_go_on):
+                if reason == "stop" and self._prompts.is_written(output_ids, named, is_resumable=resumable):
                     reason = "abort"  # the next partial generation has padding in its place
                 yield Chunk(
                     output_ids,

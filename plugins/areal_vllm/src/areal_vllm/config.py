@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from areal_core.servers.settings import FleetSettings
+from areal_core.inference.settings import FleetSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from areal_core.config import RunConfig
+    from areal_core.inference.adapter import ServerCommand
+    from areal_core.inference.gpu_share import GPUShare
+    from areal_core.inference.settings import OptionValue
     from areal_core.interfaces import ModelReference
-    from areal_core.servers.interface import ServerCommand
 
 
 class VLLMConfig(FleetSettings):
     """Settings of a fleet of vLLM servers."""
 
     sleep_mode: bool = False
-    """servers on the trainer's GPUs give it their memory while it trains"""
+    """Let servers on the trainer's GPUs free their memory while it trains."""
     adapter_rank: int | None = Field(None, ge=1, le=512)
-    """the highest rank of adapters (LoRA) that servers take by themselves, for `train_engine.adapter.sync: alone`;
-    null: they take merged weights"""
+    """Highest rank of LoRA adapters that the servers load, for `train_engine.adapter.sync: alone`. null: they load
+    merged weights."""
+
+    memory_options: ClassVar = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization"})
+    sleep_setting: ClassVar = "sleep_mode"
 
     @property
     def gives_memory(self) -> bool:
@@ -32,23 +39,32 @@ class VLLMConfig(FleetSettings):
         return self.sleep_mode
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """What vLLM cannot do beside the rest of the config."""
+        """Yield what vLLM cannot do with the rest of the config."""
         yield from super().check(config)
-        # vLLM sizes its cache by the free memory of the GPU, which changes while the trainer allocates.
-        is_bounded = {"gpu_memory_utilization", "kv_cache_memory_bytes"} <= self.option_names or not self.servers
-        if config.placement.colocated and not self.sleep_mode and not is_bounded:
-            yield (
-                "placement gives the same GPUs to generation and training: set sleep_mode to true (they take turns), "
-                "or options.kv_cache_memory_bytes and options.gpu_memory_utilization (both keep their memory)"
-            )
-        if config.placement.servers_share_gpus and "gpu_memory_utilization" not in self.option_names:
-            yield "a GPU has several servers, and each would take 0.92 of it: set options.gpu_memory_utilization"
         if self.adapter_rank is not None:
             adapter = getattr(config.train_engine.settings, "adapter", None)
             if getattr(adapter, "sync", None) != "alone":
                 yield "adapter_rank is set, and no adapter is synced: set train_engine.adapter.sync=alone"
-            if config.placement.colocated:
+            if config.takes_turns:
                 yield "servers that give their memory away lose an adapter's base: split placement, or sync: merged"
+
+    @classmethod
+    def automatic_rank(cls, gpus: int) -> int:
+        """See `ServerSettings.automatic_rank`."""
+        return 2 if gpus and find_spec("vllm") else 0
+
+    def options_within(self, share: GPUShare) -> dict[str, OptionValue]:
+        """See `FleetSettings.options_within`.
+
+        vLLM refuses to start unless the part gpu_memory_utilization of the GPU is free, and unless the cache has room
+        for one sequence of max_model_len tokens, which is the model's context.
+        """
+        taken = (share.weight_bytes + share.cache_bytes) / share.gpu_bytes
+        options: dict[str, OptionValue] = {
+            "kv_cache_memory_bytes": share.cache_bytes,
+            "gpu_memory_utilization": math.ceil(100 * taken) / 100,
+        }
+        return options | ({"max_model_len": share.cache_tokens} if share.cache_tokens < share.context else {})
 
     def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:
         """See `FleetSettings.server_command`."""

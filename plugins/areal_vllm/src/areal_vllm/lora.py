@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from areal_core.servers.adapters import describe_adapter
-from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
+from areal_core.inference.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
+from areal_core.models.adapters import describe_adapter
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from areal_core.servers.connection import ServerConnection
-    from areal_core.servers.settings import OptionValue
+    from areal_core.inference.http_client import ServerConnection
+    from areal_core.inference.settings import OptionValue
 
 NAME = "areal"
 """Of the one adapter that a server has."""

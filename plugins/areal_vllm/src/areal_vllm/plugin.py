@@ -22,4 +22,8 @@ def areal_inference_engines() -> list[Component]:
 def areal_health_checks() -> list[HealthCheck]:
     """Of the server program."""
     meaning = "servers that a run starts on this machine are of a version that was tested"
-    return [HealthCheck("program", meaning, target="areal_vllm.health:check_program")]
+    registered = "vLLM has registered the architecture; nothing was generated"
+    return [
+        HealthCheck("program", meaning, target="areal_vllm.health:check_program"),
+        HealthCheck("architecture", registered, target="areal_vllm.architectures:check_architecture", of_model=True),
+    ]

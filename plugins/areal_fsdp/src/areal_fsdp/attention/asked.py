@@ -19,17 +19,17 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from areal_core.errors import RunError
-from areal_fsdp.attention.hugging_face import packed_attention_of_a_layer
+from areal_core.models.shown_masks import ShownMask, shown_mask, telling_places
+from areal_fsdp.attention.hugging_face import BOUNDARIES, packed_attention_of_a_layer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 SDPA = "sdpa"
 CHECKED = "areal_checked"
 """Packed attention of one sequence, which refuses masks that it does not compute."""
 
-_FARTHEST = 1 << 18
-_HARMLESS = ("position_ids", "cache_position", "input_ids", "token_type_ids", "mm_token_type_ids")
+_HARMLESS = (*BOUNDARIES, "position_ids", "cache_position", "input_ids", "token_type_ids", "mm_token_type_ids")
 """Tensors that models hand down to every attention, and that change nothing in it."""
 _KNOWN = (*_HARMLESS, "softcap", "s_aux", "position_bias")
 """Tensors that packed attention expects: it computes with them or refuses them."""
@@ -52,29 +52,6 @@ def checked_sdpa() -> Iterator[None]:
         AttentionInterface.register(SDPA, sdpa_attention_forward)
 
 
-class _Mask(torch.Tensor):
-    """A mask of zeros that knows the function it stands for, unless a layer makes another tensor of it."""
-
-    visible: Callable[..., torch.Tensor]
-    near: int | None
-
-
-def _checked_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    *,
-    mask_function: Callable[..., torch.Tensor],
-    local_size: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    **_: Any,
-) -> torch.Tensor:
-    mask = torch.zeros(batch_size, 1, q_length, kv_length, dtype=dtype, device=device).as_subclass(_Mask)
-    mask.visible, mask.near = mask_function, local_size
-    return mask
-
-
 def _checked_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -89,7 +66,7 @@ def _checked_attention(
         raise RunError(
             f"{type(module).__name__} gives its attention {', '.join(asked)}, which packed attention ignores"
         )
-    if isinstance(attention_mask, _Mask) and visible is not None:
+    if isinstance(attention_mask, ShownMask) and visible is not None:
         _refuse_other_masks(module, attention_mask, sliding_window)
         attention_mask = None
     return packed_attention_of_a_layer(
@@ -97,14 +74,9 @@ def _checked_attention(
     )
 
 
-def _refuse_other_masks(module: torch.nn.Module, mask: _Mask, window: int | None) -> None:
-    """Compare at the places where masks of these kinds differ: around powers of 2, and multiples of a local size."""
-    edges = {0, *(2**power for power in range(_FARTHEST.bit_length()))}
-    sizes = {size for size in (mask.near, window) if size}
-    edges |= {size * number for size in sizes for number in (1, 2, 3)}
-    places = torch.tensor(sorted({edge + step for edge in edges for step in (-1, 0, 1) if edge + step >= 0}))
-    places = places.to(mask.device)
-    queries, keys = places[:, None], places[None, :]
+def _refuse_other_masks(module: torch.nn.Module, mask: ShownMask, window: int | None) -> None:
+    """Raise RunError where a layer's mask is another one than packed attention computes."""
+    queries, keys = telling_places(mask.near, window, device=mask.device)
     found = mask.visible(0, 0, queries, keys) & (keys <= queries)
     wanted = keys <= queries
     if window is not None:
@@ -119,4 +91,4 @@ def _refuse_other_masks(module: torch.nn.Module, mask: _Mask, window: int | None
 def register_checked_attention() -> None:
     """Make the name `CHECKED` known to transformers; safe to call again."""
     AttentionInterface.register(CHECKED, _checked_attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(CHECKED, _checked_mask)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(CHECKED, shown_mask)

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from areal_core.errors import RunError
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 PACKED = "areal_packed"
 """The name under which models find this attention."""
+BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
+"""transformers' names for where packed sequences begin. Layers that mix tokens outside attention may read them."""
 
 _NOT_COMPUTED = ("softcap", "position_bias")
 
@@ -106,6 +109,19 @@ class Layout:
             return self.packed
         return _layout(tuple(self.packed.host_bounds.tolist()), self.position_ids.device)
 
+    def for_layers(self, *, with_boundaries: bool = True) -> dict[str, Any]:
+        """What a model hands down to its layers by keyword.
+
+        Args:
+            with_boundaries: whether layers are shown where sequences begin: bounds [B + 1] and the number of each
+                token's sequence [1, T], both int32.
+        """
+        named: dict[str, Any] = {"packed_layout": self.packed}
+        if with_boundaries:
+            numbers = ((self.position_ids == 0).cumsum(0) - 1).to(torch.int32).unsqueeze(0)
+            named |= zip(BOUNDARIES, (self.packed.bounds, self.packed.bounds, numbers), strict=True)
+        return named
+
     def computed(self, values: torch.Tensor, filling: int) -> torch.Tensor:
         """Return a number for each token that the model computes, from one for each packed token [T, ...].
 
@@ -158,10 +174,24 @@ def packed_attention_of_a_layer(
     else:
         scale = q.shape[-1] ** -0.5 if scaling is None else scaling
         sinks = q.new_empty(0) if s_aux is None else s_aux
+        size = v.shape[-1]
+        q, k, v = _of_one_size(q, k, v)
         attended, _ = torch.ops.areal_attention.attention(q, k, v, sinks, *packed_layout, scale, sliding_window or 0)
+        attended = attended[..., :size]
     if packed_context is not None:
         attended = heads_to_tokens(attended, *packed_context)
     return attended.unsqueeze(0), None
+
+
+def kernel_head_size(*sizes: int) -> int:
+    """Return the head size with which kernels compute heads of these sizes: one for all, and a multiple of 8."""
+    return -(-max(sizes) // 8) * 8
+
+
+def _of_one_size(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Fill heads up with zeros, which change no score: in latent attention those of values are smaller than of keys."""
+    size = kernel_head_size(*(tensor.shape[-1] for tensor in tensors))
+    return [F.pad(each, (0, size - each.shape[-1])) if each.shape[-1] < size else each for each in tensors]
 
 
 def _refuse_what_is_not_computed(
@@ -252,11 +282,11 @@ def attention(
     if _has_kernel(query):
         reach = _reach(host_bounds, scale, window)
         attended, denominator = kernel_for(kernel, reach).forward(query, key, value, bounds, reach)
-        if not len(sinks):
-            return attended, denominator
-        whole = torch.logaddexp(denominator, sinks.float()[:, None])
-        share = (denominator - whole).exp().t()[..., None]
-        return (attended * share).to(attended.dtype), whole
+        if len(sinks):
+            whole = torch.logaddexp(denominator, sinks.float()[:, None])
+            attended = (attended * (denominator - whole).exp().t()[..., None]).to(attended.dtype)
+            denominator = whole
+        return attended.contiguous(), denominator.contiguous()
     layout = _layout(tuple(host_bounds.tolist()), query.device)
     settings: Any = {"scale": scale, "window": window or None, "sinks": sinks if len(sinks) else None}
     attended = packed_attention(query, key, value, layout, **settings)
@@ -287,11 +317,12 @@ def attention_backward(
         found = kernel_for(kernel, reach).backward(
             gradient.contiguous(), query, key, value, attended, denominator, bounds, reach
         )
+        of_query, of_key, of_value = (part.contiguous() for part in found)
         if not len(sinks):
-            return (*found, torch.empty_like(sinks))
+            return of_query, of_key, of_value, torch.empty_like(sinks)
         weight = (sinks.float()[:, None] - denominator).exp()
         of_sinks = -(weight * (gradient.float() * attended.float()).sum(-1).t()).sum(1)
-        return (*found, of_sinks.to(sinks.dtype))
+        return of_query, of_key, of_value, of_sinks.to(sinks.dtype)
     layout = _layout(tuple(host_bounds.tolist()), query.device)
     leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value, sinks)]
     wanted = leaves if len(sinks) else leaves[:3]

@@ -160,8 +160,8 @@ def _distance(kernel: Kernel, heads: int, key_heads: int, head_size: int, device
     *inputs, grad = (torch.randn(s, generator=generator, device=device, dtype=torch.bfloat16) for s in shapes)
     reach = Reach(layout.longest, head_size**-0.5, 0)
     with torch.no_grad():
-        out, lse = kernel.forward(*inputs, layout.cumulative_lengths, reach)
-        found = [out, *kernel.backward(grad, *inputs, out, lse, layout.cumulative_lengths, reach)]
+        out, lse = kernel.forward(*inputs, layout.bounds, reach)
+        found = [out, *kernel.backward(grad, *inputs, out, lse, layout.bounds, reach)]
     exact = [tensor.float().requires_grad_() for tensor in inputs]
     with torch.enable_grad():
         attended = packed_attention(exact[0], exact[1], exact[2], layout)

@@ -41,7 +41,7 @@ class PackedLayout:
 
     Attributes:
         lengths: tokens of each sequence.
-        cumulative_lengths: [B + 1] int32: sequence i is `cumulative_lengths[i]:cumulative_lengths[i + 1]`.
+        bounds: [B + 1] int32: sequence i is `bounds[i]:bounds[i + 1]`.
         position_ids: [T] int64, each token's place in its own sequence, from 0.
         buckets: for each bucket how many rows it has and how wide they are; widths descend.
         padded_from_packed: [P] int64: the packed token at each place of the buckets, one bucket behind another; places
@@ -52,7 +52,7 @@ class PackedLayout:
     """
 
     lengths: tuple[int, ...]
-    cumulative_lengths: torch.Tensor
+    bounds: torch.Tensor
     position_ids: torch.Tensor
     buckets: tuple[tuple[int, int], ...]
     padded_from_packed: torch.Tensor

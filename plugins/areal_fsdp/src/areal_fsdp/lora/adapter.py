@@ -6,6 +6,8 @@ the outside names are those of the model's files, and those of PEFT's files.
 
 from __future__ import annotations
 
+import json
+import logging
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from transformers.pytorch_utils import Conv1D
 
 from areal_core.errors import RunError
-from areal_fsdp.lora.settings import ALL_LINEAR
-from areal_fsdp.lora.stored import ADAPTER_WEIGHTS, read_shapes
+from areal_core.models.file_names import views_by_file_name
+from areal_fsdp.lora.settings import ALL_LINEAR, DROPOUT
+from areal_fsdp.lora.stored import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_shapes
 from areal_fsdp.parallel.ranks import fail_together, rank_and_ranks
 from areal_fsdp.parallel.tensor import decoder_layers
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from areal_fsdp.lora.settings import LoraSettings
+
+log = logging.getLogger(__name__)
 
 _NAME = "default"
 """PEFT's name of the one adapter that there is."""
@@ -49,7 +54,8 @@ class Adapter:
         head: name of a head that learns beside the adapter, empty where none does.
         begins_elsewhere: whether what it began as is not its base alone.
         is_synced_alone: whether inference engines get nothing but A and B.
-        is_on: whether the model is asked with the adapter, or as its base alone.
+        frozen: what an adapter on all linear layers leaves as it is in the layers.
+        is_on: whether the model computes with the adapter, or as its base alone.
     """
 
     model: PreTrainedModel
@@ -58,17 +64,18 @@ class Adapter:
     head: str
     begins_elsewhere: bool
     is_synced_alone: bool = False
+    frozen: tuple[str, ...] = ()
     is_on: bool = True
 
     def without(self) -> Adapter:
-        """For whoever asks the same model as its base alone."""
+        """Return a view that computes the base model."""
         return replace(self, is_on=False)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model as it is to be asked: with the adapter, or, for a while and without gradients, without it.
+        """Enable or disable the adapter inside this context, as `is_on` says; it is enabled behind it.
 
-        PEFT's own switch would also say that A and B need no gradients, which sharding asks once and for all.
+        PEFT's own switch also changes `requires_grad` of A and B, which sharding reads once, at setup.
         """
         self._switch(off=not self.is_on)
         try:
@@ -79,6 +86,40 @@ class Adapter:
     def _switch(self, *, off: bool) -> None:
         for layer in self.layers.values():
             layer._disable_adapters = off
+
+    @contextmanager
+    def must_be_called(self) -> Iterator[None]:
+        """Within it the model computes something, and each layer with an adapter must take part.
+
+        Kernels of some models read a matrix and pass its layer by: such an adapter would never learn, and one that was
+        read from a folder would be merged into weights that the trainer does not compute with.
+
+        Raises:
+            RunError: a layer was not called; it names those layers.
+        """
+        silent = dict(self.layers)
+        hooks = [
+            layer.register_forward_pre_hook(lambda *_, own=name: silent.pop(own, None) and None)
+            for name, layer in self.layers.items()
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if silent:
+            names = _kinds(silent)
+            others = [name for name in _kinds(self.layers) if name not in names]
+            raise RunError(
+                f"adapter.modules: model type {self.model.config.model_type} computes without calling the layers "
+                f"{', '.join(names)}, such as '{next(iter(silent))}', so their adapters would have no effect",
+                hints=[f"name others: modules: [{', '.join(others)}]"],
+            )
+
+    @property
+    def kinds(self) -> list[str]:
+        """The names of the matrices, each once."""
+        return _kinds(self.layers)
 
     def places(self) -> dict[str, str]:
         """The names that parameters without memory have in the model, by those that they have in its files."""
@@ -112,15 +153,36 @@ class Adapter:
             yield plain, tensor
 
     def alone(self, whole: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name, as in PEFT's files, and tensor of each A and B; B is multiplied by alpha / rank, so that alpha is rank.
+        """Yield name and tensor of each A and B; B is multiplied by alpha / rank, so that alpha is rank.
+
+        Names are those of PEFT's files on a model whose modules are named as in its own files, which servers read.
 
         Args:
             whole: as in `merged`.
         """
-        for name, layer in self.layers.items():
-            place = _PREFIX + name.removesuffix("weight")
+        for layer, stored in zip(self.layers.values(), self.stored_names(), strict=True):
+            place = _PREFIX + stored.removesuffix("weight")
             yield f"{place}lora_A.weight", whole(layer.lora_A[_NAME].weight)
             yield f"{place}lora_B.weight", whole(layer.lora_B[_NAME].weight) * layer.scaling[_NAME]
+
+    def stored_names(self) -> list[str]:
+        """Return the names that the matrices of `layers` have in the model's files, where transformers renames them.
+
+        Raises:
+            RunError: a matrix is joined from several of the files, or the other way around.
+        """
+        stored: list[str] = []
+        for name, layer in self.layers.items():
+            weight = torch.empty(layer.base_layer.weight.shape, device="meta")
+            found = views_by_file_name(self.model, {name: weight})
+            if len(found) != 1:
+                raise RunError(
+                    f"adapter.sync is alone, and '{name}' of model type {self.model.config.model_type} is made of "
+                    f"{len(found)} tensors of its files, so servers cannot load the adapter",
+                    hints=["set adapter.sync to merged"],
+                )
+            stored += found
+        return stored
 
     def export(
         self, folder: Path, learned: Mapping[str, torch.Tensor], whole: Callable[[torch.Tensor], torch.Tensor]
@@ -169,13 +231,13 @@ def install(model: PreTrainedModel, settings: LoraSettings, *, source: str, head
         learns: whether A and B do: then they, and such a head, are float32; else they have the model's dtype.
 
     Raises:
-        RunError: the model lacks what the settings name, or its layers hold more than plain matrices, or matrices
-            smaller than the rank; or the folder that it begins from does not fit.
+        RunError: the model lacks what the settings name, or has matrices smaller than the rank, or PEFT takes none of
+            them; or the folder that it begins from does not fit.
     """
     from peft import inject_adapter_in_model
 
     known = settings.resolved()
-    names = _targets(model, known)
+    names, frozen = _targets(model, known)
     known.refuse_rank({name: tuple(model.get_parameter(f"{name}.weight").shape) for name in names})
     model.requires_grad_(requires_grad=False)
     bare = _config(model, known, names, source, "")
@@ -188,11 +250,19 @@ def install(model: PreTrainedModel, settings: LoraSettings, *, source: str, head
                 part[_NAME].to_empty(device="cpu")
             layer.reset_lora_parameters(_NAME, bare.init_lora_weights)
     told = _config(model, known, _shortest(model, names), source, head)
-    adapter = Adapter(model, layers, told, head, settings.from_folder is not None, settings.sync == "alone")
+    adapter = Adapter(model, layers, told, head, settings.from_folder is not None, settings.sync == "alone", frozen)
+    if frozen and rank_and_ranks()[0] == 0:
+        on, left = ", ".join(adapter.kinds), ", ".join(frozen)
+        log.warning(
+            "model type '%s': the adapter is on %s; frozen in its layers are %s", model.config.model_type, on, left
+        )
+    if adapter.is_synced_alone:
+        adapter.stored_names()
     if head and learns:
         model.get_submodule(head).float()
     if settings.from_folder is not None:
         _read(adapter, settings.from_folder)
+        _log_dropout(settings.from_folder)
     for name, parameter in adapter.own().items():
         if learns:
             parameter.requires_grad_()
@@ -201,46 +271,120 @@ def install(model: PreTrainedModel, settings: LoraSettings, *, source: str, head
     return adapter
 
 
-def _targets(model: PreTrainedModel, settings: LoraSettings) -> list[str]:
-    """Names of the modules that have an adapter.
+def _targets(model: PreTrainedModel, settings: LoraSettings) -> tuple[list[str], tuple[str, ...]]:
+    """Return the names of the modules that have an adapter, and what `all-linear` leaves frozen in the layers.
 
     Raises:
         RunError: see `install`.
     """
-    inside = {id(module) for module in decoder_layers(model).modules()}
-    modules = {f"{name}.weight": module for name, module in model.named_modules() if id(module) in inside}
-    matrices = [name for name, module in modules.items() if isinstance(module, (torch.nn.Linear, Conv1D))]
+    layers = decoder_layers(model)
+    inside = set(layers.modules())
+    modules = {name: module for name, module in model.named_modules() if module in inside}
+    matrices = [name for name, module in modules.items() if _is_matrix(module)]
+    experts = {name: counts for name, module in modules.items() if (counts := _experts_of(module))}
+    parents = {name.rpartition(".")[0] for name in experts}
+    blocks = tuple(f"{name}." for name in parents if modules.get(name) not in set(layers))
+    refused = {kind: reason for kind in _kinds(matrices) if (reason := _refusal(model, kind))}
     if settings.modules == ALL_LINEAR:
-        others = {
-            type(module).__name__
-            for module in modules.values()
-            for p in module.parameters(recurse=False)
-            if p.dim() > 1 and not isinstance(module, (torch.nn.Linear, Conv1D))
-        }
-        if others:
-            raise RunError(
-                f"adapter.modules: layers of model type {model.config.model_type} have more than plain matrices: "
-                f"{', '.join(sorted(others))}, which all-linear would leave out",
-                hints=[f"name those that shall have an adapter, of {', '.join(_last_parts(matrices))}"],
-            )
-    chosen = [name.removesuffix(".weight") for name in settings.chosen(matrices)]
-    joined = sorted(name for name in modules if name.removesuffix(".weight").endswith(".experts"))
-    if joined and (inside_mlp := [name for name in chosen if ".mlp." in name]):
+        routers = _routers(model, matrices, experts)
+        matrices = [name for name in matrices if name not in routers and _kind(name) not in refused]
+    chosen = [name.removesuffix(".weight") for name in settings.chosen(f"{name}.weight" for name in matrices)]
+    kind = model.config.model_type
+    if odd := sorted(refused.keys() & {_kind(name) for name in chosen}):
         raise RunError(
-            f"adapter.modules: {', '.join(_last_parts(inside_mlp))} are matrices beside the experts of model type "
-            f"{model.config.model_type}, and the experts' own would be left out",
-            hints=["name matrices of attention, such as q_proj, k_proj, v_proj, o_proj"],
+            f"adapter.modules: PEFT puts no adapter on {', '.join(odd)} of model type {kind}: {refused[odd[0]]}",
+            hints=["name other matrices, or write modules: all-linear, which leaves these out"],
         )
-    return chosen
+    if settings.modules == ALL_LINEAR:
+        return chosen, _frozen(modules, chosen)
+    if settings.from_folder is None and (of_moe := [name for name in chosen if name.startswith(blocks)]):
+        raise RunError(
+            f"adapter.modules: {', '.join(_kinds(of_moe))} are matrices beside the experts of model type {kind}, and "
+            "the experts' own would be left out",
+            hints=["name matrices of attention, such as q_proj, k_proj, v_proj, o_proj; or write modules: all-linear"],
+        )
+    return chosen, ()
 
 
-def _last_parts(names: Iterable[str]) -> list[str]:
-    return sorted({name.removesuffix(".weight").rpartition(".")[2] for name in names})
+def _is_matrix(module: torch.nn.Module) -> bool:
+    """Whether a module is a matrix product of one row each: a subclass of Linear may compute something else."""
+    if type(module) in (torch.nn.Linear, Conv1D):
+        return True
+    if not isinstance(module, torch.nn.Linear):
+        return False
+    try:
+        with torch.no_grad():
+            output = module(torch.ones_like(module.weight[:1]))
+    except (RuntimeError, ValueError, IndexError):
+        return False
+    return isinstance(output, torch.Tensor) and output.shape == (1, module.out_features)
+
+
+def _experts_of(module: torch.nn.Module) -> set[int]:
+    """Return how many experts a module holds, as parameters [experts, rows, columns]; empty where it holds none."""
+    if hasattr(module, "kernel_size"):  # a convolution's are [channels, channels, width]
+        return set()
+    return {len(parameter) for parameter in module.parameters(recurse=False) if parameter.dim() == 3}
+
+
+def _routers(model: PreTrainedModel, matrices: Iterable[str], experts: Mapping[str, set[int]]) -> set[str]:
+    """Return the matrices that score experts: they stand beside these, and have a row for each."""
+    counts: dict[str, set[int]] = {}
+    for name, own in experts.items():
+        counts.setdefault(f"{name.rpartition('.')[0]}.", set()).update(own)
+    return {
+        name
+        for name in matrices
+        for block, own in counts.items()
+        if name.startswith(block) and len(model.get_submodule(name).weight) in own
+    }
+
+
+def _refusal(model: PreTrainedModel, kind: str) -> str:
+    """Return why PEFT puts no adapter on matrices of this name, empty where it does; a file of ours must load in PEFT.
+
+    Kernels of some mixers read a weight past its adapter. Of some MoE models, PEFT takes names of matrices for experts.
+    """
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    config = LoraConfig(target_modules=[kind])
+    try:
+        _check_lora_target_modules_mamba(config, model, kind)
+        convert_peft_config_for_transformers(config, model, None)
+    except ValueError as error:
+        return str(error)
+    return "" if kind in config.target_modules else "it takes the name for that of experts"
+
+
+def _frozen(modules: Mapping[str, torch.nn.Module], chosen: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the matrices, and the types of other modules, that an adapter leaves as they are."""
+    adapted = set(chosen)
+    others = {name: module for name, module in modules.items() if name not in adapted}
+    return tuple(
+        sorted(
+            {
+                _kind(name) if _is_matrix(module) else type(module).__name__
+                for name, module in others.items()
+                if any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
+            }
+        )
+    )
+
+
+def _kind(name: str) -> str:
+    """Return the last part of the name of a matrix or of its weight."""
+    return name.removesuffix(".weight").rpartition(".")[2]
+
+
+def _kinds(names: Iterable[str]) -> list[str]:
+    return sorted({_kind(name) for name in names})
 
 
 def _shortest(model: PreTrainedModel, names: list[str]) -> list[str]:
     """What PEFT's files call the modules: by the ends of their names, where these mean no other module."""
-    short = _last_parts(names)
+    short = _kinds(names)
     reached = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in short}
     return short if reached == set(names) else names
 
@@ -259,6 +403,13 @@ def _config(model: PreTrainedModel, settings: LoraSettings, names: list[str], so
         modules_to_save=[head] if head else None,
         base_model_name_or_path=source,
     )
+
+
+def _log_dropout(folder: Path) -> None:
+    """Log that the dropout of a saved adapter is not applied, if it has some."""
+    dropout = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")).get(DROPOUT)
+    if dropout and rank_and_ranks()[0] == 0:
+        log.warning("the adapter '%s' has %s %g: this engine applies no dropout", folder, DROPOUT, dropout)
 
 
 def _read(adapter: Adapter, folder: Path) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from areal_core.interfaces import StoredModel
 
 ALL_LINEAR: Final = "all-linear"
+DROPOUT: Final = "lora_dropout"
+"""PEFT's name of the share of an adapter's inputs that a training step zeroes."""
 _MATRIX = re.compile(r".*?\.\d+\.(?:.*\.)?([^.]+)\.weight")
 """A tensor of a layer, and the last part of its module's name."""
 _EXPERTS = re.compile(r"\.experts\.")
@@ -62,8 +64,9 @@ class LoraSettings(Settings):
     alpha: float = Field(32.0, gt=0, description="what B A is multiplied by is alpha / rank")
     modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = Field(
         "all-linear",
-        description="which matrices have an adapter: all of the layers, or those of these names, such as "
-        "[q_proj, v_proj]; never embeddings and head",
+        description="which matrices have an adapter: all-linear, every linear layer in the decoder layers, or those of "
+        "these names, such as [q_proj, v_proj]. Embeddings, the head, and an MoE's experts and routers have none; a "
+        "warning names the parts of the layers that stay frozen",
     )
     initialization: Literal["kaiming", "gaussian"] = Field(
         "kaiming", description="of A, from a fixed seed; B is 0, so that the model begins as its base"
@@ -97,11 +100,11 @@ class LoraSettings(Settings):
         return value
 
     @model_validator(mode="after")
-    def _logs_it_once(self) -> LoraSettings:
-        told = {name: field.default for name, field in type(self).model_fields.items() if name in _OF_FILES}
-        said = sorted(name for name, default in told.items() if getattr(self, name) != default)
-        if self.from_folder is not None and said:
-            raise ValueError(f"from_folder says what the adapter is: leave out {', '.join(said)}, or make it null")
+    def _refuse_settings_of_the_folder(self) -> LoraSettings:
+        defaults = {name: field.default for name, field in type(self).model_fields.items() if name in _OF_FILES}
+        changed = sorted(name for name, default in defaults.items() if getattr(self, name) != default)
+        if self.from_folder is not None and changed:
+            raise ValueError(f"from_folder says what the adapter is: leave out {', '.join(changed)}, or make it null")
         if self.alpha / self.rank > _LARGEST_SCALE:
             raise ValueError(f"alpha / rank is {self.alpha / self.rank:.3g}; at most {_LARGEST_SCALE:,.0f} is taken")
         return self
@@ -176,12 +179,16 @@ class LoraSettings(Settings):
         return self.model_copy(update={"rank": read.rank, "alpha": read.alpha, "modules": modules})
 
     def chosen(self, names: Iterable[str]) -> list[str]:
-        """Of the names of tensors of a model, those of matrices that have an adapter.
+        """Return the names of the matrices that have an adapter; experts of an MoE never have one.
+
+        Args:
+            names: of tensors of a model.
 
         Raises:
             RunError: a name of `modules` is none of the layers' matrices.
         """
-        matrices = {name: found[1] for name in names if (found := _MATRIX.fullmatch(name))}
+        outside_experts = (name for name in names if not _EXPERTS.search(name))
+        matrices = {name: found[1] for name in outside_experts if (found := _MATRIX.fullmatch(name))}
         wanted = self.modules
         if wanted == ALL_LINEAR:
             return list(matrices)
@@ -193,30 +200,24 @@ class LoraSettings(Settings):
         return [name for name in matrices if any(_is_of(name, module) for module in wanted)]
 
     def refuse_experts(self, names: Collection[str]) -> None:
-        """Experts of an MoE have no adapters, and neither have matrices beside them.
+        """Refuse names of `modules` that may mean experts: these have no adapters, and the rest would learn alone.
 
         Args:
             names: of a model's tensors in its files.
 
         Raises:
-            RunError: the settings mean some of these.
+            RunError: a name is that of a matrix of the experts, or beside them.
         """
-        layers = [found for name in names if (found := _MATRIX.fullmatch(name))]
-        if not any(map(_EXPERTS.search, names)):
+        if self.modules == ALL_LINEAR or self.from_folder is not None or not any(map(_EXPERTS.search, names)):
             return
+        layers = [found for name in names if (found := _MATRIX.fullmatch(name))]
         attention = sorted({found[1] for found in layers if "attn" in found[0] and found[1].endswith("proj")})
-        hints = [f"name matrices of attention: modules: [{', '.join(attention)}]"]
-        if self.modules == ALL_LINEAR:
-            raise RunError(
-                "adapter.modules: all-linear would leave out the experts, and the model is an MoE of them",
-                hints=hints,
-            )
         of_experts = {found[1] for found in layers if _OF_MOE.search(found[0])}
         if odd := sorted(of_experts & {module.rpartition(".")[2] for module in self.modules}):
             raise RunError(
                 f"adapter.modules: {', '.join(odd)} are matrices of the model's experts, or beside them, and experts "
                 "have no adapters",
-                hints=hints,
+                hints=[f"name matrices of attention: modules: [{', '.join(attention)}]; or write modules: all-linear"],
             )
 
     def parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -269,6 +270,8 @@ def _is_plain(key: str, value: Any, known: Mapping[str, Any]) -> bool:
     """
     if key in _READ_OR_UNUSED:
         return True
+    if key == DROPOUT and isinstance(value, float):  # nothing of it is in the weights, and it is not applied
+        return 0 <= value < 1
     if key in _PLAIN:
         return any(value == plain and type(value) is type(plain) for plain in _PLAIN[key])
     if key == "modules_to_save" and known.get("task_type") == "SEQ_CLS" and isinstance(value, list):

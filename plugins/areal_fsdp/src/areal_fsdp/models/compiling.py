@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 from functools import wraps
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from areal_fsdp.parallel.experts import moe_blocks
 from areal_fsdp.parallel.tensor import decoder_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Iterator
 
     from transformers import PreTrainedModel
 
@@ -35,9 +36,10 @@ _GRAPHS = 64
 
 
 def should_compile(wanted: bool | None, device: torch.device) -> bool:
-    """What the setting `compile` means here: unless it is said, yes on a GPU that Triton serves, no on a CPU.
+    """Return `wanted`; if None, True on CUDA of capability 8.0 or higher, else False.
 
-    On a CPU the compiler's first minute costs more than it brings for models that a CPU can train.
+    The default on a CPU is False: compiling takes about a minute, which models that a CPU can train do not win back. On
+    a CPU without a C++ compiler the result is False, with a warning, even if `wanted` is True.
     """
     if wanted is None:
         return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
@@ -49,7 +51,11 @@ def should_compile(wanted: bool | None, device: torch.device) -> bool:
 
 def choose_products(model: PreTrainedModel, dtype: torch.dtype, *, compile_them: bool) -> None:
     """Experts of MoE models are computed by grouped matrix products, which a compiler takes in bfloat16 alone."""
-    if compile_them and dtype != torch.bfloat16 and next(moe_blocks(model), None) is not None:
+    if not compile_them:
+        return
+    for block in eager_experts(model):
+        block.forward = torch.compiler.disable(block.forward)  # type: ignore[no-untyped-call]
+    if dtype != torch.bfloat16 and any(not block.is_transposed for block in moe_blocks(model)):
         log.warning(
             "a compiler knows no grouped matrix products in %s: each token's experts are copied for it. Set "
             "train_engine.compile to false, or model.dtype to bfloat16",
@@ -58,10 +64,27 @@ def choose_products(model: PreTrainedModel, dtype: torch.dtype, *, compile_them:
         model.set_experts_implementation("batched_mm")
 
 
-def compiled(function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
-    """`function` as one graph, compiled when it is first called; `dynamic` as in `torch.compile`."""
+def eager_experts(model: PreTrainedModel) -> Iterator[Any]:
+    """Yield the modules of experts that a compiler goes around.
+
+    These are experts that a model computes in a loop of its own over those that tokens chose (LongCat-Flash), and
+    experts with weights [experts, inputs, outputs] (gpt-oss). PyTorch 2.14 lays the operands of the latter's gradients
+    out in an order that grouped products do not take: "expected input tensor dynamic dimension byte size to be
+    non-negative multiple of 16".
+    """
+    grouped = set(moe_blocks(model))
+    for module in model.modules():
+        has_loop = module not in grouped and "top_k_index" in signature(type(module).forward).parameters
+        if has_loop or (module in grouped and module.is_transposed):
+            yield module
+
+
+def compiled(
+    function: Callable[..., Any], *, dynamic: bool | None = None, one_graph: bool = True
+) -> Callable[..., Any]:
+    """`function`, compiled when it is first called; `dynamic` as in `torch.compile`."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
-    result: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=dynamic, backend=BACKEND)
+    result: Callable[..., Any] = torch.compile(function, fullgraph=one_graph, dynamic=dynamic, backend=BACKEND)
     return result
 
 
@@ -72,7 +95,7 @@ def mark_dynamic(tensor: Any, dimension: int) -> None:
 
 
 def prepare_layers(
-    model: PreTrainedModel, *, compile_them: bool, recomputing: Recomputing, eager: Container[int] = ()
+    model: PreTrainedModel, *, compile_them: bool, recomputing: Recomputing, in_parts: Container[int] = ()
 ) -> None:
     """Compile the decoder layers, or have some of their activations computed again in the backward pass, or both.
 
@@ -80,22 +103,28 @@ def prepare_layers(
     computed again whole keep their input alone, and compiled ones the result of attention too: it is as small as the
     input, and the dearest to compute again for its size.
 
+    A layer with a mixer is several graphs, with the mixer's kernels between them, which no compiler sees into. What is
+    `elementwise` such graphs compute again in any case, and the layer is computed again whole around all of them.
+
     Args:
         model: whose layers these are.
         compile_them: whether to compile.
         recomputing: which layers compute what again.
-        eager: the numbers of layers that are not compiled in any case, because they are no one graph.
+        in_parts: the numbers of the layers that are several graphs; see `RoleModule.layers_in_parts`.
     """
     modes: set[bool] = set()
     layers = decoder_layers(model)
     for number, (layer, amount) in enumerate(zip(layers, recomputing.of_layers(len(layers)), strict=True)):
         forward: Callable[..., Any] = layer.forward
-        is_compiled = compile_them and number not in eager
+        if compile_them and number in in_parts:
+            forward = _compiled_for_any_size(forward, modes, one_graph=False)
+            layer.forward = _recomputed(forward, {}) if amount == "whole" else forward
+            continue
         if amount == "elementwise":
             forward = _recomputed(forward, {"context_fn": _elementwise_again})
         elif amount == "whole":
-            forward = _recomputed(forward, {"context_fn": _all_but_attention_again} if is_compiled else {})
-        layer.forward = _compiled_for_any_size(forward, modes) if is_compiled else forward
+            forward = _recomputed(forward, {"context_fn": _all_but_attention_again} if compile_them else {})
+        layer.forward = _compiled_for_any_size(forward, modes) if compile_them else forward
 
 
 def _recomputed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
@@ -105,14 +134,17 @@ def _recomputed(forward: Callable[..., Any], options: dict[str, Any]) -> Callabl
     return call
 
 
-def _compiled_for_any_size(forward: Callable[..., Any], modes: set[bool]) -> Callable[..., Any]:
+def _compiled_for_any_size(
+    forward: Callable[..., Any], modes: set[bool], *, one_graph: bool = True
+) -> Callable[..., Any]:
     """Mark what varies in a layer's inputs: hidden states and position embeddings [1, T, ...], bounds [B + 1].
 
     Args:
         forward: of the layer.
         modes: whether gradients were on, of all calls that were compiled for; shared by the layers.
+        one_graph: whether the layer is one; of several, the later ones get sizes that nobody has marked.
     """
-    graph = compiled(forward)
+    graph = compiled(forward, one_graph=one_graph, dynamic=None if one_graph else True)
 
     @wraps(forward)
     def call(hidden: torch.Tensor, *others: Any, **named: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from copy import deepcopy
@@ -9,12 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer, GenerationConfig
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, cached_file
 
-# `from transformers import AutoImageProcessor` needs torchvision in transformers 5.17; this module does not.
-from transformers.models.auto.image_processing_auto import AutoImageProcessor
-from transformers.utils import GENERATION_CONFIG_NAME, cached_file
-
-from areal_core.servers.images import sees_images
+from areal_fsdp.parallel.loading import unread_weights
 from areal_fsdp.parallel.ranks import fail_together, rank_and_ranks
 
 if TYPE_CHECKING:
@@ -25,7 +23,16 @@ if TYPE_CHECKING:
 
     from areal_core.interfaces import ModelReference
 
-_processors: Any = AutoImageProcessor
+_NOT_KEPT = ("quantization_config", "auto_map", "torch_dtype", "rope_scaling", "rope_theta")
+"""Keys of a published config that an export lacks for a reason: weights are not quantized, the model's own code is not
+copied, and transformers writes the others under other names."""
+_PROCESSORS = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "chat_template.json",
+)
+"""Files of what reads images and sound for a model, which are exported as they are."""
 
 
 def write_model(
@@ -54,12 +61,13 @@ def write_model(
     if rank == 0:
         try:
             # Saving validates the generation config, and files exist that fail, such as with a temperature and no
-            # sampling: `_write_description` copies the model's own.
+            # sampling: `write_description` copies the model's own.
             if generation_config_file(reference) is not None:
                 model.generation_config = GenerationConfig()
+            weights = unread_weights(model, reference.path, trust_remote_code=reference.trust_remote_code) | weights
             # names are the files' already
             model.save_pretrained(folder, state_dict=weights, save_original_format=False)
-            _write_description(folder, model, reference)
+            write_description(folder, model, reference)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait in the next line
             failure = error
     fail_together(failure, f"exporting the model to '{folder}'")
@@ -81,7 +89,7 @@ def rehearse_export(model: PreTrainedModel, reference: ModelReference, adapter: 
     if rank_and_ranks()[0] == 0:
         try:
             with tempfile.TemporaryDirectory(prefix="areal-export-") as folder:
-                _write_description(Path(folder), model, reference)
+                write_description(Path(folder), model, reference)
                 if adapter is not None:
                     adapter.save_pretrained(folder)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait in the next line
@@ -89,7 +97,7 @@ def rehearse_export(model: PreTrainedModel, reference: ModelReference, adapter: 
     fail_together(failure, f"the export of '{reference.path}', which was tried before the run,")
 
 
-def _write_description(folder: Path, model: PreTrainedModel, reference: ModelReference) -> None:
+def write_description(folder: Path, model: PreTrainedModel, reference: ModelReference) -> None:
     """Write all files of a model's folder but its weights."""
     own = generation_config_file(reference)
     if own is not None:
@@ -99,15 +107,44 @@ def _write_description(folder: Path, model: PreTrainedModel, reference: ModelRef
     config = deepcopy(model.config)
     config.dtype = reference.dtype  # the weights', while the model in memory may be in float32
     config.save_pretrained(folder)
+    _keep_published_keys(folder, reference)
     _copy_tokenizer(reference, folder)
-    if sees_images(config):
-        _processors.from_pretrained(reference.path).save_pretrained(folder)
+    for name in _PROCESSORS:
+        if (file := _file_of(reference, name)) is not None:
+            shutil.copyfile(file, folder / name)
+
+
+def _keep_published_keys(folder: Path, reference: ModelReference) -> None:
+    """Add to config.json what transformers has read from the model's own one and does not write.
+
+    Servers read it: SGLang 0.5.23 does not start with a Qwen3.5 without `full_attention_interval`, which transformers
+    writes as `layer_types`.
+    """
+    if (own := _file_of(reference, CONFIG_NAME)) is None:
+        return
+    place = folder / CONFIG_NAME
+    saved, published = (json.loads(file.read_text(encoding="utf-8")) for file in (place, Path(own)))
+    place.write_text(json.dumps(_completed(saved, published), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _completed(saved: dict[str, Any], published: dict[str, Any]) -> dict[str, Any]:
+    missing = {key: value for key, value in published.items() if key not in saved and key not in _NOT_KEPT}
+    parts = {
+        key: _completed(saved[key], value)
+        for key, value in published.items()
+        if key.endswith("_config") and isinstance(value, dict) and isinstance(saved.get(key), dict)
+    }
+    return {**missing, **saved, **parts}
 
 
 def generation_config_file(reference: ModelReference) -> str | None:
     """Return the path of the model's own generation config, which is exported as it is; None if it has none."""
+    return _file_of(reference, GENERATION_CONFIG_NAME)
+
+
+def _file_of(reference: ModelReference, name: str) -> str | None:
     try:
-        found: str | None = cached_file(reference.path, GENERATION_CONFIG_NAME)
+        found: str | None = cached_file(reference.path, name)
     except OSError:
         return None
     return found

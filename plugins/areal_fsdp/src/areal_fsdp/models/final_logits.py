@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 
 from areal_core.errors import RunError
-from areal_fsdp.parallel.tensor import body_of
+from areal_fsdp.parallel.tensor import body_of, text_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -58,9 +58,9 @@ class HeadMeasurement:
         self._head: Any = model.get_output_embeddings()
         if not isinstance(self._head, torch.nn.Linear):
             raise RunError(f"model type '{self._kind}' has no linear head: {type(self._head).__name__}")
-        self._bodies: set[Any] = {body_of(model), model.get_decoder()} - {
-            model
-        }  # some models call their decoder themselves
+        # Some models call their decoder themselves, and of some it has the head.
+        bodies = {body_of(model), text_of(model), model.get_decoder()}
+        self._bodies: list[Any] = [body for body in bodies if self._head not in set(body.modules())]
         self._hooks: list[Any] = []
         self._states = self._inputs = self._products = torch.zeros(0)
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from areal_fsdp.attention.hugging_face import BOUNDARIES
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -23,23 +25,25 @@ if TYPE_CHECKING:
 
     from areal_fsdp.attention.hugging_face import Layout
 
-_STRIPPED = ("packed_layout", "packed_context")
+_STRIPPED = ("packed_layout", "packed_context", *BOUNDARIES)
 
 
 class Mixers:
-    """The layers of a model that compute sequences in rows.
+    """The layers of a model that mix tokens outside attention, and those of them that compute sequences in rows.
 
     Args:
-        model: packed attention is in it already.
+        model: has packed attention already.
 
     Attributes:
-        layout: of the batch that is computed; None where the model computes as transformers has it.
-        names: of these layers.
+        layout: layout of the current batch; None while the model computes as in transformers.
+        found: names of the layers that leak without sequence boundaries.
+        names: names of the layers that leak even with boundaries, and so compute in rows.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self.layout: Layout | None = None
+        self.found: list[str] = []
         self.names: list[str] = []
         self._inside = False
 
@@ -58,13 +62,9 @@ class Mixers:
             finally:
                 self._inside = False
 
-        module.forward = forward
+        # Each batch has another number of buckets: a compiler goes around this.
+        module.forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
         self.names.append(name)
-
-    def layers(self, layers: torch.nn.ModuleList) -> set[int]:
-        """Return the numbers of those decoder layers that have a mixer in them, or are one."""
-        mixers = {self._model.get_submodule(name) for name in self.names}
-        return {number for number, layer in enumerate(layers) if not mixers.isdisjoint(layer.modules())}
 
 
 def _in_rows(own: Any, layout: Layout, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -126,7 +126,7 @@ class Leaks:
         return output.masked_fill(self._poisoned[None, :, None], torch.nan)
 
     def _others(self, values: Any) -> Iterator[torch.Tensor]:
-        """Hidden states of the other sequences, in whatever form a layer takes or gives them."""
+        """Yield the hidden states of the other sequences among a layer's inputs or outputs, however nested."""
         for value in tree_leaves(values):
             if _is_packed(value, len(self._poisoned)) and value.is_floating_point():
                 yield value[0, ~self._poisoned]

@@ -8,18 +8,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoModelForSequenceClassification,
-)
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from areal_core.errors import RunError
+from areal_core.models.images import as_text, loader_of, sees_images, set_attention
+from areal_core.models.quantization import refuse_quantized
 from areal_core.plugins import extra_module
-from areal_core.servers.images import sees_images, set_attention
 from areal_fsdp.attention.asked import register_checked_attention
 from areal_fsdp.attention.hugging_face import PACKED, Layout, register_packed_attention
+from areal_fsdp.models.compiling import eager_experts
+from areal_fsdp.models.convolutions import divide_convolutions
 from areal_fsdp.models.final_logits import FinalLogits, HeadMeasurement
 from areal_fsdp.models.logprobs import default_chunk_tokens, token_logprobs
 from areal_fsdp.models.mixers import Mixers
@@ -28,7 +26,7 @@ from areal_fsdp.models.rope import divide_rotary
 from areal_fsdp.models.wide import Head, is_wide, wide_output
 from areal_fsdp.parallel.experts import moe_blocks
 from areal_fsdp.parallel.loading import load
-from areal_fsdp.parallel.tensor import body_of, decoder_layers, own_part, whole
+from areal_fsdp.parallel.tensor import beside_text, body_of, decoder_layers, own_part, text_of, whole
 from areal_fsdp.planning.decoder import Decoder
 
 if TYPE_CHECKING:
@@ -56,14 +54,17 @@ class RoleModule(torch.nn.Module):
         temperature: logits are divided by it.
         chunk_tokens: tokens whose logits exist at once, None for the device's own number.
         compiled: whether the head's reductions are compiled.
+        shows_images: whether batches may have images.
         kernel: of attention, and thereby the kind of layout that `forward` takes; see `Layout.of`.
 
     Attributes:
         context: where ranks have a share of the tokens each.
         vocabulary: where they have a share of the head each.
         final: what the model does to its logits; see `areal_fsdp.models.probe.choose_rung`, which measures it.
-        mixers: the layers that compute each sequence in a row of its own.
+        mixers: the layers that mix tokens outside attention.
+        shows_boundaries: whether layers are shown where sequences begin; `choose_rung` says so where any could use it.
         rotary: the names of the rotary embeddings that compute each sequence alone.
+        vision: how images reach the model; None where it is computed and trained from text alone.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class RoleModule(torch.nn.Module):
         temperature: float,
         chunk_tokens: int | None = None,
         compiled: bool = False,
+        shows_images: bool = False,
         kernel: str = "",
     ) -> None:
         super().__init__()
@@ -88,9 +90,14 @@ class RoleModule(torch.nn.Module):
         self.final = FinalLogits()
         self.attention = PACKED
         self.mixers = Mixers(model)
+        self.shows_boundaries = False
         self.rotary = divide_rotary(model, self.mixers)
-        places = extra_module("areal_vision.places", "fsdp", "vision") if sees_images(model.config) else None
-        self.vision: VisionTokens | None = None if places is None else places.VisionTokens(model)
+        self.vision: VisionTokens | None = None
+        if shows_images and sees_images(model.config):
+            self.vision = extra_module("areal_vision.places", "fsdp", "vision").VisionTokens(model)
+        else:
+            for parameter in beside_text(model).values():
+                parameter.requires_grad = False
 
     @property
     def head(self) -> torch.nn.Linear:
@@ -105,10 +112,11 @@ class RoleModule(torch.nn.Module):
         return self.attention != PACKED
 
     @property
-    def eager_layers(self) -> set[int]:
-        """The numbers of the decoder layers that are no one graph for a compiler."""
-        layers = decoder_layers(self.model)
-        return set(range(len(layers))) if self.in_rows else self.mixers.layers(layers)
+    def layers_in_parts(self) -> set[int]:
+        """The numbers of the decoder layers that are several graphs, around modules that a compiler does not take."""
+        outside = {self.model.get_submodule(name) for name in self.mixers.found} | set(eager_experts(self.model))
+        layers = enumerate(decoder_layers(self.model))
+        return {number for number, layer in layers if not outside.isdisjoint(layer.modules())}
 
     def attend_by(self, attention: str) -> None:
         """Choose the attention of the model's layers, by its name: `PACKED`, or in rows another one."""
@@ -172,7 +180,9 @@ class RoleModule(torch.nn.Module):
         """
         if self.vision is None:
             if "patches" in batch.multimodal:
-                raise RunError(f"the batch has images, and the model type '{self.model.config.model_type}' sees none")
+                kind = self.model.config.model_type
+                sees = "is trained from text alone" if sees_images(self.model.config) else "sees none"
+                raise RunError(f"the batch has images, and the model type '{kind}' {sees}")
             return None
         return self.vision.see(batch, device, self.model.dtype)
 
@@ -184,24 +194,26 @@ class RoleModule(torch.nn.Module):
         position_ids, context = layout.position_ids, self.context
         self.mixers.layout = layout
         if layout.in_rows:
-            return self._hidden_of_rows(input_ids, layout)
+            return self._hidden_of_rows(as_text(self.model.config, input_ids), layout)
+        named = layout.for_layers(with_boundaries=self.shows_boundaries and context is None)
+        named["packed_context"] = None if context is None else (context.size, context.group)
         if seen is not None and self.vision is not None:
-            return self.vision.hidden(seen, layout.packed)
+            return self.vision.hidden(seen, named)
+        input_ids = as_text(self.model.config, input_ids)
         if context is not None:
             total = len(position_ids)
             input_ids, position_ids = context.own(input_ids, total), context.own(position_ids, total)
-        hidden: torch.Tensor = body_of(self.model)(
+        hidden: torch.Tensor = text_of(self.model)(
             input_ids=input_ids.unsqueeze(0),
             position_ids=position_ids.unsqueeze(0),
             use_cache=False,
-            packed_layout=layout.packed,
-            packed_context=None if context is None else (context.size, context.group),
+            **named,
         )[0][0]
         return hidden
 
     def _hidden_of_rows(self, input_ids: torch.Tensor, layout: Layout) -> torch.Tensor:
         (rows,) = layout.buckets.rows_of(input_ids)
-        output: torch.Tensor = body_of(self.model)(input_ids=rows, use_cache=False)[0]
+        output: torch.Tensor = text_of(self.model)(input_ids=rows, use_cache=False)[0]
         return layout.buckets.packed_of([output])
 
     def _logprobs(self, hidden: torch.Tensor, targets: torch.Tensor, *, with_entropy: bool) -> dict[str, torch.Tensor]:
@@ -236,6 +248,7 @@ class RoleModule(torch.nn.Module):
             RunError: it does something to them that this engine cannot reproduce.
         """
         self.mixers.layout = None
+        input_ids = as_text(self.model.config, input_ids)
         set_attention(self.model, "eager")
         products = self.model.get_experts_implementation()
         if has_experts := next(moe_blocks(self.model), None) is not None:
@@ -288,7 +301,7 @@ def load_model(
         The model; and its files where its parameters are still there.
 
     Raises:
-        RunError: it cannot be read, or weights that the role needs are missing.
+        RunError: it cannot be read, its weights are quantized, or some that the role needs are missing.
     """
     register_packed_attention()
     register_checked_attention()
@@ -298,26 +311,26 @@ def load_model(
             f"no model in '{reference.path}': the folder has no config.json",
             hints=["name a Hugging Face model folder (config.json, *.safetensors, tokenizer files) or a hub name"],
         )
+    config = AutoConfig.from_pretrained(reference.path, trust_remote_code=reference.trust_remote_code)
+    refuse_quantized(reference.path, config.to_dict())
     options: dict[str, Any] = {
         "dtype": torch.float32 if role.changes and not frozen else getattr(torch, reference.dtype),
         "trust_remote_code": reference.trust_remote_code,
         "attn_implementation": "eager",
         **({"num_labels": 1} if role.head == "scalar" else {}),
     }
-    model, report, files = load(_factory_of(reference, role), reference.path, in_parts=in_parts, **options)
+    model, report, files = load(_factory_of(config, role), reference.path, in_parts=in_parts, **options)
     _refuse_missing(reference, role, model, sorted(report["missing_keys"]))
     speed_up_norms(model, except_in=decoder_layers(model) if compiled else None)
+    divide_convolutions(model)
     set_attention(model, PACKED)
     model.eval()
     model.requires_grad_(role.changes and not frozen)
     return model, files
 
 
-def _factory_of(reference: ModelReference, role: Role) -> Any:
-    if role.head == "scalar":
-        return AutoModelForSequenceClassification
-    config = AutoConfig.from_pretrained(reference.path, trust_remote_code=reference.trust_remote_code)
-    return AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM
+def _factory_of(config: Any, role: Role) -> Any:
+    return AutoModelForSequenceClassification if role.head == "scalar" else loader_of(config)
 
 
 def _refuse_missing(reference: ModelReference, role: Role, model: PreTrainedModel, missing: list[str]) -> None:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 from areal_core.data import Metric
 from areal_core.errors import RunError
-from areal_core.servers.experts import ROUTED_EXPERTS
+from areal_core.models.experts import ROUTED_EXPERTS
 from areal_fsdp.models.compiling import mark_dynamic
 from areal_fsdp.parallel.ranks import rank_and_ranks
 
@@ -39,9 +39,19 @@ if TYPE_CHECKING:
     from areal_fsdp.parallel.context import Context
 
 
-ROUTERS = {"MixtralTopKRouter", "OlmoeTopKRouter", "Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter"}
-"""Those whose probabilities are a softmax of logits, and which give logits, scores and choices, in this order. Others
-are left as they are, and nothing is told of them."""
+ROUTERS = {
+    "FlexOlmoTopKRouter",
+    "GptOssTopKRouter",
+    "MiniMaxTopKRouter",
+    "MixtralTopKRouter",
+    "OlmoeTopKRouter",
+    "Qwen2MoeTopKRouter",
+    "Qwen3MoeTopKRouter",
+    "Qwen3NextTopKRouter",
+    "Qwen3_5MoeTopKRouter",
+}
+"""Routers whose probabilities are a softmax of logits, and which give logits, scores and choices, in this order. Others
+compute as they do in transformers: they have no metrics, and a loss or choices for them are refused."""
 
 
 def choices_of(batch: PackedBatch) -> dict[str, torch.Tensor]:
@@ -126,19 +136,19 @@ class Routing:
     def watch(
         self, lengths: torch.Tensor, layout: Layout, total: int, context: Context | None, *, counts: bool
     ) -> None:
-        """Look at what comes until `rest`.
+        """Count the routers' choices, and compute their loss, in the forward passes until `rest`.
 
         Args:
-            lengths: [B] int64 on the device, of the sequences of a micro-batch.
-            layout: of it, with what fills it up.
+            lengths: [B] int64 on the device, lengths of the sequences of a micro-batch.
+            layout: layout of the micro-batch, with its filling.
             total: tokens of the update, on all ranks.
-            context: where this rank has a share of them; then nothing is known of whole sequences.
-            counts: whether it does, or only keeps other ranks company.
+            context: set if this rank has a share of each sequence; then the balance of whole sequences is not known.
+            counts: whether the micro-batch counts; one that only takes part in other ranks' collectives does not.
         """
         if not self._routers:
             return
         tokens = len(layout.position_ids)
-        lengths = lengths * counts  # what keeps others company is filling
+        lengths = lengths * counts  # all tokens of a micro-batch that does not count are filling
         places = torch.arange(len(lengths) + 1, device=lengths.device)
         filling = (tokens - lengths.sum()).unsqueeze(0)
         self.sequence = places.repeat_interleave(torch.cat([lengths, filling]), output_size=tokens)
@@ -153,11 +163,11 @@ class Routing:
         self.is_watched = True
 
     def rest(self) -> None:
-        """Look at nothing more."""
+        """Stop counting."""
         self.is_watched = False
 
     def metrics(self) -> Mapping[str, Metric]:
-        """Of all that was seen since the last call, on all ranks; collective. Empty of a model without routers."""
+        """Return metrics of all choices on all ranks since the last call; collective. Empty without routers."""
         if not self._routers:
             return {}
         found = torch.stack([router.found for router in self._routers])
@@ -235,9 +245,9 @@ def _watched_class(kind: Any) -> Any:
 
 
 def _scores(router: Any, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """[T, K] float32: the weights of these experts [T, K], as the four kinds of routers compute those of their own."""
+    """[T, K] float32: the weights of these experts [T, K], as the routers of `ROUTERS` compute those of their own."""
     chances = torch.softmax(logits.float(), -1).gather(1, chosen)
-    norms = getattr(router, "norm_topk_prob", True)  # Mixtral's always does
+    norms = getattr(router, "norm_topk_prob", True)  # routers without the setting always do
     return chances / chances.sum(-1, keepdim=True) if norms else chances
 
 

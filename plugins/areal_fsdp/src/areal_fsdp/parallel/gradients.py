@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from areal_fsdp.parallel.tensor import own_part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -24,20 +24,23 @@ def gradient_norm(gradients: Iterable[torch.Tensor], ranks: Ranks) -> torch.Tens
     if ranks.shards is None:
         return _norm(found)
     # What the ranks of `tensor` divide lies on one more dimension than what each of them has whole.
-    divided = [g for g in found if ranks.tensor is not None and _dimensions(g) > ranks.shards.ndim]
-    same = [g for g in found if ranks.tensor is None or _dimensions(g) == ranks.shards.ndim]
+    whole = [g for g in found if not isinstance(g, DTensor)]
+    sharded = [g for g in found if isinstance(g, DTensor)]
+    divided = [g for g in sharded if ranks.tensor is not None and _dimensions(g) > ranks.shards.ndim]
+    same = [g for g in sharded if ranks.tensor is None or _dimensions(g) == ranks.shards.ndim]
     total = _norm(map(own_part, same)).square()
     if ranks.tensor is not None:
         total = total + _summed(_norm(map(own_part, divided)).square(), ranks.tensor)
-    return _summed(total, ranks.shards["shards"]).sqrt()
+    total = _summed(total, ranks.shards["shards"])
+    return (total + _norm(whole).square().to(total.device) if whole else total).sqrt()
 
 
 def _norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors), 2.0, torch.float32)))
 
 
-def _dimensions(gradient: torch.Tensor) -> int:
-    return gradient.device_mesh.ndim if isinstance(gradient, DTensor) else 0
+def _dimensions(gradient: DTensor) -> int:
+    return gradient.device_mesh.ndim
 
 
 def _summed(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
@@ -47,10 +50,13 @@ def _summed(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     return moved.to(value.device)
 
 
-def sum_gradients(parameters: Sequence[torch.nn.Parameter], mesh: DeviceMesh) -> None:
+def sum_gradients(parameters: Iterable[tuple[torch.nn.Parameter, DeviceMesh]]) -> None:
     """Over the ranks of a mesh, of parameters that each of them has whole; collective."""
-    gradients = [own_part(p.grad) for p in parameters if p.grad is not None]
-    if gradients:
+    by_mesh: dict[DeviceMesh, list[torch.Tensor]] = {}
+    for parameter, mesh in parameters:
+        if parameter.grad is not None:
+            by_mesh.setdefault(mesh, []).append(own_part(parameter.grad))
+    for mesh, gradients in by_mesh.items():
         together = _summed(torch.cat([gradient.flatten() for gradient in gradients]), mesh)
         start = 0
         for gradient in gradients:

@@ -2,7 +2,8 @@
 
 transformers builds the model without memory (on the `meta` device) and says which of its tensors stands under which
 name in the files; ranks divide it as it is; then PyTorch's reader of safetensors copies each rank's slices into place.
-Weights that the files lack, such as a new head, and buffers are there at once, whole, as transformers makes them.
+Weights that the files lack, such as a new head, are there at once, whole, as transformers makes them; so are buffers,
+of which those that the files have are read.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 import warnings
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as read
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, GenerationConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils import hub as _hub
@@ -26,12 +29,15 @@ from transformers.utils import logging as _transformers_logging
 
 from areal_core.errors import RunError
 from areal_fsdp.parallel.file_names import Piece, own_rows, pieces_of
+from areal_fsdp.parallel.ranks import on_any_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch.distributed.checkpoint.metadata import Metadata
     from transformers import PreTrainedModel
+
+    _Loaded = tuple[PreTrainedModel, dict[str, Any], "ModelFiles | None"]
 
 log = logging.getLogger(__name__)
 hub: Any = _hub
@@ -55,7 +61,7 @@ class ModelFiles:
 
     @classmethod
     def find(cls, source: str) -> ModelFiles | None:
-        """Those of a folder or a hub name, which are downloaded; None where there are none."""
+        """Return the safetensors files of a folder or a hub name; None if there are none. Download those of the hub."""
         single = hub.cached_file(source, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
         if single is not None:
             return cls(source, [single])
@@ -63,15 +69,19 @@ class ModelFiles:
         return None if index is None else cls(source, hub.get_checkpoint_shard_files(source, index)[0])
 
     def placeholders(self) -> dict[str, _Placeholder]:
-        """By their names in the files, what takes the place of each tensor until it is read."""
+        """Return a placeholder for each tensor, by its name in the files: it has the tensor's shape and no values."""
         known: Any = self._reader.read_metadata().state_dict_metadata
         return {key: _Placeholder(entry.size) for key, entry in known.items()}
 
     def recognize(self, model: PreTrainedModel, placeholders: dict[str, _Placeholder]) -> str:
-        """Learn from placeholders that were loaded which tensor of the model is which of the files, or joined of which.
+        """Find the files' tensors that each parameter of the model is read from: one of them, or several joined.
+
+        Args:
+            model: made by transformers from the placeholders.
+            placeholders: from `placeholders`.
 
         Returns:
-            Name of a parameter of which that cannot be said; empty where all are known.
+            The name of a parameter or buffer that comes from no tensor of the files; empty if all are found.
         """
         made = {_memory(tensor): key for key, entry in placeholders.items() for tensor in entry.made}
         self._keys, self._joined = {}, {}
@@ -90,29 +100,69 @@ class ModelFiles:
                 ):
                     return name
                 self._joined[name] = pieces
-        return next((name for name, buffer in model.named_buffers() if buffer.is_meta), "")
+        return next(iter(self._fill_buffers(model, made)), "")
+
+    def _fill_buffers(self, model: PreTrainedModel, made: Mapping[int, str]) -> list[str]:
+        """Read the buffers whole on every rank, since they are small; return the names of those that the files lack."""
+        buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_meta}
+        keys = {name: made[_memory(buffer)] for name, buffer in buffers.items() if _memory(buffer) in made}
+        for name in keys:
+            place, _, own = name.rpartition(".")
+            model.get_submodule(place)._buffers[own] = torch.empty_like(buffers[name], device="cpu")
+        filled = dict(model.named_buffers())
+        self._read({key: filled[name] for name, key in keys.items()}, alone=True)
+        return [name for name in buffers if name not in keys]
+
+    def unread_names(self, model: PreTrainedModel) -> list[str]:
+        """Return what a model of this class leaves in its files, such as layers of multi-token prediction, by name."""
+        placeholders = self.placeholders()
+        kind: Any = type(model)
+        config = deepcopy(model.config)
+        vars(config).pop("quantization_config", None)  # no longer true: the model's weights are plain
+        kind.from_pretrained(None, config=config, state_dict=placeholders)
+        known = model.state_dict().keys()
+        return [key for key, entry in placeholders.items() if not entry.made and key not in known]
+
+    def read_whole(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Read tensors by their names in the files; not collective."""
+        entries: Any = self._reader.read_metadata().state_dict_metadata
+        found = {key: torch.empty(entries[key].size, dtype=entries[key].properties.dtype) for key in names}
+        self._read(dict(found), alone=True)
+        return found
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Tell what parameters of the model are called since it was loaded, by their former names; no others are read.
+        """Follow a renaming of the model's parameters; parameters that are not named are no longer read.
 
         Args:
-            names: of those that have no memory yet.
+            names: the new names of the parameters that have no memory yet, by the names that they were loaded under.
         """
         self._keys = {names[name]: key for name, key in self._keys.items() if name in names}
 
-    def fill(self, module: torch.nn.Module, model: PreTrainedModel, device: torch.device) -> None:
+    def fill(
+        self,
+        module: torch.nn.Module,
+        model: PreTrainedModel,
+        device: torch.device,
+        of_whole: torch.device | None = None,
+    ) -> None:
         """Give the model's parameters memory, and read what this rank has of each; collective.
 
         Args:
             module: the root of sharding, around `model`.
             model: divided, and sharded: plain tensors that are tied would have to be tied again.
-            device: where parameters are kept.
+            device: where shards are kept.
+            of_whole: where parameters are kept that ranks do not divide; None for the same place.
 
         Raises:
             RunError: the files cannot be read, here or on another rank.
         """
         root: Any = module
-        root._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+
+        def with_memory(tensor: torch.Tensor) -> torch.Tensor:
+            place = device if isinstance(tensor, DTensor) else of_whole or device
+            return torch.empty_like(tensor, device=place) if tensor.is_meta else tensor
+
+        root._apply(with_memory)
         parameters = dict(model.named_parameters())
         wanted: dict[str, Any] = {key: parameters[name] for name, key in self._keys.items()}
         for name, pieces in self._joined.items():
@@ -168,7 +218,7 @@ class ModelFiles:
 
 
 class _Reader(HuggingFaceStorageReader):
-    """Of some files, and not all of a folder's; their headers are read once."""
+    """Reads some of a folder's files, and their headers once."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         super().__init__(str(Path(paths[0]).parent))
@@ -182,7 +232,7 @@ class _Reader(HuggingFaceStorageReader):
 
 
 class _Files(FileSystem):
-    """What a reader finds in a folder."""
+    """A file system that lists given files in any folder."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = list(paths)
@@ -192,7 +242,7 @@ class _Files(FileSystem):
 
 
 class _Placeholder:
-    """A tensor of a file, as transformers sees it while loading: a slice that it makes a tensor of."""
+    """A tensor of a file without its values: transformers takes it for a slice, and makes a tensor without memory."""
 
     def __init__(self, shape: torch.Size) -> None:
         self.shape = shape
@@ -214,7 +264,7 @@ class _Placeholder:
 
 
 class _Unit:
-    """Modules whose parameters are there together."""
+    """Modules whose parameters have memory at the same time."""
 
     def __init__(self, modules: list[torch.nn.Module], names: dict[torch.nn.Parameter, str]) -> None:
         self.modules = modules
@@ -238,10 +288,15 @@ class _OnlyWholeError(RuntimeError):
     """Why a model cannot be read in parts."""
 
 
-def load(
-    factory: Any, source: str, *, in_parts: bool, **options: Any
-) -> tuple[PreTrainedModel, dict[str, Any], ModelFiles | None]:
-    """`factory.from_pretrained`, without its messages; all ranks draw the same weights where the files lack some.
+_DAMAGE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
+"""Errors of reading that say that a model's files are at fault."""
+_ONLY_WHOLE = (RuntimeError, TypeError, AttributeError)
+"""Errors of reading in parts after which all ranks read the whole model: an error in its files comes up again then."""
+
+
+def load(factory: Any, source: str, *, in_parts: bool, **options: Any) -> _Loaded:
+    """Call `factory.from_pretrained` without its messages; collective. All ranks draw the same weights where the files
+    lack some, all read the model in the same way, and all fail where one does.
 
     Args:
         factory: such as `AutoModelForCausalLM`.
@@ -254,27 +309,52 @@ def load(
         device, but for buffers and for what the files lack.
 
     Raises:
-        RunError: it cannot be read.
+        RunError: it cannot be read, here or on another rank.
     """
     with _quiet(), torch.random.fork_rng(devices=[]):
-        try:
-            torch.manual_seed(0)
-            if in_parts:
-                try:
-                    return _load_in_parts(factory, source, **options)
-                except (RuntimeError, TypeError, AttributeError) as why:  # an error of the files will come back
-                    log.warning("'%s': %s. Each rank reads the whole model into its memory", source, why)
-            torch.manual_seed(0)
-            options["ignore_mismatched_sizes"] = True  # transformers names neither tensor nor shapes; the report does
-            model, report = factory.from_pretrained(source, output_loading_info=True, **options)
-            if wrong := sorted(report.get("mismatched_keys", ())):
-                raise _unreadable(source, _of_another_shape(wrong))
-            return model, report, None
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        if in_parts and (loaded := _on_all_ranks(_load_in_parts, factory, source, options, _ONLY_WHOLE)) is not None:
+            return loaded
+        loaded = _on_all_ranks(_load_whole, factory, source, options)
+        assert loaded is not None  # nothing declines here
+        return loaded
+
+
+def _on_all_ranks(
+    read: Callable[..., _Loaded],
+    factory: Any,
+    source: str,
+    options: dict[str, Any],
+    declines: tuple[type[Exception], ...] = (),
+) -> _Loaded | None:
+    """Read a model in one way on every rank; None on all of them where one of `declines` is raised on any."""
+    loaded, why, error = None, None, None
+    torch.manual_seed(0)
+    try:
+        loaded = read(factory, source, **options)
+    except declines as found:
+        why = found
+    except Exception as found:  # noqa: BLE001 - whatever it is, the other ranks wait in the next line
+        error = found
+    if on_any_rank(error is not None):
+        if isinstance(error, _DAMAGE):
             raise _unreadable(source, str(error)) from error
+        raise error or _unreadable(source, "it failed on another rank, whose own message says why")
+    if on_any_rank(why is not None):
+        cause = why or "another rank cannot read it in parts"
+        log.warning("'%s': %s. Each rank reads the whole model into its memory", source, cause)
+        return None
+    return loaded
 
 
-def _load_in_parts(factory: Any, source: str, **options: Any) -> tuple[PreTrainedModel, dict[str, Any], ModelFiles]:
+def _load_whole(factory: Any, source: str, **options: Any) -> _Loaded:
+    options["ignore_mismatched_sizes"] = True  # transformers names neither tensor nor shapes; the report does
+    model, report = factory.from_pretrained(source, output_loading_info=True, **options)
+    if wrong := sorted(report.get("mismatched_keys", ())):
+        raise _unreadable(source, _of_another_shape(wrong))
+    return model, report, None
+
+
+def _load_in_parts(factory: Any, source: str, **options: Any) -> _Loaded:
     files = ModelFiles.find(source)
     if files is None:
         raise _OnlyWholeError(f"there is neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}")
@@ -297,6 +377,32 @@ def _load_in_parts(factory: Any, source: str, **options: Any) -> tuple[PreTraine
     return model, report, files
 
 
+def unread_weights(model: PreTrainedModel, source: str, *, trust_remote_code: bool) -> dict[str, torch.Tensor]:
+    """Read the tensors of a model's files that its class does not read.
+
+    Returns:
+        The tensors by their names in the files. Empty if the model has another class than its files, as a critic has,
+        or if the names cannot be found out, which is logged.
+    """
+    names = unread_names(model, source, trust_remote_code=trust_remote_code)
+    files = ModelFiles.find(source) if names else None
+    return {} if files is None else files.read_whole(names)
+
+
+def unread_names(model: PreTrainedModel, source: str, *, trust_remote_code: bool) -> list[str]:
+    """Return the names of `unread_weights`."""
+    files = ModelFiles.find(source)
+    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    if files is None or type(model).__name__ not in (config.architectures or ()):
+        return []
+    try:
+        with _quiet():
+            return files.unread_names(model)
+    except (RuntimeError, TypeError, AttributeError) as why:
+        log.warning("'%s': the export lacks weights that its class does not read, if there are some: %s", source, why)
+        return []
+
+
 def refuse_damaged_weights(model: PreTrainedModel) -> None:
     """Raise `RunError` where a tensor of this rank's holds NaN or infinity; for models whose outputs are not finite."""
     parameters: dict[str, Any] = dict(model.named_parameters())
@@ -308,7 +414,7 @@ def refuse_damaged_weights(model: PreTrainedModel) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without progress bars, and without transformers' report of missing weights, which the caller judges."""
+    """Suppress progress bars and transformers' report of missing weights, which the caller checks."""
     verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

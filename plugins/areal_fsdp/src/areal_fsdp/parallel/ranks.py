@@ -38,16 +38,22 @@ def rank_and_ranks() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
+def on_any_rank(condition: bool) -> bool:
+    """Return whether a condition holds on at least one rank; collective."""
+    held = torch.tensor([condition], dtype=torch.uint8)
+    if rank_and_ranks()[1] > 1:
+        dist.all_reduce(held, dist.ReduceOp.MAX)
+    return bool(held.item())
+
+
 def fail_together(error: Exception | None, what: str) -> None:
     """Raise on every rank when one failed, so that no rank waits for another that is gone; collective.
 
     Raises:
         RunError: on the failed rank with its error, on the others with a pointer to it.
     """
-    failed = torch.tensor([error is not None], dtype=torch.uint8)
-    if rank_and_ranks()[1] > 1:
-        dist.all_reduce(failed, dist.ReduceOp.MAX)
+    failed = on_any_rank(error is not None)
     if error is not None:
         raise RunError(f"{what} failed: {error}") from error
-    if failed.item():
+    if failed:
         raise RunError(f"{what} failed on another rank; its own message says why")

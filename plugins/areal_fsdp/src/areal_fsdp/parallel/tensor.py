@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Shard
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from areal_core.errors import RunError
 from areal_fsdp.parallel.collectives import copied, group_name, joined, summed
@@ -135,19 +136,42 @@ def body_of(model: PreTrainedModel) -> torch.nn.Module:
     return body if body is not model else getattr(model, "model", model)  # some name another part as their body
 
 
+def text_of(model: PreTrainedModel) -> torch.nn.Module:
+    """Return the part of a model that gives the last hidden states of text: of a composite one its language model."""
+    return body_of(model.get_decoder()) if _is_composite(model) else body_of(model)
+
+
+def beside_text(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that text does not go through, such as a vision tower's, by name."""
+    if not _is_composite(model):
+        return {}
+    used = {*text_of(model).parameters(), *model.get_output_embeddings().parameters()}
+    return {name: parameter for name, parameter in model.named_parameters() if parameter not in used}
+
+
+def _is_composite(model: PreTrainedModel) -> bool:
+    """Whether a language model with a config of its own is a part of it; one that has a scalar head is none."""
+    return model.config.get_text_config() is not model.config and model.get_output_embeddings() is not None
+
+
 def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
-    """The model's layers, which are sharded, compiled and checkpointed one by one.
+    """Return the model's layers, which are sharded, compiled and checkpointed one by one.
+
+    They are the outermost list of layers that transformers can checkpoint. Code from the hub may have none: there it is
+    a list of as many modules as the config has layers.
 
     Raises:
-        RunError: there is no list of as many modules as the config has layers.
+        RunError: the model has neither.
     """
     count = model.config.get_text_config().num_hidden_layers
     body = body_of(model)
     decoder: torch.nn.Module = getattr(body, "language_model", body)  # else a vision tower's may be as many
-    for module in decoder.modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
-            return module
-    raise RunError(f"model type {model.config.model_type}: no list of its {count} decoder layers was found")
+    lists = [module for module in decoder.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
+    checkpointed = (each for each in lists if all(isinstance(layer, GradientCheckpointingLayer) for layer in each))
+    counted = (each for each in lists if len(each) == count)
+    if (found := next(checkpointed, None) or next(counted, None)) is None:
+        raise RunError(f"model type {model.config.model_type}: no list of its {count} decoder layers was found")
+    return found
 
 
 def divide_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> Vocabulary | None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from areal_core.config import Settings, roles_of
 from areal_core.interfaces import Estimate
-from areal_core.launchers.machine import visible_gpus
 from areal_fsdp.planning.memory import RankLoad
 from areal_fsdp.planning.meter import GIB
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from areal_core.interfaces import StoredModel
     from areal_fsdp.planning.memory import Memory
 
-QUESTION_S: Final = 10.0
 MOST_RANKS: Final = 1024
 SPARED: Final = 0.1
 """Of a GPU, by what is proposed: for CUDA itself, what the allocator cannot use, and the plan's own error."""
@@ -41,6 +38,9 @@ class PlansMemory(Protocol):
     def remedies(self, load: RankLoad, room: int) -> list[str]:
         """Changes of these settings that bring it below `room` bytes: each `key=value`, or several and blanks."""
 
+    def longest_sequence(self, load: RankLoad, room: int) -> int:
+        """Tokens of the longest sequence with which it stays below `room` bytes; 0 for none."""
+
 
 def estimate(config: RunConfig, models: Mapping[str, StoredModel], engines: Mapping[str, PlansMemory]) -> Estimate:
     """What the plan of a run shows of memory; a mistake where it cannot fit.
@@ -53,14 +53,20 @@ def estimate(config: RunConfig, models: Mapping[str, StoredModel], engines: Mapp
     Raises:
         RunError: an engine cannot train its model with its settings.
     """
-    plan = MemoryPlan(config, models, engines, gpu_bytes_of(config))
-    return Estimate(list(_rows(config, plan)), list(plan.problems()), {"memory": plan.as_dict()})
+    plan = MemoryPlan(config, models, engines, config.placement.gpu_bytes())
+    return Estimate(
+        list(_rows(config, plan)),
+        list(plan.problems()),
+        {"memory": plan.as_dict()},
+        peak_bytes=plan.peak,
+        resident_bytes=plan.resident,
+    )
 
 
 def _rows(config: RunConfig, plan: MemoryPlan) -> Iterator[tuple[str, str]]:
     """What a rank holds, part by part for each role, and where."""
     if not plan.roles:
-        yield "memory", "not known: config.json lacks sizes, or the model is a VLM"
+        yield "memory", "not known: config.json lacks sizes, or the model sees images"
         return
     for role in plan.roles:
         yield "memory", plan.parts(role)
@@ -70,31 +76,14 @@ def _rows(config: RunConfig, plan: MemoryPlan) -> Iterator[tuple[str, str]]:
     else:
         place = f"its GPU has {plan.gpu_bytes / GIB:.1f}, of which CUDA itself takes some"
     yield "", f"{plan.peak / GIB:.1f} GiB for each of {plan.ranks} rank(s) in all; {place}"
-    if config.placement.colocated and plan.gpu_bytes is not None:
+    for role, tokens in plan.longest_sequences.items():
+        yield "longest", f"{role}: {tokens:,} tokens of a sequence or a micro-batch fit with a tenth to spare"
+    servers = None if config.inference_engine is None else config.inference_engine.settings
+    keeps_memory = getattr(servers, "needs_gpu", False) and not config.takes_turns  # then the plan has its own row
+    if config.placement.colocated and plan.gpu_bytes is not None and not keeps_memory:
         held = plan.resident if config.takes_turns else plan.peak
         left = (plan.gpu_bytes - held) / GIB
         yield "colocated", f"the trainer holds {held / GIB:.1f} GiB while servers generate in {left:.1f} GiB"
-
-
-def gpu_bytes_of(config: RunConfig) -> int | None:
-    """Memory of the smallest GPU that trains, as the config says, or else this machine's; None where none is known."""
-    placement = config.placement
-    if placement.gpu_memory_gib is not None:
-        return round(placement.gpu_memory_gib * GIB)
-    shown, program = visible_gpus(), shutil.which("nvidia-smi")
-    if shown == [] or program is None:
-        return None
-    command = [program, "--query-gpu=memory.total,index,uuid", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=QUESTION_S, check=True).stdout
-        lines = [line.split(", ") for line in answer.splitlines()]
-        gpus = [(int(size) << 20, index, uuid) for size, index, uuid in lines]  # sizes are in MiB
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
-    seen = [index for _, index, _ in gpus] if shown is None else shown
-    sizes = [size for name in seen for size, index, uuid in gpus if name == index or uuid.startswith(name)]
-    chosen = [sizes[gpu] for gpu in placement.training or range(len(sizes)) if gpu < len(sizes)]
-    return min(chosen, default=None)
 
 
 class MemoryPlan:
@@ -148,6 +137,22 @@ class MemoryPlan:
             f"what fits with a tenth to spare: {message}"
         )
 
+    @cached_property
+    def longest_sequences(self) -> dict[str, int]:
+        """Tokens of the longest sequence of each role that learns, by name.
+
+        A tenth of the GPU is spared, and the other roles' memory is in it. Without a GPU nothing is said.
+        """
+        if self.gpu_bytes is None:
+            return {}
+        spared = round((1 - SPARED) * self.gpu_bytes) - self.resident
+        loads = {name: self._load(name, self.ranks) for name in self.roles}
+        return {
+            name: self._engines[name].longest_sequence(load, spared + self.roles[name].resident)
+            for name, load in loads.items()
+            if load.role.trains
+        }
+
     def parts(self, role: str) -> str:
         """What a role takes, in words."""
         memory = self.roles[role]
@@ -161,7 +166,13 @@ class MemoryPlan:
             role: {name: getattr(memory, name) for name in (*PARTS, "resident", "total")}
             for role, memory in self.roles.items()
         }
-        return {"peak": self.peak, "resident": self.resident, "gpu": self.gpu_bytes, "roles": roles}
+        return {
+            "peak": self.peak,
+            "resident": self.resident,
+            "gpu": self.gpu_bytes,
+            "longest": self.longest_sequences,
+            "roles": roles,
+        }
 
     def _of_ranks(self, ranks: int) -> dict[str, Memory]:
         found = {}
@@ -183,6 +194,7 @@ class MemoryPlan:
             tokens=None if bound is None else round(sequences * bound / ranks),
             longest=config.longest_sequence,
             gpu_bytes=self.gpu_bytes,
+            shows_images=bool(getattr(getattr(config.workflow, "settings", None), "shows_images", False)),
         )
 
     def _remedies(self, role: str, room: int) -> Iterator[str]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import inf, prod
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from areal_core.errors import RunError
-from areal_fsdp.planning.decoder import Decoder, experts_of
+from areal_core.models.sizes import text_config
+from areal_fsdp.planning.decoder import Decoder, experts_of, is_of_text
 from areal_fsdp.planning.meter import GIB
 from areal_fsdp.planning.recomputing import Recomputing, kept_by_a_layer
 
@@ -34,6 +35,7 @@ _CHUNK_ON_CPU = 1024
 _SHARE_OF_GPU = 1 / 16
 """Of a GPU's memory, for a chunk's logits and their gradient: 8,192 tokens of 152,000 words on 141 GB. A product over
 fewer tokens spends its time on the weight's gradient, which is read and written for each chunk."""
+_MOST_STEPS = 4096
 _TOKEN_STEP = 1024
 """Budgets of tokens are proposed in multiples of it."""
 
@@ -51,6 +53,7 @@ class RankLoad:
         tokens: of an update on a rank, at most; None where nobody knows.
         longest: tokens of the longest sequence, as far as the config says.
         gpu_bytes: memory of its GPU, None for a CPU.
+        shows_images: whether the model's vision tower computes. If not, its parameters stay as they are.
     """
 
     description: Mapping[str, Any]
@@ -61,6 +64,7 @@ class RankLoad:
     tokens: int | None = None
     longest: int = 0
     gpu_bytes: int | None = None
+    shows_images: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +194,11 @@ def memory_of(load: RankLoad, parallel: ParallelSettings, choices: MemoryChoices
     Raises:
         RunError: the ranks cannot divide the model's heads or experts, or a VLM.
     """
-    text = load.description.get("text_config", load.description)
+    text = text_config(load.description)
     parallel.experts(experts_of(text))  # which, like the others, the engine would refuse
-    if load.description.get("vision_config") is not None:
+    if load.shows_images and load.description.get("vision_config") is not None:
         parallel.refuse_images(str(load.description.get("model_type")))
+        return None
     model = Decoder.of(load.description, load.shapes, scalar=load.role.head == "scalar")
     if model is None:
         return None
@@ -216,7 +221,12 @@ def memory_of(load: RankLoad, parallel: ParallelSettings, choices: MemoryChoices
     )
     holders = max(1, load.ranks // (parallel.replicas * parallel.tensor))
     message = again.words(model.layers) if load.role.trains else ""
-    return replace(peak_memory(part, replace(load, ranks=holders), way), recomputing=message)
+    if message and (mixers := model.layers - model.attention_layers):
+        message += f"; an estimate, {mixers} of {model.layers} layers have no attention"
+    peak = peak_memory(part, replace(load, ranks=holders), way)
+    beside = [shape for name, shape in load.shapes.items() if not is_of_text(load.description, name)]
+    frozen = element_bytes(load.dtype) * sum(map(prod, beside)) // (holders if way.shards else 1)
+    return replace(peak, parameters=peak.parameters + frozen, resident=peak.resident + frozen, recomputing=message)
 
 
 def remedies(need: Callable[..., Memory | None], load: RankLoad, room: int, choices: MemoryChoices) -> list[str]:
@@ -253,6 +263,20 @@ def remedies(need: Callable[..., Memory | None], load: RankLoad, room: int, choi
             found.append(words({**_FULL, "max_tokens_per_microbatch": both}))
     moves: Any = ({key: True, **more} for more in ({}, _FULL) for key in ("offload_optimizer", "offload_parameters"))
     return found or next(([words(move)] for move in moves if fits(**move)), [])
+
+
+def most_tokens(need: Callable[..., Memory | None], room: int) -> int:
+    """Tokens of the largest micro-batch with which a rank stays below `room` bytes, a multiple of 1,024; 0 for none.
+
+    Args:
+        need: memory with other settings, by keyword.
+        room: bytes.
+    """
+
+    def is_too_large(steps: int) -> bool:
+        return _total(need(max_tokens_per_microbatch=steps * _TOKEN_STEP)) > room
+
+    return (bisect_left(range(1, _MOST_STEPS + 1), True, key=is_too_large)) * _TOKEN_STEP
 
 
 def _checkpointing(need: Callable[..., Memory | None], room: int, choices: MemoryChoices) -> dict[str, Any]:

@@ -1,0 +1,114 @@
+"""What `areal doctor MODEL` asks of this plugin: how it would train a model, found by trying."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from areal_core.errors import RunError
+from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings
+from areal_core.models.small_copy import Dtype, tried_model, try_dtypes
+from areal_core.plugins import Finding
+from areal_fsdp.config import FSDPConfig
+from areal_fsdp.engine import FSDPEngine
+
+_LAYOUTS = {"tensor": {"tensor": 2}, "expert": {"expert": 2}}
+_RANKS = 2
+_INTERVAL_S = 0.1
+
+
+def check_train(folder: Path) -> Finding:
+    """Report the rung of the ladder that the model takes in each dtype, and why it takes no higher one."""
+    return try_dtypes(folder, _rung)
+
+
+def _rung(path: Path, dtype: Dtype) -> tuple[bool, str]:
+    engine = _set_up(path, dtype)
+    assert engine._choice is not None
+    rung, reasons = engine._choice
+    engine.close()
+    return True, rung + (f", because {'; '.join(reasons)}" if reasons else "")
+
+
+def check_adapter(folder: Path) -> Finding:
+    """Report the matrices that `adapter: {}` is on, and what of the layers stays frozen."""
+    try:
+        with tried_model(folder) as (path, how):
+            engine = _set_up(path, adapter={"rank": 1, "alpha": 1})
+            assert engine._adapter is not None
+            kinds, frozen = engine._adapter.kinds, engine._adapter.frozen
+            engine.close()
+    except RunError as error:
+        return Finding(True, f"no: {'; '.join([error.message, *error.hints])}")
+    return Finding(True, f"{how}on {', '.join(kinds)}" + (f"; frozen are {', '.join(frozen)}" if frozen else ""))
+
+
+def check_parallel(folder: Path) -> Finding:
+    """Report whether two ranks can divide the layers (`parallel.tensor`) and the experts (`parallel.expert`)."""
+    try:
+        with tried_model(folder) as (path, how), tempfile.TemporaryDirectory() as place:
+            is_done, output = _ranks(path, Path(place))
+    except RunError as error:
+        return Finding(True, f"no: {error.message}")
+    last = (output.strip().splitlines() or ["a rank died"])[-1]
+    if not is_done:
+        return Finding(False, last)
+    found: dict[str, str] = json.loads(last)
+    return Finding(True, how + "; ".join(f"{name}: {result}" for name, result in found.items()))
+
+
+def _ranks(path: Path, place: Path) -> tuple[bool, str]:
+    """Run all ranks, and end the others when one fails; whether all are done, and what the first to fail, or rank 0,
+    has written. They write to files: a pipe that is full would stop a rank that another one waits for."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", __name__, str(path), str(place / "store")]
+    ranks: list[subprocess.Popen[bytes]] = []
+    try:
+        for number in range(_RANKS):
+            with (place / f"{number}.out").open("w") as out, (place / f"{number}.err").open("w") as err:
+                ranks.append(subprocess.Popen([*words, str(number)], stdout=out, stderr=err, env=environment))
+        while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
+            time.sleep(_INTERVAL_S)
+    finally:
+        failed = [number for number, rank in enumerate(ranks) if rank.returncode]
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    file = place / (f"{failed[0]}.err" if failed else "0.out")
+    return not failed, file.read_text(errors="replace")
+
+
+def _set_up(path: Path, dtype: Dtype = "float32", **settings: Any) -> FSDPEngine:
+    engine = FSDPEngine(FSDPConfig(learning_rate=1e-5, **settings))
+    engine.setup(ModelReference(str(path), dtype), ACTOR, OptimizerSettings(total_updates=1, temperature=1.0))
+    return engine
+
+
+def _as_rank(path: Path, store: str, rank: int) -> None:
+    """Print what becomes of each layout. At setup, ranks compare the divided model with the whole one."""
+    file = dist.FileStore(store, _RANKS)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=file, rank=rank, world_size=_RANKS, timeout=timedelta(seconds=100))
+    results = {}
+    for name, parallel in _LAYOUTS.items():
+        try:
+            _set_up(path, parallel=parallel).close()
+            results[name] = "yes"
+        except RunError as error:
+            results[name] = f"no ({error.message})"
+    sys.stdout.write(f"\n{json.dumps(results)}\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    _as_rank(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

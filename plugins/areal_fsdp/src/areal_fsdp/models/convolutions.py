@@ -1,0 +1,79 @@
+"""Short causal convolutions that keep to their sequences in a packed batch.
+
+Mixers of transformers call a function of their own module, `causal_conv1d_fn`. Of its implementations only that of the
+package causal-conv1d reads `seq_idx`, and this package is a build of its own on each machine. Here is the same in
+PyTorch: a sum over the taps, which a compiler turns into one kernel. It is what lets LFM2 and, with
+flash-linear-attention, Qwen3.5 and Qwen3-Next be packed.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from transformers.activations import ACT2FN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transformers import PreTrainedModel
+
+_FUNCTION = "causal_conv1d_fn"
+
+
+def divide_convolutions(model: PreTrainedModel) -> None:
+    """Let the convolutions of a model's mixers read `seq_idx`, where the package causal-conv1d is not installed.
+
+    This replaces the function in transformers' module. Calls without `seq_idx` are those of before.
+    """
+    if find_spec("causal_conv1d") is not None:
+        return
+    for source in {sys.modules[type(module).__module__] for module in model.modules()}:
+        own = getattr(source, _FUNCTION, None)
+        if own is not None and own.__module__ != __name__:
+            setattr(source, _FUNCTION, _by_sequence(own))
+
+
+def _by_sequence(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def convolve(
+        hidden_states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: str | None = None,
+        seq_idx: torch.Tensor | None = None,
+        **others: Any,
+    ) -> torch.Tensor:
+        if seq_idx is None:
+            return own(hidden_states, weight, bias, activation=activation, **others)
+        mixed = packed_convolution(hidden_states, weight, bias, seq_idx)
+        return mixed if activation is None else ACT2FN[activation](mixed)
+
+    return convolve
+
+
+def packed_convolution(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, seq_idx: torch.Tensor
+) -> torch.Tensor:
+    """Convolve each channel with its own taps, over the tokens of the same sequence only; sums are float32.
+
+    Args:
+        hidden: [B, channels, T].
+        weight: [channels, taps]; the last tap is the token's own.
+        bias: [channels].
+        seq_idx: [B, T], the number of each token's sequence.
+
+    Returns:
+        [B, channels, T], in the dtype of `hidden`.
+    """
+    total, taps = hidden.shape[-1], weight.shape[-1]
+    mixed = hidden.float() * weight[:, -1:].float()
+    for back in range(1, taps):
+        earlier = F.pad(hidden, (back, 0))[..., :total]
+        same = F.pad(seq_idx, (back, 0), value=-1)[..., :total] == seq_idx
+        mixed = mixed + torch.where(same[:, None], earlier, 0).float() * weight[:, taps - 1 - back, None].float()
+    if bias is not None:
+        mixed = mixed + bias[:, None].float()
+    return mixed.to(hidden.dtype)

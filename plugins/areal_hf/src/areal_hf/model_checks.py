@@ -1,0 +1,26 @@
+"""What `areal doctor MODEL` asks of this plugin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from areal_core.interfaces import ModelReference
+from areal_core.models.small_copy import try_dtypes
+from areal_hf.server import load_model
+from areal_hf.ways import Way, choose_way
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from areal_core.models.small_copy import Dtype
+    from areal_core.plugins import Finding
+
+
+def check_generate(folder: Path) -> Finding:
+    """Report the way that the embedded engine generates by in each dtype, and why it takes no faster one."""
+    return try_dtypes(folder, _way)
+
+
+def _way(path: Path, dtype: Dtype) -> tuple[bool, str]:
+    choice = choose_way(load_model(ModelReference(str(path), dtype), "cpu"))
+    return choice.way is not Way.REFUSED, str(choice.way) + (f", because {choice.reason}" if choice.reason else "")

@@ -1,0 +1,20 @@
+"""Settings of the launcher `external`."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict, Field
+
+from areal_core.config import LauncherSettings, Seconds
+
+
+class ExternalSettings(LauncherSettings):
+    """Machines that join the run with `areal node RUN_DIR`."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    nodes: int = Field(1, ge=1)
+    """number of machines that the run waits for before it starts"""
+    host: str | None = None
+    """address of the driver's machine for the other machines; null: the one from which it reaches other networks"""
+    start_timeout_s: Seconds = Field(600.0, gt=0)
+    """seconds that the machines may take to join; then the run ends"""

@@ -1,0 +1,94 @@
+"""Servers that share their GPUs with the trainer: none is started in its turn, whatever has ended there."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from areal_core.interfaces.launcher import EndMeans, ProcessGroup
+from areal_core.runtime.attempts import release
+from areal_core.runtime.local import LocalLauncher
+from areal_core.runtime.settings import LocalSettings
+from areal_core.testing.conformance.launchers import Session, member_group
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+CONTROLLER = """
+import sys, time
+from pathlib import Path
+from areal_core.runtime.member import run_role
+from areal_core.runtime.messages import ColocatedTraining
+
+def play(member):
+    folder = Path(sys.argv[1])
+    while True:
+        for name, has_begun in (("begin", True), ("end", False)):
+            while not (folder / name).exists():
+                time.sleep(0.01)
+            (folder / name).unlink()
+            if has_begun:
+                member.request(ColocatedTraining(True), None, "the turn").result()
+                (folder / "begun").touch()
+            else:
+                member.notify(ColocatedTraining(False))
+
+run_role(play)
+"""
+LOADING = """
+import sys, time
+from pathlib import Path
+from areal_core.runtime.member import run_role
+
+def play(member):
+    (Path(sys.argv[1]) / "loading").touch()
+    while not (Path(sys.argv[1]) / "loaded").exists():
+        time.sleep(0.01)
+    member.announce("server", "http://late")
+    time.sleep(600)
+
+run_role(play)
+"""
+
+
+def test_a_server_that_dies_in_the_trainers_turn_is_started_when_that_ends(tmp_path: Path) -> None:
+    async def run() -> None:
+        session = Session(LocalLauncher(LocalSettings(fork_server=False)), tmp_path / "run", 60.0)
+        folder = session.folder
+
+        async def until(name: str) -> None:
+            async with asyncio.timeout(60):
+                while not (folder / name).exists():
+                    await asyncio.sleep(0.01)
+
+        def program(name: str, text: str, **more: bool | EndMeans) -> ProcessGroup:
+            return ProcessGroup(name, name, [sys.executable, "-c", text, str(folder)], **more)  # type: ignore[arg-type]
+
+        try:
+            await session.begin()
+            sharing = {"end": EndMeans.REPLACED, "shares_gpus": True}
+            groups = [member_group("server-0", **sharing), program("server-1", LOADING, **sharing)]
+            await session.driver.start([program("controller", CONTROLLER), *groups])
+            first = await session.told("server-0")
+            await until("loading")
+            (folder / "begin").touch()
+            await asyncio.sleep(0.5)
+            assert not (folder / "begun").exists(), "a server that loads is not waited for"
+            (folder / "loaded").touch()
+            await until("begun")
+            (folder / "server-0.json").unlink()
+            (folder / "die-server-0").touch()
+            await asyncio.sleep(1.5)
+            assert "server-0" not in session.processes(), "it is started in the trainer's turn"
+            (folder / "end").touch()
+            assert (await session.told("server-0"))["pid"] != first["pid"]
+        finally:
+            await session.driver.close()
+            release(session.run.attempt(1), "done 1")
+
+    asyncio.run(run())

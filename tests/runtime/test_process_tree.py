@@ -1,0 +1,49 @@
+"""Processes are not taken for later ones with the same pid, and no descendant is missed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from areal_core.runtime.process_tree import has_ended, identify
+
+FAMILY = """
+import os, subprocess
+from areal_core.runtime.process_tree import adopt_orphans, children, end_descendants, kill_children
+adopt_orphans()
+kept = subprocess.Popen(["sleep", "600"])
+# The first shell exits and leaves an orphan; the second lives, with a child in a session of its own.
+subprocess.run(["sh", "-c", "setsid sleep 600 &"])
+subprocess.Popen(["sh", "-c", "setsid --wait sleep 600 & wait"])
+while kill_children(kept=frozenset([kept.pid])):
+    pass
+assert children() == [kept.pid] and kept.poll() is None
+end_descendants()
+assert children() == []
+"""
+
+
+def test_orphans_in_sessions_of_their_own_are_killed_and_the_kept_child_is_not() -> None:
+    subprocess.run([sys.executable, "-c", FAMILY], check=True, timeout=120)
+
+
+def test_a_process_has_ended_when_it_is_a_zombie_or_gone() -> None:
+    assert has_ended(identify(os.getpid())) is False
+    with subprocess.Popen(["sleep", "600"]) as process:
+        identity = identify(process.pid)
+        assert has_ended(identity) is False
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert has_ended(identity) is True, "a zombie keeps its pid"
+    assert has_ended(identity) is True
+
+
+def test_a_later_process_with_the_same_pid_is_another_one() -> None:
+    machine, pid, start = identify(os.getpid()).rsplit(" ", 2)
+    assert has_ended(f"{machine} {pid} {int(start) - 1}") is True
+
+
+def test_of_a_process_on_another_machine_nothing_is_known() -> None:
+    _, pid, start = identify(os.getpid()).rsplit(" ", 2)
+    assert has_ended(f"another-boot/pid:[1] {pid} {start}") is None
