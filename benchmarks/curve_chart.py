@@ -23,8 +23,13 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 300, 48, 20, 34, 44
 COLORS = ("#3b6fd4", "#d9822b", "#2f9e6e", "#b0428f", "#7a6a4f", "#5fa8c9", "#8fae3c")
 
 
-def draw(rows: Mapping[str, Sequence[Point]]) -> str:
-    """Three panels, and the legend in the place of a fourth; the rows of a way are its seeds."""
+def draw(rows: Mapping[str, Sequence[Point]], titles: Mapping[str, str] | None = None) -> str:
+    """Three panels, and the legend in the place of a fourth; the rows of a way are its seeds.
+
+    Args:
+        rows: by `way/seed`.
+        titles: of the ways; without them those of `curve.py`.
+    """
     ways: dict[str, list[Sequence[Point]]] = {}
     for row, points in rows.items():
         ways.setdefault(row.partition("/")[0], []).append(points)
@@ -40,7 +45,7 @@ def draw(rows: Mapping[str, Sequence[Point]]) -> str:
         *_panel(0, 0, name, "seconds", reward, seconds, highest),
         *_panel(WIDTH, 0, "held-out score", "seconds", held_out, seconds, highest, dots=True),
         *_panel(0, HEIGHT, name, "samples trained on", sampled, samples, highest),
-        *_legend(WIDTH, HEIGHT, ways),
+        *_legend(WIDTH, HEIGHT, {(titles or {}).get(way) or title(way): seeds for way, seeds in ways.items()}),
     ]
     size = f'width="{2 * WIDTH}" height="{2 * HEIGHT}" viewBox="0 0 {2 * WIDTH} {2 * HEIGHT}"'
     style = 'font-family="sans-serif" font-size="12" fill="#222"'
@@ -84,12 +89,12 @@ def _color(number: int) -> str:
 
 
 def _legend(offset_x: float, offset_y: float, ways: Mapping[str, Sequence[object]]) -> list[str]:
-    """An entry for each way, and what a band is where there is one."""
+    """An entry for each way by its title, and what a band is where there is one."""
     x, y = offset_x + LEFT, offset_y + TOP
     parts = []
     for number, way in enumerate(ways):
         parts.append(f'<rect x="{x}" y="{y - 6}" width="14" height="4" fill="{_color(number)}"/>')
-        parts.append(f'<text x="{x + 20}" y="{y}">{escape(title(way))}</text>')
+        parts.append(f'<text x="{x + 20}" y="{y}">{escape(way)}</text>')
         y += 18
     if any(len(seeds) > 1 for seeds in ways.values()):
         parts.append(f'<text x="{x}" y="{y + 8}" fill="#666">line: median of the runs; area: lowest to highest</text>')
