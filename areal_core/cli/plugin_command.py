@@ -9,8 +9,8 @@ from areal_core.cli.output import print_out
 from areal_core.errors import UsageError
 from areal_core.plugins import PluginManager
 from areal_core.plugins.catalog import SUPPLIERS
+from areal_core.plugins.manager import survey
 from areal_core.plugins.records import normalize
-from areal_core.plugins.survey import survey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

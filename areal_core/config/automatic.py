@@ -18,8 +18,8 @@ from areal_core.config.settings import Settings
 from areal_core.errors import ConfigError, PluginError
 from areal_core.gpus import count_gpus
 from areal_core.plugins.loading import load_attribute
+from areal_core.plugins.manager import survey
 from areal_core.plugins.records import Component
-from areal_core.plugins.survey import survey
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

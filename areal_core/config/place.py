@@ -16,7 +16,7 @@ from areal_core.config.problems import MOST_TOLD, Problem, RejectedError, from_v
 from areal_core.config.selection import Selection
 from areal_core.config.settings import Settings
 from areal_core.errors import ComponentNotFoundError, PluginError
-from areal_core.plugins.records import KINDS, Component, normalize, with_article
+from areal_core.plugins.records import KINDS, Component, Kind, normalize, with_article
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Place:
     """What `component()` declares: which kind is chosen here, what applies if nothing is, and the keys beside it."""
 
-    kind: str
+    kind: Kind
     default: object = None
     common: type[Settings] | None = None
 
@@ -54,7 +54,7 @@ class Place:
         keys = {"type": written} if isinstance(written, str) else written
         if not isinstance(keys, Mapping):
             beside = f" and {', '.join(self.common.model_fields)} beside it" if self.common else ""
-            message = f"write the name of {with_article(KINDS[self.kind])}, or a section with `type:`{beside}"
+            message = f"write the name of {with_article(self.kind.noun)}, or a section with `type:`{beside}"
             raise RejectedError([Problem((), message)])
         keys = dict(keys)
         reference = keys.pop("type", None)
@@ -63,7 +63,7 @@ class Place:
             if isinstance(self.default, Mapping):  # what the default sets stays, but for what is written
                 keys = {**{key: value for key, value in self.default.items() if key != "type"}, **keys}
         if not isinstance(reference, str) or not reference.strip():
-            raise rejected(f"must name {with_article(KINDS[self.kind])}", self._available(context))
+            raise rejected(f"must name {with_article(self.kind.noun)}", self._available(context))
         return reference, keys
 
     def _imported(self, reference: str, keys: dict[str, Any], context: ResolutionContext) -> Selection:
@@ -77,7 +77,7 @@ class Place:
             settings = _validated(_checked(model, wrong), keys, replace(context, home=""))
         if imported.file:
             context.files[str(imported.file)] = imported.sha256
-        return Selection(self.kind, imported.target, settings, reference=str(reference))
+        return Selection(self.kind.name, imported.target, settings, reference=str(reference), noun=self.kind.noun)
 
     def _named(self, reference: str, keys: dict[str, Any], context: ResolutionContext) -> Selection:
         record = self._find(reference, context)
@@ -91,7 +91,9 @@ class Place:
             settings = _validated(_checked(model, wrong), keys, replace(context, home=record.plugin))
         elif keys:
             raise RejectedError([unknown_key((key,), (), f"'{record.reference}'") for key in keys])
-        return Selection(self.kind, record.reference, settings, reference=str(reference), record=record)
+        return Selection(
+            self.kind.name, record.reference, settings, reference=str(reference), record=record, noun=self.kind.noun
+        )
 
     def _find(self, reference: str, context: ResolutionContext) -> Component:
         """The component of a name. Why a plugin cannot be loaded is said once, with the plugins, and not here again."""
@@ -116,8 +118,8 @@ class Place:
         return [each.get("type") if isinstance(each, Mapping) else each for each in defaults]
 
     def _available(self, context: ResolutionContext) -> str:
-        references = [record.reference for record in context.manager.components(self.kind)]
-        return f"available for {self.kind}: {', '.join(references) or 'nothing in the loaded plugins'}"
+        references = [record.reference for record in context.manager.components(self.kind.name)]
+        return f"available for {self.kind.name}: {', '.join(references) or 'nothing in the loaded plugins'}"
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.with_info_wrap_validator_function(self._validate, handler(source))
@@ -126,7 +128,7 @@ class Place:
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         common = {"x-areal-common": self.common.model_json_schema()} if self.common else {}
-        return {**handler(schema), "x-areal-kind": self.kind, **common}
+        return {**handler(schema), "x-areal-kind": self.kind.name, "x-areal-noun": self.kind.noun, **common}
 
     def _validate(
         self, value: object, handler: core_schema.ValidatorFunctionWrapHandler, info: ValidationInfo
@@ -137,7 +139,7 @@ class Place:
                 return handler(None)
             except ValidationError:
                 if self.default is None:
-                    message = f"is required: choose {with_article(KINDS[self.kind])} with `type:`"
+                    message = f"is required: choose {with_article(self.kind.noun)} with `type:`"
                     hint = self._available(ResolutionContext.of(info))
                     raise RejectedError([Problem((), message, (hint,))]) from None
                 value = self.default
@@ -162,17 +164,28 @@ class Place:
 
 
 def component(
-    kind: str, default: Any = None, common: type[Settings] | None = None, description: str | None = None
+    kind: str | Kind, default: Any = None, common: type[Settings] | None = None, description: str | None = None
 ) -> Any:
-    """Declare a field of a `Settings` model as a place where a component of `kind` is chosen.
+    """Declare a field of a `Settings` model as a place where a component is chosen.
 
-    The field is annotated `Selection`, `Selection | None` or `list[Selection]` (give the last a list as `default`).
-    `default` is a reference, or a mapping with `type`; a bare name in it means a component of the plugin whose settings
-    these are, where it has one of that name. `common` is a model of keys that stand beside `type:` in this place
-    whichever component is chosen. `ValueError` if there is no such kind.
+        advantage: Selection = component("advantages", default="grpo/group_normalized")
+
+    The field is annotated `Selection`, `Selection | None` or `list[Selection]`.
+
+    Args:
+        kind: of the component: the name of a kind of the core, or the `Kind` that a plugin adds.
+        default: a reference, or a mapping with `type`; a list of them for `list[Selection]`. A bare name means a
+            component of the plugin whose settings these are, if it has one of that name.
+        common: a model of keys that may be beside `type:` in this place for every component.
+        description: of the field.
+
+    Raises:
+        ValueError: there is no such kind.
     """
-    if kind not in KINDS:
-        raise ValueError(f"no kind of component is called {kind!r}; kinds: {', '.join(KINDS)}")
+    if not isinstance(kind, Kind):
+        if kind not in KINDS:
+            raise ValueError(f"no kind of component is called {kind!r}; kinds: {', '.join(KINDS)}")
+        kind = KINDS[kind]
     declared: FieldInfo = Field(default=default, validate_default=True, description=description)
     declared.metadata.append(Place(kind, default, common))
     return declared

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from areal_core.config.yaml_text import Document, parse
 from areal_core.errors import ConfigError, PluginBrokenError, PluginError, UsageError
-from areal_core.plugins.manager import joined
-from areal_core.plugins.survey import survey
+from areal_core.plugins.manager import joined, survey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,6 +17,7 @@ from areal_core.config.selection import Selection, selections
 from areal_core.config.settings import Section, Settings
 from areal_core.config.tree import same_choice
 from areal_core.errors import ConfigError
+from areal_core.plugins.records import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +60,7 @@ class RunConfig(Section):
     """holds the parameters and takes the steps"""
     algorithm: Selection = component("algorithms")
     """how a batch becomes a loss"""
-    roles: dict[str, Annotated[Selection, Place("train_engines", common=sections.RoleTerm)]] = Field(default={})
+    roles: dict[str, Annotated[Selection, Place(KINDS["train_engines"], common=sections.RoleTerm)]] = Field(default={})
     """by role of the algorithm, such as critic: `path` of its model, and what differs from train_engine"""
     evaluation: sections.EvaluationSection | None = None
     """evaluation on held-out data"""
@@ -105,7 +106,8 @@ class RunConfig(Section):
             is_apt = placed.placement.disaggregated or placed.has_rank_on_every_gpu
             settings = getattr(placed.inference_engine, "settings", None)
             if is_apt and f"core/{by}" in getattr(settings, "transports", ()):
-                chosen = Selection("weight_transports", f"core/{by}", {}, reference=by)
+                noun = KINDS["weight_transports"].noun
+                chosen = Selection("weight_transports", f"core/{by}", {}, reference=by, noun=noun)
                 changes["weight_sync"] = placed.weight_sync.model_copy(update={"transport": chosen})
         return placed.model_copy(update=changes) if changes else placed
 

@@ -9,7 +9,6 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from areal_core.config.run_config import RunConfig
 from areal_core.config.settings import Settings
-from areal_core.plugins.records import KINDS, Component
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic_core.core_schema import WithDefaultSchema
 
-    from areal_core.plugins import PluginManager
+    from areal_core.plugins import Component, PluginManager
 
 _LOADING_KEYS = {
     "preset": "the name of a preset that this file is laid over",
@@ -51,7 +50,7 @@ def json_schema(manager: PluginManager) -> dict[str, Any]:
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["x-areal-components"] = {
         kind: {record.reference: component_schema(manager, record) for record in manager.components(kind)}
-        for kind in KINDS
+        for kind in manager.kinds
         if kind not in {"presets", "commands", "health_checks"}
     }
     return schema
@@ -69,7 +68,7 @@ def describe_values(part: Mapping[str, Any]) -> str:
     """What may be written for a key of a schema, in words."""
     null = " or null" if {"type": "null"} in part.get("anyOf", ()) else ""
     if "x-areal-kind" in part:
-        return ("list: " if part.get("type") == "array" else "") + KINDS[part["x-areal-kind"]] + null
+        return ("list: " if part.get("type") == "array" else "") + str(part["x-areal-noun"]) + null
     if "anyOf" in part:
         return " or ".join(describe_values(option) for option in part["anyOf"])
     if "$ref" in part:

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import core_schema, to_jsonable_python
@@ -23,9 +23,11 @@ from areal_core.config.problems import Path as KeyPath
 from areal_core.config.problems import RejectedError
 from areal_core.config.settings import Settings
 from areal_core.errors import ConfigError
-from areal_core.plugins.catalog import Catalog
+from areal_core.plugins.catalog import CORE, Catalog
 from areal_core.plugins.loading import load_attribute
-from areal_core.plugins.records import KINDS, Component
+
+if TYPE_CHECKING:
+    from areal_core.plugins.records import Component
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Selection:
     `reference` is what the config says and `target` the unmistakable form of it (`plugin/name`, or an import with an
     absolute path), which is written into the run folder. `settings` is an instance of the component's model, or the
     keyword arguments when it has none. `common` holds the keys that the place itself defines, such as a reward's
-    weight.
+    weight. `noun` is what one of its kind is called.
     """
 
     kind: str
@@ -44,11 +46,17 @@ class Selection:
     common: Settings | None = None
     reference: str = field(default="", compare=False)
     record: Component | None = field(default=None, compare=False)
+    noun: str = field(default="component", compare=False)
 
     @property
     def title(self) -> str:
         """What it is and what it is called, for errors."""
-        return f"{KINDS[self.kind]} '{self.target}'"
+        return f"{self.noun} '{self.target}'"
+
+    @property
+    def plugin(self) -> str:
+        """Name of the plugin that it is from; empty for a component of the core, of a file or of a module."""
+        return "" if self.record is None or self.record.plugin == CORE else self.record.plugin
 
     def load(self) -> object:
         """Import the class or function behind this choice; the only place where that happens for a plugin's."""
@@ -62,7 +70,7 @@ class Selection:
         installed = catalog.get(self.record.plugin)
         if installed is None:
             raise catalog.missing([self.record.plugin])
-        title = f"the {KINDS[self.kind]} '{self.record.reference}' of {self.record.supplier}"
+        title = f"the {self.noun} '{self.record.reference}' of {self.record.supplier}"
         return load_attribute(self.record.target, title, installed)
 
     def build(self, **context: Any) -> Any:

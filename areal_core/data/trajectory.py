@@ -293,8 +293,8 @@ class Episode:
         reward: reward of the episode, which is added to that of each trajectory.
         rewards: components of the reward by name, for metrics.
         text: prompt and completion as text, for the sample log only.
-        metrics: further metrics, such as `agents/turns`. areal logs their means over episodes under these names. A name
-            of areal's own metrics, such as `step` or a name below `train/`, fails the episode.
+        metrics: further metrics by name, such as `tool_calls`. areal logs their means over episodes, with a prefix that
+            keeps them apart from the run's own: `workflow/tool_calls`, or `PLUGIN/tool_calls` for a plugin's workflow.
     """
 
     trajectories: list[Trajectory]

@@ -70,10 +70,13 @@ class Watch:
     def add(self, line: Mapping[str, Any]) -> None:
         """Take the metrics of the next step, with its number as `step`."""
         for text in self._new_texts(line):
-            with suppress(RunError):
-                finding = json.dumps({"step": line["step"], "text": text})
-                append_line("the diagnostics", self._run_dir / FINDINGS_FILE, finding)
-            self._log(f"step {line['step']}: {text}")
+            self.note(line["step"], text)
+
+    def note(self, step: int, text: str) -> None:
+        """Write and show a finding about a step. A disk that refuses costs the written line only."""
+        with suppress(RunError):
+            append_line("the diagnostics", self._run_dir / FINDINGS_FILE, json.dumps({"step": step, "text": text}))
+        self._log(f"step {step}: {text}")
 
     def _new_texts(self, line: Mapping[str, Any]) -> list[str]:
         """Return what a line of metrics shows. Log the first failure of a condition: none may end the trainer, which

@@ -203,7 +203,7 @@ class _Execution:
                 number = (self._supervisor.signals or [signal.SIGINT])[0]
                 outcome = outcome._replace(word="interrupted", exit_code=128 + number)
             else:
-                outcome = outcome._replace(word="done", exit_code=0)
+                outcome = outcome._replace(word="done", steps=_steps_done(self._resolved, self._run), exit_code=0)
         except RunError as error:
             is_interrupted = error.exit_code in {128 + number for number in self._supervisor.signals[:1]}
             outcome = outcome._replace(word="interrupted" if is_interrupted else "failed", exit_code=error.exit_code)
@@ -376,7 +376,13 @@ def write_run_folder(resolved: Resolved, run: RunFolder, records: Sequence[Prove
 
 
 def _log_summary(resolved: Resolved, run: RunFolder, seconds: float, steps_before: int) -> None:
-    log(summarize_run(run, resolved.config.steps, seconds, steps_before))
+    log(summarize_run(run, _steps_done(resolved, run), seconds, steps_before))
     advice = bottleneck(run.read_metrics(), Split.of(resolved.config))
     if advice:
         log(advice)
+
+
+def _steps_done(resolved: Resolved, run: RunFolder) -> int:
+    """Return the last step of a run that has ended in order: fewer than the config's if a plugin has stopped it."""
+    metrics = run.read_metrics()
+    return min(int(metrics[-1]["step"]), resolved.config.steps) if metrics else resolved.config.steps

@@ -1,16 +1,16 @@
-"""Plugins: how anything that is not the core becomes part of a run. This page is also the tutorial.
+"""Plugins: how everything outside of the core becomes part of a run. This text is also the tutorial.
 
 A plugin is a distribution with one entry point in the group `areal.plugins`:
 
     [project]
     name = "areal-shortest"
     version = "0.1.0"
-    dependencies = ["areal-core>=0.1,<0.2"]            # the range is required; it is checked when the plugin is loaded
+    dependencies = ["areal-core>=0.1,<0.2"]            # required: areal checks the range when it loads the plugin
 
     [project.entry-points."areal.plugins"]
     shortest = "areal_shortest.plugin"
 
-The module that the entry point names holds functions that return records. It imports nothing heavy:
+The entry point names a module whose functions return records. The module imports nothing heavy:
 
     from areal_core.plugins import Component, hookimpl
 
@@ -20,8 +20,8 @@ The module that the entry point names holds functions that return records. It im
                           target="areal_shortest.rewards:brevity",
                           config="areal_shortest.config:BrevitySettings")]
 
-`target` is the function or class, imported only in the process that uses it. `config` is a model of the settings,
-derived from `areal_core.config.Settings`; leave it out if there are none:
+`target` is the function or class. areal imports it only in the process that uses it. `config` is a model of the
+settings, derived from `areal_core.config.Settings`. Leave it out if there are none:
 
     from areal_core.config import Settings
     from pydantic import Field
@@ -29,17 +29,18 @@ derived from `areal_core.config.Settings`; leave it out if there are none:
     class BrevitySettings(Settings):
         free_tokens: int = Field(default=20, ge=0, description="tokens that cost nothing")
 
-After `pip install areal-shortest`, a config chooses it by `type: shortest/brevity`, and `areal plugins shortest`
-shows what it supplies. Functions named after an event (`areal_step_finished(run_dir, step, metrics)`, ...) are told
-what happens in a run. `areal_core.plugins.hooks` lists every hook; what a component must do is in
-`areal_core.interfaces`.
+After `pip install areal-shortest`, a config chooses the component with `type: shortest/brevity`, and `areal plugins
+shortest` shows what the plugin supplies. Event hooks observe a run (`areal_step_finished`), add metrics to its steps
+(`areal_add_metrics`) and stop it (`areal_should_stop`). A plugin may add kinds of components and hooks that other
+plugins implement (`areal_add_kinds`, `areal_add_hooks`). `areal_core.plugins.hooks` has every hook with an example.
+The interfaces that components implement are in `areal_core.interfaces`.
 """
 
 from areal_core.plugins.catalog import extra_module, install_command
 from areal_core.plugins.manager import PluginManager
-from areal_core.plugins.markers import hookimpl
+from areal_core.plugins.markers import hookimpl, hookspec
 from areal_core.plugins.provenance import Provenance, compare
-from areal_core.plugins.records import KINDS, Command, Component, Finding, HealthCheck, Preset
+from areal_core.plugins.records import KINDS, Command, Component, Finding, HealthCheck, Kind, Preset
 
 __all__ = [
     "KINDS",
@@ -47,11 +48,13 @@ __all__ = [
     "Component",
     "Finding",
     "HealthCheck",
+    "Kind",
     "PluginManager",
     "Preset",
     "Provenance",
     "compare",
     "extra_module",
     "hookimpl",
+    "hookspec",
     "install_command",
 ]

@@ -1,4 +1,4 @@
-"""The core's own components, registered through the same path as everybody else's, as plugin `core`."""
+"""The core's own components. They are registered like those of any plugin, under the plugin name `core`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def areal_workflows() -> Iterable[Component]:
-    """How an episode is played."""
+    """Supply the two ways to run an episode without a plugin."""
     return [
         Component(
             "single_turn",
@@ -32,7 +32,7 @@ def areal_workflows() -> Iterable[Component]:
 
 @hookimpl
 def areal_launchers() -> Iterable[Component]:
-    """How the processes of a run are started."""
+    """Supply the launcher for one machine."""
     return [
         Component(
             "local",
@@ -45,17 +45,17 @@ def areal_launchers() -> Iterable[Component]:
 
 @hookimpl
 def areal_weight_transports() -> Iterable[Component]:
-    """How new weights reach the servers."""
+    """Supply the ways in which new weights reach the servers."""
     return [
         Component(
             "memory",
-            "a folder in memory; where that is too small or servers stand on other nodes, in the run folder",
+            "a folder in memory; in the run folder if memory is too small or servers are on other nodes",
             target="areal_core.training.weight_sync:MemoryFolder",
         ),
         Component("disk", "the run folder, which all nodes see", target="areal_core.training.weight_sync:DiskFolder"),
         Component(
             "broadcast",
-            "a collective broadcast from rank 0, for servers with GPUs of their own",
+            "a collective broadcast from rank 0, for servers that have their own GPUs",
             target="areal_core.training.broadcast:Broadcast",
         ),
         Component(
@@ -68,7 +68,7 @@ def areal_weight_transports() -> Iterable[Component]:
 
 @hookimpl
 def areal_loss_aggregations() -> Iterable[Component]:
-    """How the losses of tokens are added up."""
+    """Supply the ways to add up the losses of tokens."""
     module = "areal_core.algorithms.loss_aggregation"
     return [
         Component("token_mean", "every token counts the same", target=f"{module}:token_mean"),
@@ -85,7 +85,7 @@ def areal_loss_aggregations() -> Iterable[Component]:
 
 @hookimpl
 def areal_algorithms() -> Iterable[Component]:
-    """The bare composition, for those who choose every part themselves."""
+    """Supply the composition without defaults, for configs that choose every part."""
     return [
         Component(
             "policy_gradient",
@@ -98,25 +98,25 @@ def areal_algorithms() -> Iterable[Component]:
 
 @hookimpl
 def areal_health_checks() -> Iterable[HealthCheck]:
-    """What every run needs of a machine."""
-    questions = {
+    """Supply the checks of what every run needs of a machine, and every model."""
+    machine_checks = {
         "torch": "PyTorch can be imported and computes",
         "gpus": "PyTorch sees the GPUs that the machine has",
-        "shared_memory": "new weights are synced through /dev/shm; where it is small, through the disk",
-        "disk": "there is room for checkpoints below the current folder, and for the processes' scratch",
-        "run_folder": "a run can be owned by one program: folders are renamed whole and synced",
+        "shared_memory": "weights are synced through /dev/shm, or through the disk if it is small",
+        "disk": "there is room for checkpoints below the current folder, and for the processes' scratch files",
+        "run_folder": "one program can own a run: the file system renames folders atomically and syncs them",
     }
     module = "areal_core.driver.health"
-    of_a_model = {
-        "model": "its type, context, quantization, and whether it needs code of its own",
-        "weights": "memory of its parameters",
-        "tokenizer": "there is one, and a template for chats",
+    model_checks = {
+        "model": "type, context and quantization, and whether it needs its own code",
+        "weights": "memory of the parameters",
+        "tokenizer": "there is a tokenizer and a chat template",
     }
-    about = "areal_core.driver.model_checks"
+    model_module = "areal_core.driver.model_checks"
     return [
-        *(HealthCheck(name, meaning, target=f"{module}:check_{name}") for name, meaning in questions.items()),
+        *(HealthCheck(name, summary, target=f"{module}:check_{name}") for name, summary in machine_checks.items()),
         *(
-            HealthCheck(name, meaning, target=f"{about}:check_{name}", of_model=True)
-            for name, meaning in of_a_model.items()
+            HealthCheck(name, summary, target=f"{model_module}:check_{name}", of_model=True)
+            for name, summary in model_checks.items()
         ),
     ]

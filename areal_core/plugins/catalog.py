@@ -1,7 +1,6 @@
-"""What is installed: the entry points of group `areal.plugins`, read from metadata without importing anything.
+"""The installed plugins: the entry points of the group `areal.plugins`, read from metadata without importing anything.
 
-Also here: the comparison of a plugin's declared range on areal-core with the core that is running, because both need
-nothing but the metadata.
+This module also compares the versions of areal-core that a plugin declares with the one that is running.
 """
 
 from __future__ import annotations
@@ -25,50 +24,62 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 CORE: Final = "core"
-"""The name under which the core's own components are registered; always loaded."""
+"""The plugin name of the core's own components. It is always loaded."""
 CORE_DISTRIBUTION: Final = "areal-core"
 
 _BACKENDS: Final = ("hf", "fsdp", "deepspeed", "sglang", "vllm", "ray", "slurm", "nodes", "sandboxes")
 _IDEAS: Final = ("grpo", "finetuning", "rewards", "agents", "vision", "trackers", "evaluation", "view", "convert")
 FIRST_PARTY: Final = (*_BACKENDS, *_IDEAS)
-"""Plugins of this project. Only `areal-<one of these>` is ever proposed for installation: a guessed name on a public
-index may belong to anybody."""
+"""Plugins of this project. areal proposes only `areal-<one of these>` for installation: any other name on a public
+index may belong to a stranger."""
 SUPPLIERS: Final = {("launchers", "external"): "nodes", ("commands", "node"): "nodes"}
-"""Plugins of this project that supply something under another name than their own, by its kind and name. A bare name in
-a config loads the plugin; if the plugin is missing, the error proposes to install it."""
+"""Components of this project whose name differs from their plugin's: kind and name, and the plugin. A bare name in a
+config loads the plugin. If it is missing, the error proposes to install it."""
 
 
 def is_from_index() -> bool:
-    """Whether the core came from a package index: pip notes any other source of a distribution (PEP 610)."""
+    """Return whether the core was installed from a package index: pip records every other source (PEP 610)."""
     return (core := Installed.core().metadata) is not None and core.read_text("direct_url.json") is None
 
 
 def install_command(*names: str, extra: str = "") -> str:
-    """What installs plugins of this project, with an extra or without, from where the core came.
+    """Return the pip command that installs plugins of this project from where the core was installed.
 
-    Whoever works in a clone gets the clone's: a name that is not on the index yet may become somebody else's.
+    In a clone, the command installs the clone's plugins: a name that is not on the index yet may become a stranger's.
+
+    Args:
+        names: of the plugins, without `areal-`.
+        extra: of each of them; empty for none.
     """
-    place, note = ("areal-", "") if is_from_index() else ("./plugins/areal_", " (in a clone of areal)")
-    words = " ".join(f"'{place}{name}[{extra}]'" if extra else f"{place}{name}" for name in names)
-    return f"pip install {words}{note}"
+    prefix, note = ("areal-", "") if is_from_index() else ("./plugins/areal_", " (in a clone of areal)")
+    requirements = " ".join(f"'{prefix}{name}[{extra}]'" if extra else f"{prefix}{name}" for name in names)
+    return f"pip install {requirements}{note}"
 
 
 def extra_module(module: str, plugin: str, extra: str) -> Any:
-    """A module that comes with an extra of a plugin of this project, imported where it is needed.
+    """Import and return a module that an extra of a plugin of this project installs.
 
     Raises:
-        RunError: it is not installed.
+        RunError: the module is not installed. The hint is the command that installs it.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        words = f"{error.name} is needed here, and is not installed"
-        raise RunError(words, hints=[install_command(plugin, extra=extra)]) from error
+        message = f"{error.name} is needed here, and is not installed"
+        raise RunError(message, hints=[install_command(plugin, extra=extra)]) from error
 
 
 @dataclass(frozen=True)
 class Installed:
-    """One entry point, with what its distribution's metadata says (nothing, where the core runs from a bare folder)."""
+    """An entry point with the metadata of its distribution.
+
+    Attributes:
+        name: of the plugin.
+        distribution: name of the distribution.
+        version: of the distribution.
+        entry_point: names the plugin's module.
+        metadata: of the distribution; None if the core runs from a folder that is not installed.
+    """
 
     name: str
     distribution: str
@@ -78,18 +89,22 @@ class Installed:
 
     @classmethod
     def core(cls) -> Installed:
-        """The core itself, whose own components come through the same path as everybody else's."""
+        """Return the entry of the core, whose components are registered like those of any plugin."""
         metadata = next(iter(importlib.metadata.distributions(name=CORE_DISTRIBUTION)), None)
         point = importlib.metadata.EntryPoint(CORE, "areal_core.plugins.builtin", GROUP)
         return cls(CORE, CORE_DISTRIBUTION, areal_core.__version__, point, metadata)
 
     @property
     def title(self) -> str:
-        """Who this is, in the words of every error."""
+        """Plugin, distribution and version, as errors name them."""
         return f"plugin '{self.name}' ({self.distribution} {self.version})"
 
     def required(self, extra: str = "") -> dict[str, SpecifierSet]:
-        """The distributions, and their versions, that this one requires, with an extra or without."""
+        """Return the distributions that this one requires, with their versions.
+
+        Args:
+            extra: also include what this extra requires; empty for none.
+        """
         required: dict[str, SpecifierSet] = {}
         for line in (self.metadata and self.metadata.requires) or ():
             requirement = Requirement(line)
@@ -99,16 +114,16 @@ class Installed:
         return required
 
     def repair(self, missing_module: str) -> str:
-        """The pip line that brings `missing_module`: with the extra that declares it, where there is one."""
-        wanted, always = canonicalize_name(missing_module), self.required().keys()
+        """Return the pip command that installs a missing module, with the extra that declares it if there is one."""
+        library, always = canonicalize_name(missing_module), self.required().keys()
         names = self._fields("Provides-Extra")
-        extra = next((one for one in names if wanted in self.required(one).keys() - always), "")
+        extra = next((name for name in names if library in self.required(name).keys() - always), "")
         if self.name in FIRST_PARTY and self.distribution == f"areal-{self.name}":
             return install_command(self.name, extra=extra)
         return f"pip install '{self.distribution}[{extra}]'" if extra else f"pip install --upgrade {self.distribution}"
 
     def unmet(self) -> list[str]:
-        """What it requires, beside the core, that is not installed or in another version; each with the repair."""
+        """Return what it requires besides the core and what is missing or has a wrong version, each with the repair."""
         unmet = []
         for name, versions in self.required().items():
             found = next((each.version for each in importlib.metadata.distributions(name=name)), "")
@@ -118,12 +133,12 @@ class Installed:
         return unmet
 
     def report_address(self) -> str:
-        """Where a mistake in the plugin is reported: the first project address in its metadata."""
+        """Return where to report a mistake in the plugin: the first project address in its metadata."""
         address = next(iter(self._fields("Project-URL")), f"the authors of {self.distribution}")
         return address.partition(",")[2].strip() or address
 
     def check_range(self) -> None:
-        """Raise `PluginIncompatibleError` unless the declared range on areal-core contains the running core."""
+        """Raise `PluginIncompatibleError` if the plugin does not declare that it works with the running core."""
         versions = self.required().get(CORE_DISTRIBUTION)
         core = Version(Version(areal_core.__version__).base_version)
         if not versions:
@@ -145,20 +160,23 @@ class Installed:
             )
 
     def _fields(self, key: str) -> list[str]:
-        """Every value of a key that the metadata may hold several times."""
+        """Return every value of a key of the metadata that may occur several times."""
         return (self.metadata.metadata.get_all(key) if self.metadata else None) or []
 
 
 class Catalog:
-    """The plugins that are installed, by name. Reading it imports none of them."""
+    """The installed plugins by name. Reading it imports none of them.
+
+    Attributes:
+        entries: every entry point, including those that claim the same name.
+    """
 
     def __init__(self, installed: Iterable[Installed]) -> None:
         self.entries = sorted(installed, key=lambda entry: (entry.name, entry.distribution))
-        """Every entry point, those that claim the same name included."""
 
     @classmethod
     def scan(cls) -> Catalog:
-        """Read the metadata of every distribution on the path."""
+        """Read the metadata of every distribution on the path, and return the catalog."""
         return cls(
             Installed(normalize(point.name), point.dist.metadata["Name"], point.dist.version, point, point.dist)
             for point in importlib.metadata.entry_points(group=GROUP)
@@ -166,11 +184,11 @@ class Catalog:
         )
 
     def names(self) -> list[str]:
-        """Every installed plugin's name, sorted."""
+        """Return the names of the installed plugins, sorted."""
         return sorted({entry.name for entry in self.entries})
 
     def get(self, name: str) -> Installed | None:
-        """The plugin of this name, or None; `PluginConflictError` if two distributions claim it."""
+        """Return the plugin of this name, or None. Raises `PluginConflictError` if two distributions claim it."""
         entries = [entry for entry in self.entries if entry.name == name]
         owners = [f"{entry.distribution} {entry.version}" for entry in entries]
         if name == CORE:
@@ -183,7 +201,12 @@ class Catalog:
         return next(iter(entries), None)
 
     def missing(self, names: Sequence[str], asked_by: str = "") -> PluginMissingError:
-        """The error for plugins that are not installed: all of them at once, with one pip line."""
+        """Return one error for all plugins that are not installed, with one pip command.
+
+        Args:
+            names: of the plugins.
+            asked_by: end of the error's sentence: what asks for them.
+        """
         known = [name for name in names if name in FIRST_PARTY]
         hints = []
         if known:

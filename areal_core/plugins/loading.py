@@ -1,4 +1,4 @@
-"""Importing what a plugin names, guarded: every failure becomes an error that names the plugin and the cure."""
+"""Imports of what a plugin names. Every failure becomes an error that names the plugin and what repairs it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 def load_entry_point(installed: Installed) -> object:
-    """Import the record module of a plugin (or the object in it that the entry point names)."""
+    """Import the module of a plugin, or the object in it that the entry point names.
+
+    Raises:
+        PluginBrokenError: the import fails.
+    """
     try:
         return installed.entry_point.load()
     except (Exception, SystemExit) as error:
@@ -23,7 +27,16 @@ def load_entry_point(installed: Installed) -> object:
 
 
 def load_attribute(location: str, title: str, installed: Installed) -> object:
-    """Import "module:attribute" for the one that `title` names, for example a component with its plugin."""
+    """Import "module:attribute".
+
+    Args:
+        location: what to import.
+        title: what it is, for errors: a component with its plugin, for example.
+        installed: the plugin.
+
+    Raises:
+        PluginBrokenError: the import fails, or the module has no such attribute.
+    """
     module_name, _, path = location.partition(":")
     try:
         value: object = importlib.import_module(module_name)
@@ -42,17 +55,18 @@ def load_attribute(location: str, title: str, installed: Installed) -> object:
 
 
 def describe_error(error: BaseException) -> str:
-    """The kind of an error and its message, where it has one."""
+    """Return the type of an error and its message, if it has one."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def refuse_unmarked(plugin: object, title: str) -> None:
-    """Raise for functions that are named like hooks and lack the mark: pluggy would pass over them in silence."""
+    """Raise `PluginBrokenError` for a function that has a hook's name and no mark: pluggy would ignore it silently."""
     if not isinstance(plugin, ModuleType):
         return
     for name, value in vars(plugin).items():
         is_own = inspect.isfunction(value) and value.__module__ == plugin.__name__
-        if is_own and name.startswith(f"{PROJECT}_") and not hasattr(value, f"{PROJECT}_impl"):
+        is_marked = any(hasattr(value, f"{PROJECT}_{mark}") for mark in ("impl", "spec"))
+        if is_own and name.startswith(f"{PROJECT}_") and not is_marked:
             raise PluginBrokenError(
                 f"{title}: the function '{name}' is named like a hook but is not marked as one",
                 hints=("write @hookimpl above it: from areal_core.plugins import hookimpl",),
@@ -60,7 +74,11 @@ def refuse_unmarked(plugin: object, title: str) -> None:
 
 
 def _import_failure(title: str, module: str, error: BaseException, installed: Installed) -> PluginBrokenError:
-    """Tell a missing library, which the user can install, from a mistake in the plugin, which its authors mend."""
+    """Return the error for a failed import.
+
+    If a library is missing, its hint is the command that installs it. Otherwise the mistake is the plugin's, and the
+    hint says where to report it.
+    """
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing and missing.partition(".")[0] != module.partition(".")[0]:
         library = missing.partition(".")[0]

@@ -1,7 +1,7 @@
 """The plugin manager: loads the plugins that were named, and finds what they supply by name.
 
-Plugins are added while a config is read, because a config's own `type: plugin/name` names plugins; adding one that is
-already loaded does nothing.
+Plugins are added while a config is read, because `type: plugin/name` in the config names plugins. Adding a plugin that
+is loaded already does nothing.
 """
 
 from __future__ import annotations
@@ -12,51 +12,94 @@ from areal_core.errors import PluginError
 from areal_core.plugins.catalog import CORE, SUPPLIERS, Catalog, Installed
 from areal_core.plugins.events import Events
 from areal_core.plugins.loading import load_attribute
+from areal_core.plugins.markers import PROJECT
 from areal_core.plugins.provenance import Provenance, describe
-from areal_core.plugins.records import Command, Component, Preset, Record, normalize
-from areal_core.plugins.registration import Plugin, load_plugin, new_relay
+from areal_core.plugins.records import Command, Component, Kind, Preset, Record, normalize
+from areal_core.plugins.registration import (
+    ADD_HOOKS,
+    ADD_KINDS,
+    Imported,
+    Plugin,
+    connect,
+    import_plugin,
+    kinds_of,
+    read_records,
+)
 from areal_core.plugins.suggestions import ambiguous, not_found
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
+
+    import pluggy
 
 
 class PluginManager:
-    """The plugins of one process and the components that they supply.
+    """The plugins of one process, and the components that they supply.
 
     Every process of a run builds its manager from the same list of names.
+
+    Args:
+        catalog: the installed plugins; read from the metadata on the path if it is left out.
+
+    Attributes:
+        catalog: the installed plugins.
+        failed: names of plugins that could not be loaded.
+        events: calls the event hooks.
     """
 
     def __init__(self, *, catalog: Catalog | None = None) -> None:
         self.catalog = Catalog.scan() if catalog is None else catalog
         self.failed: set[str] = set()
-        self._relay = new_relay()
-        self._plugins: dict[str, Plugin] = {CORE: load_plugin(Installed.core(), self._relay)}
-        self.events = Events(self._relay)
+        self.events = Events()
+        self._imported: dict[str, Imported] = {}
+        self._records: list[tuple[str, Record]] = []
+        self._adding: set[str] = set()
+        self._load(Installed.core())
 
     @classmethod
     def load(cls, requested: Sequence[str]) -> PluginManager:
-        """The manager with every plugin in `requested`. All failures are told at once."""
+        """Return a manager with every plugin in `requested`. One `PluginError` reports all failures."""
         manager = cls()
         manager.add(requested)
         return manager
 
     @property
     def names(self) -> list[str]:
-        """The loaded plugins, in the order of loading, without the core: the list that every process must load."""
-        return [name for name in self._plugins if name != CORE]
+        """The loaded plugins in the order of loading, without the core: the list that every process must load."""
+        return [name for name in self._imported if name != CORE]
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """Every kind of records by name, including those that the loaded plugins add."""
+        return kinds_of(self._imported.values())
+
+    @property
+    def hook(self) -> pluggy.HookRelay:
+        """pluggy's hooks of all loaded plugins, to call those that plugins add: `hook.areal_curriculum_reset(step=3)`.
+
+        The core's own event hooks are called by `events` alone.
+        """
+        return self.events.relay.hook
 
     def add(self, names: Sequence[str], asked_by: str = "") -> None:
-        """Load these plugins as well. Those that can be loaded are; then one `PluginError` names all that cannot."""
+        """Load further plugins, and load first those whose added hooks they implement.
+
+        Args:
+            names: of the plugins.
+            asked_by: end of the error's sentence: what asks for them.
+
+        Raises:
+            PluginError: names all that cannot be loaded. The others are loaded.
+        """
         errors: list[PluginError] = []
         absent: list[str] = []
         for name in dict.fromkeys(normalize(name) for name in names):
-            if name in self._plugins or name in self.failed:
+            if name in self._imported or name in self.failed or name in self._adding:
                 continue
             try:
                 installed = self.catalog.get(name)
                 if installed is not None:
-                    self._plugins[name] = load_plugin(installed, self._relay)
+                    self._load(installed)
                     continue
                 absent.append(name)
             except PluginError as error:
@@ -67,75 +110,142 @@ class PluginManager:
         if errors:
             raise joined(errors)
 
+    def plugins(self) -> list[Plugin]:
+        """Return what each loaded plugin implements, supplies and adds, in the order of loading."""
+        others = {ADD_HOOKS, ADD_KINDS, *(kind.hook for kind in self.kinds.values())}
+        return [
+            Plugin(
+                imported.installed,
+                tuple(imported.hooks),
+                tuple(hook for hook in imported.hooks if hook not in others),
+                tuple((kind, record) for kind, record in self._records if record.plugin == name),
+                tuple(kind.name for kind in imported.kinds) if name != CORE else (),
+                tuple(imported.added_hooks) if name != CORE else (),
+            )
+            for name, imported in self._imported.items()
+        ]
+
     def components(self, kind: str) -> list[Component]:
-        """Everything of one kind that the loaded plugins supply, sorted by reference."""
+        """Return everything of one kind that the loaded plugins supply, sorted by reference."""
         return cast("list[Component]", self._of_kind(kind))
 
     def presets(self) -> list[Preset]:
-        """The complete configs that the loaded plugins ship."""
+        """Return the complete configs that the loaded plugins ship."""
         return cast("list[Preset]", self._of_kind("presets"))
 
-    def find(self, kind: str, reference: str, home: str = "") -> Component:
-        """The component called `plugin/name`, or by its bare `name` where only one loaded plugin supplies that.
+    def find(self, kind: str | Kind, reference: str, home: str = "") -> Component:
+        """Return the component called `plugin/name`, or `name` if only one loaded plugin supplies that.
 
-        The plugin of a prefix is loaded on the way. Of a bare name, an installed plugin of the same name is loaded, or
-        the one that `SUPPLIERS` has for it. `home` is the plugin in whose preset or default settings a bare name
-        stands: there it means that plugin's own component, else the core's, else the only one.
+        A prefix loads its plugin. A bare name loads an installed plugin of the same name, or the one that `SUPPLIERS`
+        has for it.
+
+        Args:
+            kind: of the component: a name in `kinds`, or the kind itself.
+            reference: its name.
+            home: the plugin whose preset or default settings contain a bare name. There the name means a component of
+                this plugin first, then one of the core, then the only one.
 
         Raises:
             PluginConflictError: several loaded plugins supply a bare name.
             ComponentNotFoundError: no loaded plugin supplies it.
             PluginError: the plugin that the reference names cannot be loaded.
+            ValueError: there is no such kind.
         """
         return cast("Component", self._find(kind, reference, home))
 
     def find_preset(self, reference: str) -> Preset:
-        """The preset called `name` or `plugin/name`, found as components are, with the same errors."""
+        """Return the preset called `name` or `plugin/name`. Raises as `find`."""
         return cast("Preset", self._find("presets", reference))
 
     def find_command(self, plugin: str, name: str) -> Command:
-        """The command `name` of one plugin; `ComponentNotFoundError` if it has none of that name."""
+        """Return the command `name` of a plugin. Raises `ComponentNotFoundError` if it has no such command."""
         return cast("Command", self._find("commands", f"{plugin}/{name}"))
 
     def import_from(self, record: Record, location: str) -> object:
-        """Import a location that a record names; `PluginBrokenError` names its plugin and how to repair it."""
+        """Import a location that a record names. Raises `PluginBrokenError`, which names the plugin and the repair."""
         title = f"'{record.reference}' of {record.supplier}"
-        return load_attribute(location, title, self._plugins[record.plugin].installed)
+        return load_attribute(location, title, self._imported[record.plugin].installed)
 
     def provenance(self) -> list[Provenance]:
-        """Which plugins, of which versions and sources, this process runs with; the core is the first."""
-        return [describe(plugin.installed) for plugin in self._plugins.values()]
+        """Return version and source of each loaded plugin; the core is the first."""
+        return [describe(imported.installed) for imported in self._imported.values()]
 
     def records(self) -> list[tuple[str, Record]]:
-        """Every record of the loaded plugins, with its kind."""
-        return [each for plugin in self._plugins.values() for each in plugin.records]
+        """Return every record of the loaded plugins, with the name of its kind."""
+        return [each for plugin in self.plugins() for each in plugin.records]
+
+    def _load(self, installed: Installed) -> None:
+        """Import a plugin and register it. Leave everything as it is if that fails."""
+        imported = import_plugin(installed)
+        self._adding.add(installed.name)
+        try:
+            self.add(self._owners_of_hooks(imported), f" (plugin '{installed.name}' implements its hooks)")
+        finally:
+            self._adding.discard(installed.name)
+        plugins = {**self._imported, installed.name: imported}
+        relay = connect(plugins.values(), self.events)
+        records = read_records(relay, kinds_of(plugins.values()))
+        self._imported, self._records, self.events.relay = plugins, records, relay
+
+    def _owners_of_hooks(self, imported: Imported) -> list[str]:
+        """Return the installed plugins whose names are in the names of the hooks that a plugin implements."""
+        known = {hook for other in [*self._imported.values(), imported] for hook in other.added_hooks}
+        owners = (
+            [name for name in self.catalog.names() if hook.startswith(f"{PROJECT}_{name}_")]
+            for hook in imported.hooks
+            if hook not in known and hook not in imported.optional_hooks
+        )
+        return sorted({max(names, key=len) for names in owners if names})
 
     def _of_kind(self, kind: str) -> list[Record]:
-        records = [record for its_kind, record in self.records() if its_kind == kind]
+        records = [record for its_kind, record in self._records if its_kind == kind]
         return sorted(records, key=lambda record: record.reference)
 
-    def _find(self, kind: str, reference: str, home: str = "") -> Record:
+    def _find(self, kind: str | Kind, reference: str, home: str = "") -> Record:
         plugin, _, name = (normalize(part) for part in reference.rpartition("/"))
-        known = {record.reference: record for record in self._of_kind(kind)}
+        kind_name = kind.name if isinstance(kind, Kind) else kind
+        known = {record.reference: record for record in self._of_kind(kind_name)}
         for owner in (home, CORE) if home and not plugin else ():
             if f"{owner}/{name}" in known:
                 return known[f"{owner}/{name}"]
         if plugin:
             self.add([plugin], asked_by=f" (asked for by '{reference}')")
         else:
-            names = {name, SUPPLIERS.get((kind, name), name)}
+            names = {name, SUPPLIERS.get((kind_name, name), name)}
             self.add([plugin_name for plugin_name in self.catalog.names() if plugin_name in names])
-        matches = [each for each in self._of_kind(kind) if each.name == name and plugin in ("", each.plugin)]
-        if len(matches) > 1:
-            raise ambiguous(kind, matches)
-        if not matches:
-            raise not_found(kind, reference, loaded=self.records(), failed=self.failed, catalog=self.catalog)
-        return matches[0]
+        matches = [each for each in self._of_kind(kind_name) if each.name == name and plugin in ("", each.plugin)]
+        if len(matches) == 1:
+            return matches[0]
+        kinds = {**self.kinds, **({kind.name: kind} if isinstance(kind, Kind) else {})}
+        if kind_name not in kinds:
+            raise ValueError(f"no kind of component is called {kind_name!r}; kinds: {', '.join(kinds)}")
+        if matches:
+            raise ambiguous(kinds[kind_name], matches)
+        others = [] if plugin else survey(self.catalog, skip={*self._imported, *self.failed})
+        raise not_found(kinds[kind_name], reference, kinds, self._records, others, self.catalog)
 
 
 def joined(errors: Sequence[PluginError]) -> PluginError:
-    """One error for several: the only one itself, or a heading with each below it."""
+    """Return one error for several: the only one itself, or a heading with each of them below it."""
     if len(errors) == 1:
         return errors[0]
     lines = [line for error in errors for line in (error.message, *(f"  {hint}" for hint in error.hints))]
     return PluginError(f"{len(errors)} problems with plugins", hints=lines, parts=errors)
+
+
+def survey(catalog: Catalog, skip: Collection[str] = ()) -> list[Plugin]:
+    """Return the core and every installed plugin, each loaded in its own manager, so that a broken one hides no other.
+
+    Args:
+        catalog: the installed plugins.
+        skip: names of plugins to leave out.
+    """
+    plugins = [] if CORE in skip else PluginManager(catalog=catalog).plugins()
+    for installed in [entry for entry in catalog.entries if entry.name not in skip]:
+        manager = PluginManager(catalog=catalog)
+        try:
+            manager.add([installed.name])
+            plugins.append(next(plugin for plugin in manager.plugins() if plugin.installed.name == installed.name))
+        except PluginError as error:
+            plugins.append(Plugin(installed, cause=error))
+    return plugins

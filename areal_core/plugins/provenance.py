@@ -1,4 +1,4 @@
-"""What a run is made of: recorded in its folder, compared when it is resumed or audited."""
+"""Provenance: what a run consists of. The run folder records it; a resume and an audit compare it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Provenance:
-    """A plugin, a file or module of the user's own, a data set or a model of a run.
+    """The record of a plugin, of one of the user's files or modules, of a data set or of a model.
 
-    `source_hash` covers a plugin's Python and YAML files: of an editable installation, or one that was made again and
-    again while its author works, the version says nothing about the content. Of a data set `version` is its length.
-    `location` is recorded and never compared: another machine has other paths.
+    Attributes:
+        name: of what is recorded.
+        distribution: of a plugin; empty for everything else.
+        version: of a plugin; of a data set, its length.
+        location: its path. It is never compared, because other machines have other paths.
+        source_hash: SHA-256 over a plugin's Python and YAML files, or of a file. The version alone does not identify
+            the content of an editable installation.
     """
 
     name: str
@@ -31,16 +35,16 @@ class Provenance:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the user's own, and no plugin."""
+        """Whether it is the user's, and no plugin."""
         return not self.distribution
 
     def as_dict(self) -> dict[str, str | None]:
-        """The record as JSON holds it."""
+        """Return the record as JSON can hold it."""
         return asdict(self)
 
 
 def describe(installed: Installed) -> Provenance:
-    """The provenance of a loaded plugin, or of the core itself."""
+    """Return the provenance of a loaded plugin, or of the core."""
     specification = importlib.util.find_spec(installed.entry_point.module.partition(".")[0])
     origin = Path(specification.origin) if specification and specification.origin else Path("nowhere")
     folder = origin.parent
@@ -50,7 +54,7 @@ def describe(installed: Installed) -> Provenance:
 
 
 def _hash(paths: Iterable[Path], base: Path) -> str:
-    """One hash over the Python and YAML files among `paths`, by their place below `base` and their content."""
+    """Return one hash over the Python and YAML files among `paths`: over their paths below `base` and their content."""
     digest = hashlib.sha256()
     for path in sorted(path for path in paths if path.suffix in {".py", ".yaml", ".yml"} and path.is_file()):
         digest.update(path.relative_to(base).as_posix().encode() + b"\0")
@@ -59,8 +63,12 @@ def _hash(paths: Iterable[Path], base: Path) -> str:
 
 
 def compare(saved: Iterable[Provenance], now: Iterable[Provenance]) -> list[str]:
-    """What differs between the plugins of a saved run and those loaded now, one line each; nothing if they agree. Of
-    several records of one name the last counts."""
+    """Return the differences between a saved run and now, one line each; an empty list if they agree.
+
+    Args:
+        saved: records of the run folder. Of several records of one name the last counts.
+        now: records of what is loaded now.
+    """
     before, after = ({record.name: record for record in records} for records in (saved, now))
     lines = [
         f"{name}: was not part of the saved run" for name, new in after.items() if name not in before and not new.is_own

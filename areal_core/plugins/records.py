@@ -1,8 +1,8 @@
-"""The records that registration hooks return: strings that say what a plugin supplies and where it lies.
+"""The records that registration hooks return: strings that say what a plugin supplies and where its code is.
 
-Records name their code as "module:attribute" and never hold it, so that listing every plugin on a machine imports no
-engine and no torch. The plugin manager checks each record and stamps it with where it came from, so that every later
-error can name the plugin, its distribution and its version.
+A record names its code as "module:attribute" and never holds it. Listing every plugin on a machine therefore imports no
+engine and no torch. While areal loads a plugin, it checks each record and adds the plugin's name, distribution and
+version to it, so that every later error can name them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
+from areal_core.plugins.markers import PROJECT
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -18,44 +20,21 @@ NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _CODE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"), "package.module:attribute"
 _RESOURCE: Final = re.compile(r"[A-Za-z_][\w.]*:[\w./-]+\.ya?ml"), "package.module:file.yaml"
 
-KINDS: Final[Mapping[str, str]] = {
-    "train_engines": "training engine",
-    "inference_engines": "inference engine",
-    "workflows": "workflow",
-    "environments": "environment",
-    "agents": "agent",
-    "tools": "tool",
-    "sandboxes": "sandbox",
-    "reward_functions": "reward function",
-    "datasets": "data set",
-    "algorithms": "algorithm",
-    "reward_shaping": "reward shaping",
-    "group_filters": "group filter",
-    "batch_transforms": "batch transform",
-    "advantages": "advantage",
-    "policy_losses": "policy loss",
-    "corrections": "correction",
-    "regularizers": "regularizer",
-    "auxiliary_losses": "auxiliary loss",
-    "loss_aggregations": "loss aggregation",
-    "example_tokenizers": "example tokenizer",
-    "models": "model",
-    "weight_transports": "weight transport",
-    "launchers": "launcher",
-    "trackers": "tracker",
-    "presets": "preset",
-    "commands": "command",
-    "health_checks": "health check",
-}
-"""Every kind of thing a plugin may supply, and what one of it is called; the hook of a kind is `areal_<kind>`."""
-
 
 @dataclass(frozen=True)
 class Record:
-    """What every record has; `plugin`, `distribution` and `version` are stamped on by the manager."""
+    """The fields that every record has.
+
+    Attributes:
+        name: of the form `[a-z][a-z0-9_]*`.
+        summary: one line that says what it is for.
+        plugin: name of the plugin that supplies it. areal sets this and the next two fields.
+        distribution: name of the plugin's distribution.
+        version: version of that distribution.
+    """
 
     LOCATIONS: ClassVar[Mapping[str, tuple[re.Pattern[str], str]]] = {}
-    """The fields that name code or files, each with the pattern that it follows and that pattern in words."""
+    """The fields that name code or files: the pattern of each, and the pattern in words."""
 
     name: str
     summary: str
@@ -65,16 +44,16 @@ class Record:
 
     @property
     def reference(self) -> str:
-        """The unmistakable name, as it may stand in a config: `plugin/name`."""
+        """The full name, which a config may use: `plugin/name`."""
         return f"{self.plugin}/{self.name}"
 
     @property
     def supplier(self) -> str:
-        """Who supplied this, in the words of every error: plugin, distribution and version."""
+        """Plugin, distribution and version, as errors name them."""
         return f"plugin {self.plugin} ({self.distribution} {self.version})"
 
     def faults(self) -> list[str]:
-        """What is wrong with the record itself; the manager refuses the plugin and prints all of it."""
+        """Return what is wrong with the record. areal refuses a plugin whose records have faults, and prints them."""
         faults = []
         if not NAME.fullmatch(self.name):
             faults.append(f"the name {self.name!r} is not of the form [a-z][a-z0-9_]*")
@@ -89,10 +68,15 @@ class Record:
 
 @dataclass(frozen=True)
 class Component(Record):
-    """A part that a config can choose with `type:`, of any of the kinds up to `trackers`.
+    """A component that a config chooses with `type:`.
 
-    `target` is the class or function. `config` is its `Settings` model; without one the component takes no settings.
-    Importing the module of `config` must not import torch: configs are checked on machines that have none.
+        Component("brevity", "rewards short answers", target="areal_shortest.rewards:brevity",
+                  config="areal_shortest.config:BrevitySettings")
+
+    Attributes:
+        target: the class or function, as "package.module:attribute".
+        config: its `Settings` model, written the same way; None if the component takes no settings. Importing this
+            module must not import torch: configs are checked on machines without it.
     """
 
     LOCATIONS: ClassVar = {"target": _CODE, "config": _CODE}
@@ -103,10 +87,12 @@ class Component(Record):
 
 @dataclass(frozen=True)
 class Preset(Record):
-    """A complete config that ships inside a plugin, with the plugins it needs.
+    """A complete config that ships inside a plugin.
 
-    `path` is "package.module:file.yaml", the file lying beside that module (or in that package). `default` marks the
-    preset that `areal run --plugins NAME` runs when no config is named; a plugin has at most one.
+    Attributes:
+        path: the file, as "package.module:file.yaml". It lies beside that module, or in that package.
+        plugins: names of other plugins that the config needs.
+        default: whether `areal run --plugins NAME` runs this preset if no config is named. At most one per plugin.
     """
 
     LOCATIONS: ClassVar = {"path": _RESOURCE}
@@ -118,8 +104,12 @@ class Preset(Record):
 
 @dataclass(frozen=True)
 class Command(Record):
-    """`areal PLUGIN COMMAND ...`: `target` is called with the remaining words and returns the exit code. One that is
-    named as its plugin is `areal PLUGIN ...`."""
+    """A command of the terminal: `areal PLUGIN COMMAND ...`, or `areal PLUGIN ...` if it has the plugin's name.
+
+    Attributes:
+        target: a function, as "package.module:attribute". It takes the remaining arguments as a list of strings and
+            returns the exit code.
+    """
 
     LOCATIONS: ClassVar = {"target": _CODE}
 
@@ -127,8 +117,12 @@ class Command(Record):
 
 
 class Finding(NamedTuple):
-    """What a health check has found: whether all is well, or None where it could not find out, and in one line what
-    there is, or what is wrong."""
+    """The result of a health check.
+
+    Attributes:
+        is_well: True if all is well, False if not, None if the check could not find out.
+        text: one line that says what there is, or what is wrong.
+    """
 
     is_well: bool | None
     text: str
@@ -136,26 +130,82 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class HealthCheck(Command):
-    """A question about the machine, asked by `areal doctor` in a process of its own.
+    """A check of the machine or of a model, which `areal doctor` runs in its own process.
 
-    `target()` returns None when all is well, one line that says what is wrong, or a `Finding`. With `of_model` it is a
-    question about a model instead: `areal doctor MODEL` asks it, as `target(folder)`. The folder has at least the
-    model's config.json and tokenizer; the weights of a model on the hub are not there.
+    Attributes:
+        target: a function, as "package.module:attribute". It returns None if all is well, one line that says what is
+            wrong, or a `Finding`.
+        of_model: False for a check of the machine, `target()`. True for a check of a model, `target(folder)`, which
+            `areal doctor MODEL` runs. The folder has at least the model's config.json and tokenizer. It lacks the
+            weights of a model on the hub.
     """
 
     of_model: bool = False
 
 
-RECORD_TYPES: Final[Mapping[str, type[Record]]] = {
-    kind: {"presets": Preset, "commands": Command, "health_checks": HealthCheck}.get(kind, Component) for kind in KINDS
+@dataclass(frozen=True)
+class Kind:
+    """A kind of thing that plugins supply: one hook, one type of record.
+
+        SCHEDULES = Kind("curriculum_schedules", "schedule")
+
+    Attributes:
+        name: in the plural, as hooks and `areal plugins` use it. A kind that a plugin adds begins with that plugin's
+            name: `curriculum_schedules`.
+        noun: what one of it is called in errors.
+        record: the type of its records.
+    """
+
+    name: str
+    noun: str
+    record: type[Record] = Component
+
+    @property
+    def hook(self) -> str:
+        """The name of the hook that returns its records."""
+        return f"{PROJECT}_{self.name}"
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    kind.name: kind
+    for kind in (
+        Kind("train_engines", "training engine"),
+        Kind("inference_engines", "inference engine"),
+        Kind("workflows", "workflow"),
+        Kind("environments", "environment"),
+        Kind("agents", "agent"),
+        Kind("tools", "tool"),
+        Kind("sandboxes", "sandbox"),
+        Kind("reward_functions", "reward function"),
+        Kind("datasets", "data set"),
+        Kind("algorithms", "algorithm"),
+        Kind("reward_shaping", "reward shaping"),
+        Kind("group_filters", "group filter"),
+        Kind("batch_transforms", "batch transform"),
+        Kind("advantages", "advantage"),
+        Kind("policy_losses", "policy loss"),
+        Kind("corrections", "correction"),
+        Kind("regularizers", "regularizer"),
+        Kind("auxiliary_losses", "auxiliary loss"),
+        Kind("loss_aggregations", "loss aggregation"),
+        Kind("example_tokenizers", "example tokenizer"),
+        Kind("models", "model"),
+        Kind("weight_transports", "weight transport"),
+        Kind("launchers", "launcher"),
+        Kind("trackers", "tracker"),
+        Kind("presets", "preset", Preset),
+        Kind("commands", "command", Command),
+        Kind("health_checks", "health check", HealthCheck),
+    )
 }
+"""The core's kinds by name. `PluginManager.kinds` also has those that the loaded plugins add."""
 
 
 def normalize(name: str) -> str:
-    """A plugin or component name as it is compared: `-` is read as `_`."""
+    """Return the name of a plugin or component as it is compared: `-` is read as `_`."""
     return name.strip().replace("-", "_")
 
 
 def with_article(noun: str) -> str:
-    """The noun with "a" or "an"."""
+    """Return the noun with "a" or "an"."""
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"

@@ -9,6 +9,7 @@ import numpy as np
 from areal_core.config.sections import OWN_REWARDS
 from areal_core.data.trajectory import Episode, FinishReason, Trajectory
 from areal_core.errors import writable
+from areal_core.metric_names import prefix_of, prefixed
 from areal_core.rewards.scoring import finite_number
 
 if TYPE_CHECKING:
@@ -19,19 +20,6 @@ if TYPE_CHECKING:
 REASONS = {int(reason) for reason in FinishReason}
 Layout = dict[tuple[str, str], tuple[np.dtype[Any], tuple[int, ...]]]
 LARGEST = float(np.finfo(np.float32).max)
-OWN_NAMES = {"episodes", "failed", "response_length", "reward", "step", "time", "version"}
-"""areal's own metrics without a slash; those of evaluations have `evaluation/` in front."""
-OWN_PREFIXES = {
-    "batch", "engine", "episodes", "evaluation", "groups", "logprob_check", "reward", "rewards", "servers", "staleness",
-    "time", "train", "weight_sync",
-}  # fmt: skip
-"""First parts of areal's own metrics with a slash."""
-
-
-def is_own_metric(name: str) -> bool:
-    """Return whether a workflow's metric of this name could be mistaken for one of areal's own, or overwrite it."""
-    prefix, slash, _ = name.partition("/")
-    return prefix in OWN_PREFIXES if slash else name in OWN_NAMES
 
 
 class EpisodeChecks:
@@ -39,14 +27,16 @@ class EpisodeChecks:
 
     Args:
         vocabulary: number of token ids that the model has; None if it is not known.
+        metric_prefix: put before the names of the episodes' metrics, with its slash.
     """
 
-    def __init__(self, vocabulary: int | None = None) -> None:
+    def __init__(self, vocabulary: int | None = None, metric_prefix: str = prefix_of("")) -> None:
         self.vocabulary = vocabulary
+        self._metric_prefix = metric_prefix
         self._layout: Layout | None = None
 
     def check(self, episode: object) -> Episode:
-        """Return the same episode, with its rewards as floats.
+        """Return the same episode, with its rewards as floats and with prefixes of its metrics.
 
         Raises:
             TypeError: it is no episode, or a field has a wrong type.
@@ -66,10 +56,10 @@ class EpisodeChecks:
         episode.rewards = {writable(name): _reward(f"rewards['{name}']", v) for name, v in episode.rewards.items()}
         if taken := sorted(OWN_REWARDS & episode.rewards.keys()):
             raise ValueError(f"Episode.rewards has {', '.join(taken)}, which areal's own metrics are called: rename it")
-        episode.metrics = {writable(name): _reward(f"metrics['{name}']", v) for name, v in episode.metrics.items()}
-        if taken := sorted(filter(is_own_metric, episode.metrics)):
-            hint = f"rename it in the workflow, for example to my/{taken[0]}"
-            raise ValueError(f"Episode.metrics has {', '.join(taken)}, which areal's own metrics are called: {hint}")
+        episode.metrics = {
+            prefixed(self._metric_prefix, name): _reward(f"metrics['{name}']", value)
+            for name, value in episode.metrics.items()
+        }
         for place, trajectory in enumerate(episode.trajectories):
             if not isinstance(trajectory, Trajectory):
                 raise TypeError(f"Episode.trajectories[{place}] is {trajectory!r:.80}; it must be a Trajectory")

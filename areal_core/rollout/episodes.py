@@ -14,6 +14,7 @@ from areal_core.data.tokens import TokenIds
 from areal_core.errors import RunError, traceback_of, writable
 from areal_core.interfaces.inference import GenerationRequest
 from areal_core.interfaces.workflow import RewardScore, RowError, SkippedRowError, WorkflowContext
+from areal_core.metric_names import prefix_of
 from areal_core.rewards.scoring import RewardError
 from areal_core.rollout.checks import EpisodeChecks
 from areal_core.rollout.clocks import EpisodeClock, was_cancelled
@@ -45,6 +46,7 @@ class EpisodeRunner:
         max_retries: retries after an exception. A failed reward is not retried, because it would fail again.
         failed_reward: reward of an answer whose rewards failed; None fails the episode.
         end_ids: tokens that end an answer.
+        metric_prefix: put before the names of the workflow's metrics, with its slash; see `areal_core.metric_names`.
         on_failure: called after each failed try, with group, sample index, number of the try and traceback.
     """
 
@@ -60,6 +62,7 @@ class EpisodeRunner:
         max_retries: int = 0,
         failed_reward: float | None = None,
         end_ids: frozenset[int] = frozenset(),
+        metric_prefix: str = prefix_of(""),
         on_failure: Callable[[int, int, int, str], None] = lambda *_: None,
     ) -> None:
         self._workflow = workflow
@@ -71,7 +74,7 @@ class EpisodeRunner:
         self._failed_reward = failed_reward
         self._end_ids = end_ids
         self.on_failure = on_failure
-        self.checks = EpisodeChecks(vocabulary)
+        self.checks = EpisodeChecks(vocabulary, metric_prefix)
         self._failed_rewards = 0
         self._requests = itertools.count()
         self._conversations = itertools.count()

@@ -17,6 +17,7 @@ from areal_core.background import watch_event_loop
 from areal_core.config import load_run
 from areal_core.ledger.segments import SegmentWriter
 from areal_core.messages.workflows import WorkflowsReady
+from areal_core.metric_names import prefix_of
 from areal_core.rewards.pool import RewardPool
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
@@ -125,6 +126,7 @@ def _load_groups(
         max_retries=config.rollout.max_retries,
         failed_reward=config.rollout.failed_reward,
         end_ids=end_tokens(model, tokenizer),
+        metric_prefix=prefix_of(config.workflow.plugin),
     )
     dataset = config.dataset.build() if welcome.trains else None
     held_out = config.evaluation.dataset.build() if config.evaluation is not None else None

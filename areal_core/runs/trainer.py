@@ -61,7 +61,7 @@ UNTIMED = ("wait", "evaluate")
 
 
 def play(run: RunFolder, member: Member) -> int:
-    """Train to the last step, or until the run is interrupted. Return the exit code."""
+    """Train to the last step, or until a plugin stops the run or it is interrupted. Return the exit code."""
     resolved = load_run(run.path)
     config = resolved.config
     member.enter("starting", config.training.phase_timeout_s, LOADING_SILENCE_S)
@@ -101,7 +101,7 @@ def _join_ranks(member: Member, section: TrainingSection) -> None:
 
 
 def _train(resolved: Resolved, run: RunFolder, member: Member) -> bool:
-    """Build the trainer of this rank and run it. Return whether all steps are done."""
+    """Build the trainer of this rank and run it. Return what `Trainer.run` returns."""
     config = resolved.config
     interruption = threading.Event()
     attempt = run.attempt(current_attempt())
@@ -262,6 +262,7 @@ def _metrics_logger(
         trackers=[selection.build() for selection in resolved.config.trackers],
         hooks=[resolved.plugins.events],
         on_step=on_step,
+        on_note=watch.note,
         phase=phase,
         log=member.log,
     )

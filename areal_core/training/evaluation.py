@@ -88,18 +88,20 @@ class Evaluation:
         self._state.unevaluated = metrics
         self.status = EvaluationStatus.DUE
 
-    def begin(self) -> None:
+    def begin(self, *, is_last: bool) -> None:
         """Begin the evaluation that is due. The servers have the weights of the step.
 
         It runs while the next batch is made and trained on, or has ended on return: after the last step, and where the
         config says so.
+
+        Args:
+            is_last: whether nothing is trained after this step.
 
         Raises:
             Interrupted: as `end`; or the model cannot be exported.
         """
         self.status = EvaluationStatus.RUNNING
         self._source.begin_evaluation()
-        is_last = self._step == self._config.steps
         if self._config.evaluation is None or not self._config.evaluates_beside_training or is_last:
             self.end()
             return

@@ -1,6 +1,6 @@
 """The training loop. Every rank of the trainer runs it in step with the others (SPMD); begin to read at `Trainer.run`.
 
-    wait ──► sleep ──► train ──► evaluate ──► weight_sync ──► logprob_check ──► export ──► checkpoint ──► wait ...
+    wait ──► sleep ──► train ──► evaluate ──► weight_sync ──► logprob_check ──► hooks ──► export ──► checkpoint
 
     phase          what a step does in it                              what it waits for
     wait           takes the batch of the step                         batch_size READY groups of the rollout controller
@@ -9,16 +9,20 @@
     evaluate       ends the evaluation that ran beside it              the last episode of the evaluation
     weight_sync    sends the weights under a new version               the sync before; of a transport, this one too
     logprob_check  compares log-probabilities, every few syncs         the servers' answers to fixed prompts
+    hooks          lets plugins add metrics and stop the run           the plugins
     export         keeps weights that may turn out to be the best      the disk
     checkpoint     copies parameters, which a thread then writes       the thread that writes the checkpoint before
 
-Each phase is also a metric, `time/<phase>_s`. A phase that is not due is left out. Between `logprob_check` and `export`
-the step's metrics are written, and the evaluation that is due begins. It runs while the next batch is taken and trained
-on; `evaluation.py` has the map of its states. `areal_core/rollout/controller.py` has the map of a group's states: it
+Each phase is also a metric, `time/<phase>_s`. A phase that is not due is left out. In `hooks` the step's metrics are
+written; then the evaluation that is due begins. It runs while the next batch is taken and trained on;
+`evaluation.py` has the map of its states. `areal_core/rollout/controller.py` has the map of a group's states: it
 makes the next batches while this loop trains.
 
-A run that is asked to stop, or whose rollouts fail, raises `Interrupted` on all ranks at the same point, where the
-parameters are sound: in `wait`, `evaluate` or `export`. A last checkpoint is committed then.
+After each step the ranks agree whether a plugin has stopped the run (`areal_should_stop`): the main rank asks the
+plugins, and broadcasts their reason. The run then ends as it does after its last step.
+
+A run that is asked to stop from outside, or whose rollouts fail, raises `Interrupted` on all ranks at the same point,
+where the parameters are sound: in `wait`, `evaluate` or `export`. A last checkpoint is committed then.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ import torch
 from areal_core.disk import DiskError
 from areal_core.runtime.rpc import PeerClosed
 from areal_core.training.checkpointer import Checkpointer
+from areal_core.training.collectives import broadcast_text
 from areal_core.training.evaluation import Evaluation, EvaluationStatus
 from areal_core.training.exports import Exports
 from areal_core.training.source import Interrupted
@@ -78,6 +83,7 @@ class Trainer:
         self._metrics_logger = metrics_logger
         self._phase = metrics_logger.phase
         self._state = state
+        self._stop_reason = ""  # the same on all ranks
         self._exports = Exports(run_dir, learner.policy, metrics_logger)
         self._evaluation = Evaluation(config, state, source, self._exports, metrics_logger)
         self._checkpointer = Checkpointer(
@@ -85,13 +91,14 @@ class Trainer:
         )
 
     def run(self, version: int) -> bool:
-        """Train to the last step.
+        """Train to the last step, or until a plugin stops the run.
 
         Args:
             version: weight version to sync first; 0 if the servers have loaded the same weights already.
 
         Returns:
-            True if all steps are done, False if the run was interrupted. A checkpoint is committed in both cases.
+            True if all steps are done or a plugin has stopped the run, False if the run was interrupted. A checkpoint
+            is committed in all cases.
 
         Raises:
             RunError: a part of the run failed, or gradients stayed non-finite. If the rollouts failed while the
@@ -102,7 +109,7 @@ class Trainer:
         state.best = max(state.best, self._exports.settle())
         try:
             self._begin(version)
-            while state.step < self._config.steps:
+            while not self._is_over():
                 with self._phase("wait"):
                     batch = self._next_batch()
                 if self._config.takes_turns and self._weight_sync is not None:
@@ -115,9 +122,10 @@ class Trainer:
                 metrics |= self._sync()
                 self._checkpointer.poll()
                 self._report(metrics)
+                self._agree_to_stop()
                 self._begin_evaluation()
                 if self._checkpointer.is_due(state.step):
-                    self._checkpointer.save(state, is_last=state.step == self._config.steps)
+                    self._checkpointer.save(state, is_last=self._is_over())
         except Interrupted as interruption:
             self._save_interrupted(interruption)
             return False
@@ -130,6 +138,8 @@ class Trainer:
         finally:
             self._exports.drop_candidate()
         self._checkpointer.save(state, is_last=True)
+        if self._stop_reason:
+            self._metrics_logger.note(state.step, f"the run stopped before its last step: {self._stop_reason}")
         if self._config.checkpoint.export:
             self._exports.write_model(state.step)
         return True
@@ -142,6 +152,14 @@ class Trainer:
         if self._state.step == 0 and self._evaluation.is_due_after(0):
             self._evaluation.owe({})
         self._begin_evaluation()
+
+    def _is_over(self) -> bool:
+        """Return whether the current step is the run's last one."""
+        return bool(self._stop_reason) or self._state.step >= self._config.steps
+
+    def _agree_to_stop(self) -> None:
+        """Let all ranks know whether a plugin stops the run after the current step. Collective."""
+        self._stop_reason = broadcast_text(self._metrics_logger.stop_reason)
 
     def _next_batch(self) -> TrainingBatch:
         """Wait for the next batch. Meanwhile offer a folder to servers that missed the last weight sync."""
@@ -205,7 +223,8 @@ class Trainer:
         if self._weight_sync is not None:
             with self._phase("weight_sync"):
                 self._weight_sync.finish()
-        self._evaluation.begin()
+        self._evaluation.begin(is_last=self._is_over())
+        self._agree_to_stop()  # plugins may have seen its metrics already
 
     def _save_interrupted(self, interruption: Interrupted) -> None:
         """Commit the last checkpoint of an interrupted run.

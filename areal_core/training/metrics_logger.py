@@ -1,7 +1,8 @@
 """What the trainer reports: metrics by step to a file, to trackers and to plugins, and its phase to the driver.
 
 Trackers and the hooks of plugins are other people's code in the trainer's process. Each is called in a thread of its
-own (`Listener`), so that none of them can delay training or each other.
+own (`Listener`), so that none of them can delay training or each other. Training waits only for the two hooks that
+change the run: one adds metrics to a step before its line is written, the other may stop the run after it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,16 @@ CLOSING_S = 60.0
 
 class Hooks(Protocol):
     """Plugins that observe a run; see `areal_core.plugins.events`."""
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether there is a plugin that may add metrics or stop the run."""
+
+    def add_metrics(self, run_dir: Path, step: int, metrics: Mapping[str, float]) -> Mapping[str, float]:
+        """Return further metrics of a step."""
+
+    def should_stop(self, run_dir: Path, step: int, metrics: Mapping[str, float]) -> str:
+        """Return why the run is to stop; empty if it is not."""
 
     def step_finished(self, run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics of a step are complete."""
@@ -109,10 +120,14 @@ class SilentMetricsLogger:
 
     Args:
         phase: enters a phase of this process, by its name.
+
+    Attributes:
+        stop_reason: why a plugin stops the run; empty as long as none does. Known on the main rank only.
     """
 
     def __init__(self, phase: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()) -> None:
         self._enter_phase = phase
+        self.stop_reason = ""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time what happens inside as `time/<name>_s` of the step, and report the phase to the driver."""
@@ -120,6 +135,9 @@ class SilentMetricsLogger:
 
     def log(self, line: str) -> None:
         """Log a line for the user."""
+
+    def note(self, step: int, text: str) -> None:
+        """Log a line about a step, and keep it for `areal status`."""
 
     def end_step(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of a step with its times and the time of day. Later times belong to the next step."""
@@ -154,6 +172,7 @@ class MetricsLogger(SilentMetricsLogger):
         trackers: each is switched off after its first exception, which is logged.
         hooks: of plugins.
         on_step: called with each line as soon as it is written.
+        on_note: called with a step and a line about it that `areal status` is to show.
         phase: enters a phase of this process, by its name.
         log: takes a line for the user.
     """
@@ -166,6 +185,7 @@ class MetricsLogger(SilentMetricsLogger):
         trackers: Sequence[Tracker] = (),
         hooks: Sequence[Hooks] = (),
         on_step: Callable[[dict[str, float]], None] = lambda _: None,
+        on_note: Callable[[int, str], None] = lambda *_: None,
         phase: Callable[[str], AbstractContextManager[None]],
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -177,7 +197,9 @@ class MetricsLogger(SilentMetricsLogger):
             Listener(f"tracker {type(tracker).__name__}", tracker, log) for tracker in trackers
         ]
         self._hooks: list[Listener[Hooks]] = [Listener("a plugin's hook", hook, log) for hook in hooks]
+        self._awaited_hooks = [hook for hook in hooks if hook.are_awaited]
         self._on_step = on_step
+        self._on_note = on_note
         self._seconds: dict[str, float] = {}
         self._step_began = time.monotonic()
         self._keep_until(step)
@@ -197,6 +219,10 @@ class MetricsLogger(SilentMetricsLogger):
         """See `SilentMetricsLogger.log`."""
         self._log(line)
 
+    def note(self, step: int, text: str) -> None:
+        """See `SilentMetricsLogger.note`."""
+        self._on_note(step, text)
+
     def end_step(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """See `SilentMetricsLogger.end_step`."""
         now = time.monotonic()
@@ -206,12 +232,20 @@ class MetricsLogger(SilentMetricsLogger):
         return line
 
     def write_step(self, step: int, ended: Mapping[str, float]) -> None:
-        """See `SilentMetricsLogger.write_step`."""
+        """See `SilentMetricsLogger.write_step`. Plugins may add to the line, and stop the run because of it."""
         line = {name: value for name, value in ended.items() if name != "time"}
+        for hooks in self._awaited_hooks:
+            with self.phase("hooks"):
+                added = hooks.add_metrics(self._run_dir, step, line)
+            # Names of plugins have prefixes. Even without one, they would replace nothing.
+            line |= {name: value for name, value in added.items() if name not in {"step", "time", *line}}
         written = json.dumps({"step": step, "time": ended["time"], **line})
         retry_refused(lambda: append_line("the metrics", self._metrics_path, written), self._log)
         self._notify_trackers(lambda tracker: tracker.log(step, line))
         self._on_step({"step": step, **line})
+        for hooks in self._awaited_hooks:
+            with self.phase("hooks"):
+                self.stop_reason = hooks.should_stop(self._run_dir, step, line) or self.stop_reason
         self._notify_hooks(lambda hooks: hooks.step_finished(self._run_dir, step, line))
 
     def weights_synced(self, step: int, version: int) -> None:

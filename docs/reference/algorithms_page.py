@@ -41,21 +41,21 @@ def page() -> str:
     schemas = json_schema(manager)["x-areal-components"]
     kinds = {kind: [one for one in manager.components(kind) if one.plugin in (*PLUGINS, "core")] for kind in PARTS}
     index = [
-        f"- {KINDS[kind]}: " + ", ".join(f"[`{one.name}`](#{anchor(kind, one)})" for one in found)
+        f"- {KINDS[kind].noun}: " + ", ".join(f"[`{one.name}`](#{anchor(kind, one)})" for one in found)
         for kind, found in kinds.items()
     ]
     parts = [INTRODUCTION, "\n".join(index)]
     for kind, found in kinds.items():
         parts.append(f"## {kind.replace('_', ' ').capitalize()}")
         for one in found:
-            parts.append(f"### `{one.reference}` {KINDS[kind]}\n\n{one.summary[0].upper()}{one.summary[1:]}.")
+            parts.append(f"### `{one.reference}` {KINDS[kind].noun}\n\n{one.summary[0].upper()}{one.summary[1:]}.")
             parts += described(manager, one, schemas[kind][one.reference]["settings"])
     return "\n\n".join(parts)
 
 
 def anchor(kind: str, one: Component) -> str:
     """Of a component's heading."""
-    return f"{one.reference}-{KINDS[kind]}".replace("/", "").replace(" ", "-")
+    return f"{one.reference}-{KINDS[kind].noun}".replace("/", "").replace(" ", "-")
 
 
 def described(manager: PluginManager, one: Component, settings: dict[str, Any]) -> Iterator[str]:

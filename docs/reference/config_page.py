@@ -61,7 +61,7 @@ def components_page(plugins: Iterable[str]) -> str:
         parts.append(f"## {kind.replace('_', ' ').capitalize()}")
         for name, described in found.items():
             settings = described["settings"]
-            parts.append(f"### `{name}`\n\n{with_article(KINDS[kind]).capitalize()}: {described['description']}.")
+            parts.append(f"### `{name}`\n\n{with_article(KINDS[kind].noun).capitalize()}: {described['description']}.")
             parts += _tables(name, settings | {"description": ""}, settings.get("$defs", {}))
     return "\n\n".join(parts)
 

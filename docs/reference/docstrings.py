@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from areal_core import interfaces
 from areal_core.plugins import KINDS
-from areal_core.plugins.records import RECORD_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,9 +25,9 @@ _PROTOCOLS: Final = {"workflows": "RolloutWorkflow", "reward_functions": "Reward
 def protocol_of(kind: str) -> type:
     """What a component of a kind must satisfy: a Protocol, or the record of what is no component."""
     if kind in ("presets", "commands", "health_checks"):
-        return RECORD_TYPES[kind]
+        return KINDS[kind].record
     name = kind.replace("losses", "losss").removesuffix("s").replace("_", " ").title().replace(" ", "")
-    for candidate in (_PROTOCOLS.get(kind, ""), name, f"{name}s", KINDS[kind].title().replace(" ", "")):
+    for candidate in (_PROTOCOLS.get(kind, ""), name, f"{name}s", KINDS[kind].noun.title().replace(" ", "")):
         if hasattr(interfaces, candidate):
             return getattr(interfaces, candidate)
     raise LookupError(f"no Protocol of areal_core.interfaces is that of '{kind}'")

@@ -10,41 +10,60 @@ from docstrings import first_sentence, protocol_of
 from areal_core import interfaces
 from areal_core.plugins import KINDS, hooks
 from areal_core.plugins.markers import PROJECT
-from areal_core.plugins.records import RECORD_TYPES
 
 INTRODUCTION: Final = """# Hooks
 
-A plugin's module has functions marked with `@hookimpl` from `areal_core.plugins`. *Registration hooks* return records
-that say what the plugin supplies. *Event hooks* are called when something happens in a run. The following are errors
-when the plugin is loaded: a function with a hook's name and no mark, an unknown hook, an argument that the hook does
-not have, a default value of a parameter, and a hook wrapper. Take only the arguments that you need, by their names.
-Event hooks are called in the order of the plugins' names, those marked `@hookimpl(tryfirst=True)` first and those with
-`trylast=True` last.
+The module of a plugin has functions that are marked with `@hookimpl` from `areal_core.plugins`. *Registration hooks*
+return records that say what the plugin supplies. *Additions* give other plugins further kinds and hooks. *Event hooks*
+observe a run, add metrics to its steps, and may stop it. [A plugin](../extend/plugin.md) shows a registration hook,
+[Hooks and kinds](../extend/hooks.md) shows the others.
 
-An [example](../extend/plugin.md) uses both."""
+Take only the arguments that you need, by their names and without a default. These are errors when a plugin is loaded: a
+function with a hook's name and no mark, a hook that nobody specifies, an argument that the hook does not have, and an
+argument with a default."""
+ADDITIONS: Final = ("areal_add_kinds", "areal_add_hooks")
 
 
 def page() -> str:
-    """The whole page."""
-    found = {name: value for name, value in vars(hooks).items() if name.startswith(f"{PROJECT}_")}
-    registration = [f"{PROJECT}_{kind}" for kind in KINDS]
+    """Return the whole page."""
+    specified = {name: value for name, value in vars(hooks).items() if name.startswith(f"{PROJECT}_")}
     rows = ["| hook | returns | each supplies |", "|---|---|---|"]
-    for kind in KINDS:
-        protocol = protocol_of(kind)
+    for kind in KINDS.values():
+        protocol = protocol_of(kind.name)
         page_of = "interfaces" if hasattr(interfaces, protocol.__name__) else "api"
         link = f"[`{protocol.__name__}`]({page_of}.md#{protocol.__name__.lower()})"
-        words = f"{KINDS[kind]}, {link}: {first_sentence(protocol)}"
-        rows.append(f"| `{PROJECT}_{kind}()` | `{RECORD_TYPES[kind].__name__}` | {words} |")
-    parts = [INTRODUCTION, "## Registration", _facts(found[registration[0]])[1], "\n".join(rows), "## Events"]
-    for name, hook in found.items():
-        if name not in registration:
-            meaning, facts = _facts(hook)
-            arguments = ", ".join(inspect.signature(hook).parameters)
-            parts += [f"### `{name}({arguments})`", meaning, facts]
+        rows.append(f"| `{kind.hook}()` | `{kind.record.__name__}` | {kind.noun}, {link}: {first_sentence(protocol)} |")
+    registration = [kind.hook for kind in KINDS.values()]
+    events = [name for name in specified if name not in (*registration, *ADDITIONS)]
+    common = set.intersection(*({*_facts(specified[name])} for name in registration))
+    shared = [fact for fact in _facts(specified[registration[0]]) if fact in common]
+    parts = [INTRODUCTION, "## Registration", "For all registration hooks:", "\n".join(shared), "\n".join(rows)]
+    for heading, names in (("", registration), ("## Additions", ADDITIONS), ("## Events", events)):
+        parts += filter(None, [heading])
+        for name in names:
+            hook = specified[name]
+            facts = [fact for fact in _facts(hook) if name not in registration or fact not in common]
+            parameters = ", ".join(inspect.signature(hook).parameters)
+            parts += [f"### `{name}({parameters})`", _text(hook), "\n".join(facts)]
     return "\n\n".join(parts)
 
 
-def _facts(hook: object) -> tuple[str, str]:
-    """What a hook means, and a list of when, where and how often it is called."""
-    *paragraphs, facts = (inspect.getdoc(hook) or "").split("\n\n")
-    return "\n\n".join(paragraphs), "\n".join(f"- {line}" for line in facts.splitlines())
+def _facts(hook: object) -> list[str]:
+    """Return the last paragraph of a hook as a list: what it returns, and when, where and how often it is called."""
+    return [f"- {line}" for line in (inspect.getdoc(hook) or "").split("\n\n")[-1].splitlines()]
+
+
+def _text(hook: object) -> str:
+    """Return the other paragraphs, with the examples as code."""
+    lines, is_code = [], False
+    for line in (inspect.getdoc(hook) or "").rpartition("\n\n")[0].splitlines():
+        if line.startswith("    ") and not is_code:
+            lines += ["```python"]
+            is_code = True
+        elif is_code and line and not line.startswith("    "):
+            lines[-1:] = ["```", ""]
+            is_code = False
+        lines.append(line.removeprefix("    "))
+    if is_code:
+        lines.append("```")
+    return "\n".join(lines)

@@ -27,7 +27,7 @@ def page() -> str:
     for kind in KINDS:
         name = protocol_of(kind).__name__
         if hasattr(interfaces, name):
-            rows.append(f"| `{kind}`: {KINDS[kind]} | [`{name}`](#{name.lower()}) |")
+            rows.append(f"| `{kind}`: {KINDS[kind].noun} | [`{name}`](#{name.lower()}) |")
     parts = [INTRODUCTION, "\n".join(rows)]
     for module, names in exported(interfaces).items():
         words = markdown(inspect.getdoc(importlib.import_module(module)) or "")

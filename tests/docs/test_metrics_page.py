@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from areal_core.rollout.checks import is_own_metric
+from areal_core.metric_names import is_own
 
 ROOT = Path(__file__).parents[2]
 WORDS = yaml.safe_load((ROOT / "docs" / "reference" / "metrics.yaml").read_text(encoding="utf-8"))
@@ -142,4 +142,4 @@ def test_the_metrics_that_the_code_makes_are_explained() -> None:
 
 def test_no_workflow_may_use_the_names_of_the_page_except_those_that_workflows_log() -> None:
     names = {name.removeprefix("evaluation/") for name in EXPLAINED} | {*EXPLAINED}
-    assert {name.partition("/")[0] for name in names if not is_own_metric(name)} == {"agents"}
+    assert {name.partition("/")[0] for name in names if not is_own(name)} == {"agents"}

@@ -252,7 +252,13 @@ def test_two_health_checks_of_one_name(box):
             ["'areal_workflows' is named like a hook but is not marked", "@hookimpl"],
         ),
         ("@hookimpl\ndef areal_workflows(config):\n    return []", ["does not fit the hooks", "config"]),
-        ("@hookimpl(wrapper=True)\ndef areal_workflows():\n    return (yield)", ["wraps areal_workflows"]),
+        ("@hookimpl(hookwrapper=True)\ndef areal_workflows():\n    yield", ["old style", "@hookimpl(wrapper=True)"]),
+        ("@hookimpl(wrapper=True)\ndef areal_workflows():\n    return []", ["areal_workflows", "has no `yield`"]),
+        (
+            "@hookimpl(wrapper=True)\ndef areal_workflows():\n    yield\n    return 3",
+            ["fails in areal_workflows: TypeE"],
+        ),
+        ("@hookimpl\ndef areal_step_finished(step=0): ...", ["areal_step_finished has a default for step"]),
         ("@hookimpl\ndef areal_workflows():\n    return None", ["fails in areal_workflows: TypeError"]),
         ("@hookimpl\ndef areal_workflows():\n    return ['a:b']", ["areal_workflows", "returned str, not Component"]),
         (
@@ -285,6 +291,26 @@ def test_what_a_plugin_supplies_is_checked_and_the_plugin_is_named(box, records,
     assert out.startswith("PluginBrokenError 2\nplugin 'wrong' (areal-wrong 1.2.3)"), out
     for text in told:
         assert text in out
+
+
+WRAPPER = """
+@hookimpl(wrapper=True)
+def areal_advantages():
+    answers = yield
+    kept = [[record for record in records if record.name != "rloo"] for records in answers]
+    return [*kept, [Component("wrapped", "found " + str(sum(map(len, answers))), target="a:b")]]
+"""
+
+
+@pytest.mark.parametrize("names", [("grpo", "mine", "wrapper"), ("wrapper", "mine", "grpo")])
+def test_a_wrapper_around_a_registration_hook_sees_and_changes_what_all_plugins_supply(two_of_a_name, names):
+    two_of_a_name.plugin("wrapper", WRAPPER)
+    two_of_a_name.plugin("broken-wrapper", WRAPPER.replace("yield", "yield; raise OSError('oh')"))
+    then = "print([(record.reference, record.summary, record.supplier) for record in manager.components('advantages')])"
+    supplier = "plugin wrapper (areal-wrapper 1.2.3)"
+    assert load(two_of_a_name, *names, then=then) == f"[('wrapper/wrapped', 'found 2', '{supplier}')]\n"
+    out = load(two_of_a_name, *names, "broken_wrapper", then=then)
+    assert "plugin 'broken_wrapper' (areal-broken-wrapper 1.2.3) fails in areal_advantages: OSError: oh" in out
 
 
 def test_a_bad_plugin_name_is_refused(box):
@@ -348,7 +374,7 @@ def test_a_target_without_the_attribute_is_a_mistake_of_the_plugin(box):
 
 def test_core_records_come_through_the_same_path(box):
     then = (
-        "from areal_core.plugins.survey import survey; core = survey(manager.catalog)[0];"
+        "from areal_core.plugins.manager import survey; core = survey(manager.catalog)[0];"
         "print('areal_workflows' in core.hooks, manager.find('launchers', 'core/local').supplier)"
     )
     assert load(box, then=then) == f"True plugin core (areal-core {VERSION})\n"

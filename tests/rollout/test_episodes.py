@@ -114,13 +114,8 @@ def spoiled(field: str, value: Any) -> Callable[[Episode], Any]:
             (spoiled("rewards", {name: 1.0, "style": 1.0}), f"Episode.rewards has {name}, which areal's own metrics")
             for name in ("all_episodes", "mean", "std", "groups_all_equal")
         ),
-        *(
-            (
-                spoiled("metrics", {name: 1.0, "my/step": 1.0, "train": 1.0, "step/mine": 1.0}),
-                f"Episode.metrics has {name}, which areal's own metrics",
-            )
-            for name in ("step", "time", "episodes", "failed", "reward", "reward/mean", "train/loss")
-        ),
+        (spoiled("metrics", {"reward": float("nan")}), "metrics\\['reward'\\]"),
+        (spoiled("metrics", [1.0]), "Episode.metrics"),
         (spoiled("text", b"bytes"), "Episode.text"),
         (spoiled("trajectories", [None]), "trajectories\\[0\\] is None"),
         (spoiled("trajectories", []), "at least one"),

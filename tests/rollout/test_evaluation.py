@@ -77,9 +77,27 @@ def test_a_reward_is_averaged_over_what_it_judged_and_a_metric_over_all_episodes
             episode.metrics = {"agents/calls": 2.0} if row["prompt"] == "0" else {}
             return episode
 
-    made, _ = evaluator(Sometimes(), dataset=CountingDataset(4))
+    made, _ = evaluator(Sometimes(), dataset=CountingDataset(4), metric_prefix="agents/")
     metrics = asyncio.run(made.run(RolloutSection()))
     assert (metrics["evaluation/reward/style"], metrics["evaluation/agents/calls"]) == (1.0, 0.5)
+
+
+def test_a_workflow_cannot_overwrite_a_metric_of_the_evaluation() -> None:
+    names = ("reward", "episodes", "failed", "response_length", "reward/style", "agents/calls", "workflow/calls")
+
+    class Evil(FakeWorkflow):
+        async def run_episode(self, row: Any, context: Any) -> Any:
+            episode = await super().run_episode(row, context)
+            episode.rewards, episode.metrics = {"style": 1.0}, dict.fromkeys(names, -9.0)
+            return episode
+
+    honest, _ = evaluator(FakeWorkflow(), dataset=CountingDataset(4))
+    evil, _ = evaluator(Evil(), dataset=CountingDataset(4))
+    expected = {**asyncio.run(honest.run(RolloutSection())), "evaluation/reward/style": 1.0}
+    metrics = asyncio.run(evil.run(RolloutSection()))
+    assert {name: value for name, value in metrics.items() if not name.startswith("evaluation/workflow/")} == expected
+    added = {f"evaluation/workflow/{name.removeprefix('workflow/')}" for name in names}
+    assert {name for name, value in metrics.items() if value == -9.0} == added
 
 
 def test_an_evaluation_sends_neither_images_nor_wide_columns() -> None:

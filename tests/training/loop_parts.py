@@ -19,7 +19,7 @@ from areal_core.training.source import Interrupted, SharedSource, TrainingBatch
 from areal_core.training.state import TrainerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 
@@ -181,12 +181,16 @@ def train(
     settings: Any,
     state: TrainerState | None = None,
     log: Callable[[str], None] = lambda _: None,
+    hooks: Sequence[Any] = (),
+    on_note: Callable[[int, str], None] = lambda *_: None,
     **others: Role,
 ) -> bool:
     folder.mkdir(exist_ok=True)
     state = state or TrainerState()
     written = state.step - (state.unevaluated is not None)
-    metrics_logger = MetricsLogger(folder / "metrics.jsonl", written, phase=lambda _: nullcontext(), log=log)
+    metrics_logger = MetricsLogger(
+        folder / "metrics.jsonl", written, phase=lambda _: nullcontext(), log=log, hooks=hooks, on_note=on_note
+    )
     roles = {"actor": ACTOR, **others}
     engines = dict.fromkeys(roles, parts)
     learner = Learner(settings, parts, roles, engines)

@@ -123,7 +123,7 @@ def _preset(request: Request) -> str:
     folder is called as its first word is.
     """
     from areal_core.plugins.catalog import Catalog
-    from areal_core.plugins.survey import survey
+    from areal_core.plugins.manager import survey
 
     written = request.config or ""
     owner, _, name = written.rpartition("/")

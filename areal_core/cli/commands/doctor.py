@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Ask everything, say what was found; 1 if something is not well."""
     from areal_core.plugins.catalog import Catalog
-    from areal_core.plugins.survey import survey
+    from areal_core.plugins.manager import survey
     from areal_core.runs.models import described_model
 
     plugins = survey(Catalog.scan())

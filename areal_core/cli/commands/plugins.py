@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """List all plugins, or describe one; 1 if the one that was named is broken."""
     from areal_core.plugins.catalog import CORE, Catalog
+    from areal_core.plugins.manager import survey
     from areal_core.plugins.records import normalize
-    from areal_core.plugins.survey import survey
 
     catalog = Catalog.scan()
     name = normalize(arguments.name) if arguments.name else None
@@ -55,9 +55,12 @@ def _list(plugin: Plugin) -> None:
         kinds.setdefault(kind, []).append(record.name)
     for kind, names in kinds.items():
         print_out(f"  {kind}: {', '.join(sorted(names))}")
-    events = _events(plugin)
-    if events:
-        print_out(f"  event hooks:  {', '.join(events)}")
+    if plugin.added_kinds:
+        print_out(f"  adds kinds:  {', '.join(plugin.added_kinds)}")
+    if plugin.added_hooks:
+        print_out(f"  adds hooks:  {', '.join(plugin.added_hooks)}")
+    if plugin.events:
+        print_out(f"  event hooks:  {', '.join(event.removeprefix('areal_') for event in plugin.events)}")
 
 
 def _describe(plugin: Plugin, catalog: Catalog) -> None:
@@ -69,6 +72,9 @@ def _describe(plugin: Plugin, catalog: Catalog) -> None:
         print_out("BROKEN: " + str(plugin.cause))
         return
     print_out(f"hooks: {', '.join(plugin.hooks) or 'none'}")
+    for label, names in (("adds kinds", plugin.added_kinds), ("adds hooks", plugin.added_hooks)):
+        if names:
+            print_out(f"{label}: {', '.join(names)}")
     for kind, record in plugin.records:
         print_out(f"\n{kind}: {record.reference}\n  {record.summary}")
         for key in record.LOCATIONS:
@@ -111,13 +117,8 @@ def _as_json(plugin: Plugin) -> dict[str, Any]:
         "distribution": plugin.installed.distribution,
         "version": plugin.installed.version,
         "hooks": list(plugin.hooks),
+        "added_kinds": list(plugin.added_kinds),
+        "added_hooks": list(plugin.added_hooks),
         "components": [{"kind": kind, **dataclasses.asdict(record)} for kind, record in plugin.records],
         "broken": str(plugin.cause) if plugin.cause else None,
     }
-
-
-def _events(plugin: Plugin) -> list[str]:
-    from areal_core.plugins.records import KINDS
-
-    registration = {f"areal_{kind}" for kind in KINDS}
-    return [hook.removeprefix("areal_") for hook in plugin.hooks if hook not in registration]

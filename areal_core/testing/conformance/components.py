@@ -48,7 +48,7 @@ class ComponentSuite:
         is_plugin = slash and ":" not in self.component and plugin != "core"
         context = ResolutionContext(PluginManager.load([plugin] if is_plugin else []))
         try:
-            return Place(self.kind).select({"type": self.component, **self.settings}, context)
+            return Place(context.manager.kinds[self.kind]).select({"type": self.component, **self.settings}, context)
         except RejectedError as error:
             words = "; ".join("\n  ".join((problem.message, *problem.hints)) for problem in error.problems)
             raise AssertionError(f"a config cannot choose {self.component}: {words}") from error
