@@ -75,7 +75,7 @@ def test_every_kind_has_its_hook_and_its_protocol() -> None:
     assert [kind for kind, _, _ in rows] == list(KINDS)
     for _, where, anchor in rows:
         assert anchor in [name.lower() for name in re.findall(r"^### `(\w+)`", page(where), re.MULTILINE)]
-    assert f"### `{areal_run_finished.__name__}(run_dir, outcome, signal)`" in page("hooks")
+    assert f"### `{areal_run_finished.__name__}(hook, run_dir, outcome, signal)`" in page("hooks")
 
 
 def test_every_command_is_there() -> None:
