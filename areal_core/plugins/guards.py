@@ -71,7 +71,7 @@ def guarded(function: Callable[..., Any], options: Mapping[str, Any], guard: Gua
         around = function(*arguments)
         try:
             next(around)
-        except CAUGHT as error:
+        except CAUGHT as error:  # StopIteration: it has ended without a `yield`
             guard.report(error)
             return (yield)
         inner, raised = None, None
