@@ -162,18 +162,23 @@ def append_events(path: Path, *events: Mapping[str, object]) -> None:
         file.write("".join(f"{json.dumps(event)}\n" for event in events))
 
 
-def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a file that are JSON objects with an integer `step`.
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read the lines of a file that are JSON objects; none if there is no file.
 
     Other lines are skipped: a crash may have cut a line off, and a damaged disk may return anything.
     """
-    steps = []
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
+    lines = []
+    for text in path.read_bytes().splitlines() if path.is_file() else ():
         with suppress(ValueError, RecursionError):
-            step = json.loads(line)
-            if isinstance(step, dict) and type(step.get("step")) is int:
-                steps.append(step)
-    return steps
+            line = json.loads(text)
+            if isinstance(line, dict):
+                lines.append(line)
+    return lines
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """Read the lines of a file that are JSON objects with an integer `step`. Other lines are skipped."""
+    return [line for line in read_lines(path) if type(line.get("step")) is int]
 
 
 def file_sizes(folder: Path) -> dict[str, int]:

@@ -293,6 +293,7 @@ class Episode:
         reward: reward of the episode, which is added to that of each trajectory.
         rewards: components of the reward by name, for metrics.
         text: prompt and completion as text, for the sample log only.
+        prompt: the beginning of `text` that the policy did not write, if the workflow knows it.
         metrics: further metrics, such as `agents/turns`. areal logs their means over episodes under these names. A name
             of areal's own metrics, such as `step` or a name below `train/`, fails the episode.
     """
@@ -302,3 +303,4 @@ class Episode:
     rewards: dict[str, float] = field(default_factory=dict)
     text: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
+    prompt: str = ""

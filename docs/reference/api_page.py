@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 INTRODUCTION: Final = """# API
 
 The public names of areal's packages beside the [interfaces](interfaces.md)."""
-PACKAGES: Final = (data, config, plugins, conformance)
-MODULES: Final = (fakes, library)
+PACKAGES: Final = (library, data, config, plugins, conformance)
+MODULES: Final = (fakes,)
 """They have no `__all__`: everything that they define is public."""
 
 

@@ -52,7 +52,7 @@ ROOMS: dict[str, set[str]] = {
                "messages", "models", "runtime", "ledger", "training", "runs", "waiting"},
     "inference": {"errors", "background", "disk", "config", "plugins", "data", "gpus", "interfaces", "messages",
                 "runtime", "models", "proxies", "runs", "driver", "waiting"},
-    "library": {"errors", "config", "data", "runs", "driver", "runtime"},
+    "library": {"errors", "background", "cli", "config", "data", "disk", "files", "ledger", "plugins", "runtime"},
     "testing": {"errors", "files", "algorithms", "background", "config", "plugins", "data", "interfaces", "messages",
                 "runtime", "rewards", "rollout", "runs", "driver", "training"},
 }  # fmt: skip

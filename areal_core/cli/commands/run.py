@@ -99,11 +99,13 @@ def execute(arguments: argparse.Namespace) -> int:
 def _new_folder(resolved: Resolved) -> Path:
     """The folder of a new run, which can be made; one that exists belongs to another run."""
     from areal_core.config import CONFIG_FILE
+    from areal_core.runtime.folder import RunFolder
 
     folder = resolved.run_dir or Path("runs") / f"{resolved.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     other = "choose another: run_dir=PATH"
     require_place("the run folder", folder, other)
-    if folder.exists():
+    functions = RunFolder(folder).functions  # train() writes them before the run is checked
+    if folder.exists() and not (functions.is_dir() and [*folder.iterdir()] == [functions]):
         is_run = (folder / CONFIG_FILE).is_file()
         hints = (f"go on with it: areal run --resume {folder}",) if is_run else ()
         raise UsageError(
