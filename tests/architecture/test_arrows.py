@@ -53,6 +53,7 @@ ROOMS: dict[str, set[str]] = {
     "inference": {"errors", "background", "disk", "config", "plugins", "data", "gpus", "interfaces", "messages",
                 "runtime", "models", "proxies", "runs", "driver", "waiting"},
     "library": {"errors", "background", "cli", "config", "data", "disk", "files", "ledger", "plugins", "runtime"},
+    "trl": {"errors", "config", "files", "library", "runtime"},
     "testing": {"errors", "files", "algorithms", "background", "config", "plugins", "data", "interfaces", "messages",
                 "runtime", "rewards", "rollout", "runs", "driver", "training"},
 }  # fmt: skip
