@@ -31,8 +31,13 @@ CONFIG: Final = "train().yaml"
 """File name of the config that a call makes. Nobody sees the file: messages name the call instead."""
 
 
-def run_command(config: Mapping[str, Any], plugins: Sequence[str]) -> None:
+def run_command(config: Mapping[str, Any], run_dir: Path, plugins: Sequence[str]) -> None:
     """Run a config to its end. Its relative paths mean the current folder.
+
+    Args:
+        config: the tree of a YAML file.
+        run_dir: folder of the run.
+        plugins: to load as well.
 
     Raises:
         ArealError: the config is wrong, or the run failed.
@@ -42,7 +47,8 @@ def run_command(config: Mapping[str, Any], plugins: Sequence[str]) -> None:
         path = Path(temporary) / CONFIG
         path.write_text(dump({"base_dir": str(Path.cwd()), **config}), encoding="utf-8")
         try:
-            _areal(Path(temporary), "run", str(path), *(word for name in plugins for word in ("--plugins", name)))
+            named = [word for name in plugins for word in ("--plugins", name)]
+            _areal(Path(temporary), "run", str(path), f"run_dir={json.dumps(str(run_dir))}", *named)
         except ArealError as error:
             message, *hints = [text.replace(str(path), CONFIG[:-5]) for text in (error.message, *error.hints)]
             error.message, error.hints = message, tuple(hints)

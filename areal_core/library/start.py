@@ -65,7 +65,7 @@ def train(
     that names an `algorithm` is complete, like a YAML file: nothing is added to it.
 
     Scripts need no `if __name__ == "__main__":`. The processes of the run import the script to find its functions, and
-    execute it up to this call; work that only this program needs belongs below such a line. Functions that no file has,
+    execute it up to this call. If what is above the call is slow, put both below such a line. Functions that no file has,
     as in a notebook, are pickled into the run folder.
 
     Args:
@@ -123,7 +123,7 @@ def train(
     run = RunFolder(folder.resolve())
     written = _written(values, run.functions)
     try:
-        run_command({**written, "run_dir": str(folder)}, plugins)
+        run_command(written, folder, plugins)
     finally:
         if run.functions.is_dir() and not run.config.is_file():  # nothing was started, so nothing stays
             for path in run.functions.iterdir():

@@ -126,7 +126,7 @@ def test_batches_updates_and_steps(tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         ({"loss_type": "grpo"}, {"loss": "ppo_clip", "aggregation": "sequence_mean"}),
-        ({"loss_type": "dr_grpo", "scale_rewards": False}, 
+        ({"loss_type": "dr_grpo", "scale_rewards": False},
          {"aggregation": "constant_length", "advantage": "group_centered"}),
         ({"loss_type": "cispo", "epsilon_high": 5.0}, {"loss": "cispo", "aggregation": "token_mean"}),
         ({"loss_type": "sapo"}, {"loss": "sapo", "aggregation": "sequence_mean"}),
@@ -149,8 +149,8 @@ def test_losses(tmp_path: Path, arguments: dict[str, Any], expected: dict[str, s
 
 def test_terms_beside_the_loss(tmp_path: Path) -> None:
     settings = config(
-        tmp_path, beta=0.04, use_bias_correction_kl=False, entropy_coef=0.01, delta=3.0, mask_truncated_completions=True,
-        use_vllm=True, off_policy_mask_threshold=0.5,
+        tmp_path, beta=0.04, use_bias_correction_kl=False, entropy_coef=0.01, delta=3.0, use_vllm=True,
+        mask_truncated_completions=True, off_policy_mask_threshold=0.5,
     ).algorithm.settings  # fmt: skip
     found = {one.target.partition("/")[2]: one.keywords() for one in (*settings.regularizers, *settings.corrections)}
     assert found == {

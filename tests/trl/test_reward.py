@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from typing import Any
 
@@ -72,7 +71,6 @@ def test_what_areal_must_pass() -> None:
 
 def _last() -> dict[str, Any]:
     """What `plain` saw last, in the module as the reward has imported it."""
-    import sys
 
     module = next(
         m for name, m in sys.modules.items() if name.startswith("areal_core.files.") and name.endswith("test_reward")
