@@ -65,8 +65,8 @@ def train(
     that names an `algorithm` is complete, like a YAML file: nothing is added to it.
 
     Scripts need no `if __name__ == "__main__":`. The processes of the run import the script to find its functions, and
-    execute it up to this call. If what is above the call is slow, put both below such a line. Functions that no file has,
-    as in a notebook, are pickled into the run folder.
+    execute it up to this call. If what is above the call is slow, put both below such a line. Functions that no file
+    has, as in a notebook, are pickled into the run folder.
 
     Args:
         config: further keys of a config, or a whole one. A key is given here or as an argument.
@@ -95,6 +95,13 @@ def train(
         raise ScriptStartsRun
     if isinstance(model, str | os.PathLike):
         model = {"path": os.fspath(model)}
+    elif model is not None and not isinstance(model, Mapping):
+        raise ConfigError(
+            f"model: the processes of the run load the model, and a {type(model).__name__} cannot be given to them",
+            hints=[
+                "name its folder or its name on the hub; save_pretrained(FOLDER) writes a model that you have changed"
+            ],
+        )
     arguments = {
         "model": model, "dataset": dataset, "rewards": rewards, "algorithm": algorithm, "steps": steps,
         "workflow": workflow, "sampling": sampling, "rollout": rollout, "training": training,
@@ -121,9 +128,8 @@ def train(
             hints=[f"resume its run with areal_core.open_run({str(folder)!r}).resume(), or choose another run_dir"],
         )
     run = RunFolder(folder.resolve())
-    written = _written(values, run.functions)
     try:
-        run_command(written, folder, plugins)
+        run_command(_written(values, run.functions), folder, plugins)
     finally:
         if run.functions.is_dir() and not run.config.is_file():  # nothing was started, so nothing stays
             for path in run.functions.iterdir():

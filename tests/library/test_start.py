@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from areal_core import train
+from areal_core import Table, train
 from areal_core.config import resolve
 from areal_core.config.yaml_text import dump
 from areal_core.errors import ConfigError
@@ -68,6 +69,19 @@ def test_a_value_is_given_once() -> None:
         train({"steps": 3}, steps=4)
     with pytest.raises(ConfigError, match="run_dir is no part of a config"):
         train({"run_dir": "run"})
+
+
+def test_a_model_is_named_and_not_given() -> None:
+    with pytest.raises(ConfigError, match=r"model: .* a Table cannot be given to them\n  name its folder"):
+        train(model=Table([]), dataset=[], rewards=[reward], algorithm="grpo")  # type: ignore[arg-type]
+
+
+def test_nothing_is_left_if_one_of_several_functions_cannot_be_pickled(tmp_path: Path) -> None:
+    lock = threading.Lock()
+    rewards = [lambda completion: 1.0, lambda completion: float(lock.locked())]
+    with pytest.raises(ConfigError, match="cannot be pickled"):
+        train(model="model", dataset=[], rewards=rewards, algorithm="grpo", run_dir="run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_folder_is_not_used_twice(tmp_path: Path) -> None:
