@@ -53,7 +53,7 @@ def _show(request: Request) -> int:
 
 
 def _check(request: Request) -> int:
-    from areal_core.driver.plan import check_model
+    from areal_core.checks.preflight import check_model
 
     try:
         resolved = _resolve(request)
