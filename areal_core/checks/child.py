@@ -15,7 +15,7 @@ import os
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
     from areal_core.checks.data import RowCheck
     from areal_core.config import Resolved
+
+_MOST_CONFIGS: Final = 16
+"""Configs whose results are stored. A file of results has about 300 KB: it names every module that was imported."""
 
 
 def main(folder: Path) -> None:
@@ -128,37 +131,42 @@ def _public_variables(text: str) -> Iterator[None]:
 
 
 class Memory:
-    """The stored results for the code of the last config without problems, in the cache folder.
+    """The stored results for the code of a config without problems: a file in the cache folder.
 
     Args:
         text: the config.
     """
 
     def __init__(self, text: str) -> None:
-        self._path = cache_folder() / "checked.json"
-        self._key = hashlib.sha256("\n".join([sys.prefix, *sys.path, text]).encode()).hexdigest()
+        digest = hashlib.sha256("\n".join([sys.prefix, *sys.path, text]).encode()).hexdigest()
+        self._path = cache_folder() / "checked" / f"{digest}.json"
 
     def read(self) -> CodeFindings | None:
-        """Return the results, if they are those of this config and no file has changed since; else None."""
+        """Return the results, if there are any and no file has changed since; else None."""
         with suppress(OSError, msgspec.DecodeError):
             stored = msgspec.json.decode(self._path.read_bytes(), type=_Stored)
-            if stored.key == self._key and stored.times == _times(map(Path, stored.times)):
+            if stored.times == _times(map(Path, stored.times)):
                 return stored.code
         return None
 
     def write(self, code: CodeFindings, files: list[Path]) -> None:
-        """Store results. If the cache folder cannot be written to, the next preflight repeats the checks."""
+        """Store results, and remove the oldest ones of other configs.
+
+        If the cache folder cannot be written to, the next preflight repeats the checks.
+        """
         fresh = self._path.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
             fresh.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_bytes(msgspec.json.encode(_Stored(self._key, _times(files), code)))
+            fresh.write_bytes(msgspec.json.encode(_Stored(_times(files), code)))
             fresh.replace(self._path)
+            stored = sorted(fresh.parent.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+            for path in stored[:-_MOST_CONFIGS]:
+                path.unlink()
 
 
 class _Stored(msgspec.Struct):
-    """What `Memory` writes: a digest of the config, the time stamp of each file in nanoseconds, and the results."""
+    """What `Memory` writes: the time stamp of each file in nanoseconds, and the results."""
 
-    key: str
     times: dict[str, int]
     code: CodeFindings
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from areal_core.checks import child
 from areal_core.checks import preflight as preflight_module
 from areal_core.checks.child import inspect
 from areal_core.checks.preflight import check_evaluation, preflight
@@ -116,6 +117,14 @@ def test_code_without_problems_is_tried_once_and_again_when_a_file_has_changed(p
     for _ in range(2):
         (problem,) = problems("def plain(): return 1.0")
         assert "is called with (batch)" in problem, "problems are not stored"
+
+
+def test_results_of_the_latest_configs_are_stored(found, write, monkeypatch):
+    monkeypatch.setattr(child, "_MOST_CONFIGS", 2)
+    calls = write.folder / "calls"
+    for seed, count in ((1, 1), (2, 2), (1, 2), (3, 3), (2, 3), (1, 4)):
+        assert found("", f"seed={seed}").problems == []
+        assert len(calls.read_text()) == count, "a reward is called only if nothing is stored"
 
 
 @pytest.mark.slow
