@@ -220,6 +220,15 @@ def test_quantized_weights_are_refused_for_training(model: Path, quantized: dict
     assert advice in problem
 
 
+def test_an_empty_quantization_is_refused_as_transformers_does(model: Path) -> None:
+    """It names no method, so that the weights counted as plain until the run loaded them."""
+    file = model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {}}))
+    problem = problem_of(model)
+    assert problem.startswith(f"model.path: config.json of '{model}' has an empty quantization_config")
+    assert problem.endswith("remove this key from config.json: the weights are not quantized")
+
+
 def test_scales_tell_of_quantized_weights_where_the_config_does_not(model: Path) -> None:
     write_weights(model / "model.safetensors", SHAPES | {"model.layers.0.mlp.up_proj.weight_scale_inv": (1, 1)})
     problem = problem_of(model)
