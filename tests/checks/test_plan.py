@@ -14,6 +14,7 @@ from areal_core.checks.preflight import Preflight, check_evaluation, check_made_
 from areal_core.config import resolve
 from areal_core.disk import read_shapes
 from areal_core.errors import ConfigError, RunError
+from areal_core.inference.gpu_share import GPUShare
 from areal_core.interfaces import ModelReference
 from areal_core.runs.server import within_its_gpu
 from tests.checks.header_only import write_weights
@@ -360,6 +361,24 @@ def test_servers_that_keep_their_memory_get_what_the_trainer_leaves(model: Path,
     assert "gpu_share" not in alone.figures, "they have the GPU alone"
     taken = plan(model, *words, "placement.generation=[1,1]", "placement.training=[0]")
     assert taken.figures["gpu_share"]["trainer_bytes"] == 0, "the trainer is on another GPU"
+
+
+def test_the_plan_advises_several_servers_where_they_were_measured_to_be_faster(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["inference_engine={type: sglang, program: [x]}", "weight_sync.transport=memory"]
+    one = [*words, "placement={generation: [0], training: [0], gpu_memory_gib: 80}"]
+    three = [*words, "placement={generation: [0, 0, 0], training: [0], gpu_memory_gib: 80}"]
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    assert "placement={generation: [0, 0, 0], training: [0]}" in " ".join(plan(model, *one).notes)
+    assert "generate faster" not in str(plan(model, *three))
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert "generate faster" not in str(plan(model, *one)), "so few cores are full with one server"
+    share = GPUShare(80 << 30, 4 << 30, 1, 3 << 30, 1 << 10, 0, 10_000)
+    assert not share.gains_from_several, "a larger model was not measured"
+    small = share._replace(weight_bytes=1 << 29)
+    assert small.gains_from_several
+    assert not small._replace(gpu_bytes=12 << 30, trainer_bytes=8 << 30).gains_from_several, "three have no room"
 
 
 def test_servers_for_which_the_trainer_leaves_too_little_are_refused(model: Path) -> None:
