@@ -25,7 +25,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from areal_core.disk import file_digest, refused, replacing_folder, sync_names, writing
+from areal_core.disk import FULL_BYTES, file_digest, free_bytes, refused, replacing_folder, sync_names, writing
 from areal_core.errors import RunError, writable
 from areal_core.interfaces.record import Record
 from areal_core.ledger.groups import PromptGroup
@@ -439,7 +439,8 @@ def sqlite_errors(folder: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code is the last byte
         if code in _DISK_REFUSES:
-            raise refused("the ledger", folder, str(error)) from error
+            is_full = code == sqlite3.SQLITE_FULL or free_bytes(folder) < FULL_BYTES
+            raise refused("the ledger", folder, str(error), is_full=is_full) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise RunError(f"the ledger {folder / DATABASE} is damaged: {error}", hints=[_DAMAGED]) from error
         raise

@@ -38,7 +38,7 @@ what happens in a run. `areal_core.plugins.hooks` lists every hook; what a compo
 from areal_core.plugins.catalog import extra_module, install_command
 from areal_core.plugins.manager import PluginManager
 from areal_core.plugins.markers import hookimpl
-from areal_core.plugins.provenance import Provenance, compare
+from areal_core.plugins.provenance import Provenance
 from areal_core.plugins.records import KINDS, Command, Component, Finding, HealthCheck, Preset
 
 __all__ = [
@@ -50,7 +50,6 @@ __all__ = [
     "PluginManager",
     "Preset",
     "Provenance",
-    "compare",
     "extra_module",
     "hookimpl",
     "install_command",

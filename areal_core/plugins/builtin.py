@@ -106,13 +106,13 @@ def areal_health_checks() -> Iterable[HealthCheck]:
         "disk": "there is room for checkpoints below the current folder, and for the processes' scratch",
         "run_folder": "a run can be owned by one program: folders are renamed whole and synced",
     }
-    module = "areal_core.driver.health"
+    module = "areal_core.checks.machine"
     of_a_model = {
         "model": "its type, context, quantization, and whether it needs code of its own",
         "weights": "memory of its parameters",
         "tokenizer": "there is one, and a template for chats",
     }
-    about = "areal_core.driver.model_checks"
+    about = "areal_core.checks.model_folder"
     return [
         *(HealthCheck(name, meaning, target=f"{module}:check_{name}") for name, meaning in questions.items()),
         *(
