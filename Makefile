@@ -40,7 +40,8 @@ test-nightly: $(VENV)/test-all servers
 find_python = $(shell for found in python$(1) $$HOME/.pyenv/versions/$(1)*/bin/python; do \
 	$$found -c pass 2>/dev/null && echo $$found && break; done)
 PYTHONS := $(foreach version,3.12 3.13,$(if $(call find_python,$(version)),$(version)))
-TORCH_FREE := tests/config tests/cli --ignore=tests/cli/test_new_plugin.py tests/plugins tests/runtime \
+TORCH_FREE := tests/config tests/cli --ignore=tests/cli/test_new_plugin.py tests/plugins \
+	tests/checks/test_fingerprints.py tests/runtime \
 	--ignore=tests/runtime/test_ending.py --ignore=tests/runtime/test_members_that_share_gpus.py
 
 test-pythons: $(PYTHONS:%=test-python-%)

@@ -55,18 +55,18 @@ def writing(what: str, path: Path) -> Iterator[None]:
     except RunError:  # it has a message of areal already
         raise
     except Exception as error:
-        if reason := _reason(error, path):
-            raise refused(what, path, reason) from error
+        is_full = _is_full(error, path)
+        if is_full or isinstance(error, OSError):
+            reason = "the disk is full" if is_full else str(getattr(error, "strerror", None) or error)
+            raise refused(what, path, reason, is_full=is_full) from error
         raise
 
 
-def _reason(error: Exception, path: Path) -> str:
-    """Return why the disk refused; empty if the disk did not cause the error."""
+def _is_full(error: Exception, path: Path) -> bool:
     if isinstance(error, OSError):
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return "the disk is full" if is_full else str(error.strerror or error)
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
     # PyTorch and safetensors raise errors of their own for a full disk ("iostream error", "unexpected pos 704").
-    return "the disk is full" if free_bytes(path) < FULL_BYTES else ""
+    return free_bytes(path) < FULL_BYTES
 
 
 def free_bytes(path: Path) -> int:
@@ -84,8 +84,20 @@ def in_mebibytes(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size / 2**10:,.1f} KiB"
 
 
-def refused(what: str, path: Path, reason: str) -> DiskError:
-    """Return the error of a refused write, with the free space in its hints."""
+def refused(what: str, path: Path, reason: str, *, is_full: bool) -> DiskError:
+    """Return the error of a refused write.
+
+    Args:
+        what: name of what is written.
+        path: file or folder that is written.
+        reason: why the disk refuses.
+        is_full: whether free space would help. Then the hints have the space, else they point to the reason.
+    """
+    if not is_full:
+        return DiskError(
+            f"{what} cannot be written to {path}: {reason}",
+            hints=["nothing committed is lost: remove the cause, then continue with --resume"],
+        )
     folder = _nearest(path)
     usage = shutil.disk_usage(folder)
     return DiskError(
@@ -100,7 +112,7 @@ def refused(what: str, path: Path, reason: str) -> DiskError:
 def require_room(what: str, folder: Path, size: int) -> None:
     """Raise `DiskError` if fewer than `size` bytes are free."""
     if free_bytes(folder) < max(size, FULL_BYTES):
-        raise refused(what, folder, f"it takes {in_mebibytes(size)}, and the disk is full")
+        raise refused(what, folder, f"it takes {in_mebibytes(size)}, and the disk is full", is_full=True)
 
 
 def wait_for_room(what: str, folder: Path, size: int, log: Callable[[str], None]) -> None:
@@ -162,18 +174,23 @@ def append_events(path: Path, *events: Mapping[str, object]) -> None:
         file.write("".join(f"{json.dumps(event)}\n" for event in events))
 
 
-def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a file that are JSON objects with an integer `step`.
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read the lines of a file that are JSON objects; none if there is no file.
 
     Other lines are skipped: a crash may have cut a line off, and a damaged disk may return anything.
     """
-    steps = []
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
+    lines = []
+    for text in path.read_bytes().splitlines() if path.is_file() else ():
         with suppress(ValueError, RecursionError):
-            step = json.loads(line)
-            if isinstance(step, dict) and type(step.get("step")) is int:
-                steps.append(step)
-    return steps
+            line = json.loads(text)
+            if isinstance(line, dict):
+                lines.append(line)
+    return lines
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """Read the lines of a file that are JSON objects with an integer `step`. Other lines are skipped."""
+    return [line for line in read_lines(path) if type(line.get("step")) is int]
 
 
 def file_sizes(folder: Path) -> dict[str, int]:

@@ -6,6 +6,9 @@ their names; a neighbor comes before an installed module of its name, for the fi
 is itself installed (`pip install -e .`) is the installed module, so that its classes exist once.
 
 The name of a module contains its path, so that every process can import it: one that unpickles an object of it, too.
+
+A script that starts a run from Python needs no `if __name__ == "__main__":`. The processes of the run import the script
+to find its functions, and execute it up to the call that starts the run: that call raises `ScriptStartsRun`.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import importlib
 import importlib.util
 import sys
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import cache, partial
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec, PathFinder
@@ -46,6 +50,22 @@ def _current_folder() -> str | None:
 
 CURRENT_FOLDER: Final = _current_folder()
 """Only processes that `python -m` started search this folder; all processes of a run must import the same module."""
+
+
+class ScriptStartsRun(BaseException):
+    """Raised by a call that would start a run in a file that is imported here for its functions.
+
+    The import of the file ends there, with what is defined above the call. It is no `Exception`, so that
+    `except Exception` in the script does not catch it.
+    """
+
+
+_importing: ContextVar[bool] = ContextVar("importing", default=False)
+
+
+def is_importing_a_script() -> bool:
+    """Return whether this code is executed by the import of one of the user's files, and not as a program."""
+    return _importing.get()
 
 
 class KeptSources:
@@ -172,7 +192,12 @@ class _Loader(SourceLoader):
         folder = module.__name__.removeprefix(f"{__name__}.").partition(".")[0]
         importing = partial(_import_from, f"{__name__}.{folder}")
         module.__dict__["__builtins__"] = {**vars(builtins), "__import__": importing}
-        exec(self.source_to_code(source, str(self._file)), module.__dict__)
+        outer = _importing.set(True)
+        try:
+            with suppress(ScriptStartsRun):  # what the script does next is for its own process
+                exec(self.source_to_code(source, str(self._file)), module.__dict__)
+        finally:
+            _importing.reset(outer)
 
 
 def _import_from(

@@ -112,7 +112,7 @@ class Bench:
             with self._servers(engine, gpu) as addresses:
                 words = [*COMMON, "inference_engine.servers=0", f"inference_engine.addresses=[{','.join(addresses)}]"]
                 words += ["placement={training: [0]}"]
-                self._run(Kind("warm-up", engine, "async-1"), 99, gpu, [*words, "steps=4", "evaluation=null"])
+                self._run(Kind("warm-up", engine, "async-1"), 99, gpu, [*words, "steps=4"])
                 for kind, seed in runs:
                     self._run(kind, seed, gpu, words)
         while self._take_trl(gpu):
@@ -136,8 +136,12 @@ class Bench:
         if (own / "ended").exists() or time.monotonic() > self._deadline:
             return
         own.mkdir(parents=True, exist_ok=True)
-        python = self._python(kind.framework) if kind.framework != "trl" else self._python("sglang")
-        command = [python or sys.executable, str(HERE / "curve.py"), self._config(kind.framework), *self._model()]
+        command = [
+            str(self._python(kind.framework)),
+            str(HERE / "curve.py"),
+            self._config(kind.framework),
+            *self._model(),
+        ]
         command += [f"steps={self._arguments.steps}", *words]
         command += ["--rows", f"{kind.row}/{seed}", "--output", str(own / "curve.json"), "--folder", str(own)]
         command += ["--limit-s", str(min(self._arguments.run_s, max(1.0, self._deadline - time.monotonic())))]
@@ -173,8 +177,10 @@ class Bench:
 
 
 def environment(gpu: str) -> dict[str, str]:
-    """Return the variables of a process that uses one GPU."""
-    return {**os.environ, "CUDA_VISIBLE_DEVICES": gpu, "OMP_NUM_THREADS": "1"}
+    """Return the variables of a process that uses one GPU; each interpreter finds its own packages."""
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu, "OMP_NUM_THREADS": "1"}
+    variables.pop("PYTHONPATH", None)
+    return variables
 
 
 def end(server: subprocess.Popen[bytes]) -> None:
@@ -219,8 +225,10 @@ def report(folder: Path, score: float) -> None:
                 continue
             points = points_of(lines, without_evaluations=kind.framework == "trl")
             curves[f"{kind.title}/{own.name.rpartition('-')[2]}"] = points
-            gpus = json.loads((own / "curve.json").read_text()).get("gpus", {}) if (own / "curve.json").exists() else {}
-            busiest = max(*gpus.values(), {}, key=lambda gpu: gpu.get("busy", 0.0)) if gpus else {}
+            busiest: dict[str, float] = {}
+            if (results := own / "curve.json").is_file():
+                watched = json.loads(results.read_text())["gpus"].values()
+                busiest = max((gpu for row in watched for gpu in row.values()), key=lambda gpu: gpu["busy"], default={})
             found.append({**describe(lines), "seconds": reach(points, score), "gpu": busiest, "scores": scores(points)})
         if found:
             print(" | ".join(_cells(kind.title, found)))

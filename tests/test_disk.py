@@ -47,6 +47,16 @@ def test_a_full_disk_is_told_in_one_sentence(small_disk: Path, write: Callable[[
     assert re.search(r"KiB of [\d.,]+ [KM]iB are free on the disk of", str(raised.value))
 
 
+def test_a_busy_mount_is_not_called_a_full_disk(small_disk: Path) -> None:
+    """A mount point cannot be renamed. The hint was to free some space."""
+    with (
+        pytest.raises(DiskError, match=r"the model cannot be written to .*: Device or resource busy") as raised,
+        replacing_folder("the model", small_disk) as fresh,
+    ):
+        fresh.mkdir()
+    assert raised.value.hints == ("nothing committed is lost: remove the cause, then continue with --resume",)
+
+
 def test_an_error_that_is_none_of_the_disks_stays_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="parameter"), writing("the checkpoint", tmp_path):
         raise KeyError("parameter")

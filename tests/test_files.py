@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from areal_core.config.imports import import_reference
-from areal_core.files import KeptSources, load_file
+from areal_core.files import KeptSources, is_importing_a_script, load_file
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -166,3 +166,16 @@ def test_processes_of_a_run_execute_neighbors_as_they_were_when_it_started(
     write(tmp_path, helper="NAME = 'changed'\n")
     monkeypatch.setattr(KeptSources, "folder", kept)
     assert value(tmp_path / "mine.py") == ("kept", "kept")
+
+
+@pytest.mark.parametrize("call", ["areal_core.train()", "areal_core.trl.GRPOTrainer('model')"])
+def test_a_script_is_imported_up_to_the_call_that_starts_a_run(tmp_path: Path, call: str) -> None:
+    """Also if the script catches exceptions: the call itself would raise one, for it lacks arguments."""
+    text = (
+        f"def f(): return 7\ntry:\n    import areal_core.trl\n    {call}\nexcept Exception:\n    f = None\nf = None\n"
+    )
+    write(tmp_path, script=text)
+    assert value(tmp_path / "script.py", "f")() == 7
+    write(tmp_path, program="import areal_core.files\nVALUE = areal_core.files.is_importing_a_script()\n")
+    assert value(tmp_path / "program.py") is True
+    assert not is_importing_a_script()

@@ -115,6 +115,22 @@ class Settings(BaseModel):
         del config, model
         return ()
 
+    def check_row(self, row: Mapping[str, Any], tokenizer: Any = None) -> str:
+        """Return why a row of the data cannot be used; empty if it can.
+
+        For settings of workflows, environments and example tokenizers. Before a run it is called for the first rows of
+        each data set and for rows from all over it.
+
+        Args:
+            row: a row of the data set.
+            tokenizer: the model's tokenizer; None if the model is not on this machine.
+
+        Raises:
+            SkippedRowError: a setting excludes the row, such as `overlong: skip`.
+        """
+        del row, tokenizer
+        return ""
+
     def estimate(self, config: Any, models: Mapping[str, StoredModel]) -> Estimate:
         """For settings of an engine: what a run will take, such as memory; asked by `--dry-run` and before each start.
 

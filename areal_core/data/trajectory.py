@@ -293,6 +293,7 @@ class Episode:
         reward: reward of the episode, which is added to that of each trajectory.
         rewards: components of the reward by name, for metrics.
         text: prompt and completion as text, for the sample log only.
+        prompt: the beginning of `text` that the policy did not write, if the workflow knows it.
         metrics: further metrics by name, such as `tool_calls`. areal logs their means over episodes, with a prefix that
             keeps them apart from the run's own: `workflow/tool_calls`, or `PLUGIN/tool_calls` for a plugin's workflow.
     """
@@ -302,3 +303,4 @@ class Episode:
     rewards: dict[str, float] = field(default_factory=dict)
     text: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
+    prompt: str = ""

@@ -1,19 +1,17 @@
-"""`areal run`: checks of a config, its plan, its process groups, and the execution of the run.
+"""`areal run`: the process groups of a run, and its execution.
 
-    checking, plan, model_checks, room, fingerprints    what is checked before a run, and recorded for its resume
-    groups                                              which processes a run has
-    execution                                           from request to end: claim, start, watch, recover, release
-    model_initialization                                the process that prepares a model before the others start
-    auditing, resume_hint                               questions about a run that has ended
-    health                                              `areal doctor`
+    groups                  which processes a run has
+    execution               from request to end: check, claim, start, watch, recover, release
+    model_initialization    the process that prepares a model before the others start
+    serving                 a server that joins a run from outside
+    auditing, resume_hint   reports about a run that has ended
 
-The names below are public: a plugin may check a config, and run process groups of its own as a run does. The processes
-themselves are the subject of `areal_core.runtime`.
+The names below are public: a plugin may run process groups of its own as a run does. `areal_core.checks` has the checks
+before a run, and `areal_core.runtime` the processes themselves.
 """
 
 from areal_core.driver.execution import execute, write_run_folder
 from areal_core.driver.groups import model_group, role_group, rollout_groups
-from areal_core.driver.plan import make_plan
 from areal_core.driver.serving import Joining
 from areal_core.runtime.attempts import ask_driver, claim, release
 from areal_core.runtime.hub import Process
@@ -29,7 +27,6 @@ __all__ = [
     "ask_driver",
     "claim",
     "execute",
-    "make_plan",
     "model_group",
     "preparation",
     "release",

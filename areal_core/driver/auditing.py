@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from areal_core.checks.fingerprints import changed_copies, saved_records
 from areal_core.config.presets import read_file
 from areal_core.data.sampler import PromptSampler
-from areal_core.driver.fingerprints import changed_copies, saved_records
 from areal_core.errors import RunError, UsageError
 from areal_core.ledger.audit import audit_folder
 from areal_core.ledger.store import DATABASE

@@ -1,7 +1,7 @@
 """A run from request to end: check, claim, start, watch, recover, release, summarize.
 
 execute
- ├── check       `_check`: code, config, model, data and memory; nothing is written
+ ├── check       `checks.preflight`: code, config, model, data and memory; nothing is written
  ├── `_Execution.drive`, in an event loop
  │    ├── claim        `claim_run`: the next folder below `attempts/`, and the files that a resume needs
  │    ├── start, watch `_run_attempt`: the processes of the run, until the trainer has finished
@@ -21,19 +21,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from areal_core.checks.fingerprints import model_records, saved_records, write_records
+from areal_core.checks.preflight import preflight
 from areal_core.config.launching import launching
 from areal_core.diagnostics import Split, bottleneck, write_notes
 from areal_core.disk import DiskError, replace_durably, writing
-from areal_core.driver.checking import CodeCheck
-from areal_core.driver.fingerprints import (
-    check_unchanged,
-    model_records,
-    module_records,
-    saved_records,
-    write_provenance,
-)
 from areal_core.driver.groups import model_group, process_groups, split_optional
-from areal_core.driver.plan import make_plan
 from areal_core.driver.resume_hint import resume_hint
 from areal_core.errors import LostError, RunError, UsageError
 from areal_core.files import KeptSources
@@ -50,8 +43,8 @@ from areal_core.runtime.terminal import Terminal, log
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from areal_core.checks.preflight import Preflight
     from areal_core.config import Resolved
-    from areal_core.driver.plan import Plan
     from areal_core.interfaces.launcher import Launcher, ProcessGroup
     from areal_core.runtime.folder import AttemptFolder
     from areal_core.runtime.rpc import Credentials
@@ -94,7 +87,7 @@ def execute(
     if dry_run:
         require_no_driver(run)
         if not _is_done(resolved, run):
-            plan, _ = _check(resolved, run, is_resume=is_resume, starts=False, allow_changes=allow_changes)
+            plan = _preflight(resolved, run, starts=False, is_resume=is_resume, allow_changes=allow_changes)
             show(plan.to_json() if as_json else str(plan))
         return 0
     attempt = next_attempt(run, log)
@@ -102,7 +95,7 @@ def execute(
         return 0
     launcher: Launcher = resolved.config.launcher.build()
     try:
-        plan, records = _check(resolved, run, is_resume=is_resume, starts=True, allow_changes=allow_changes)
+        plan = _preflight(resolved, run, starts=True, is_resume=is_resume, allow_changes=allow_changes)
     except BaseException:
         asyncio.run(launcher.close())
         raise
@@ -113,7 +106,7 @@ def execute(
     began_at, steps_before = time.monotonic(), run.last_step or 0
     with closing(Terminal()) as terminal:
         execution = _Execution(resolved, run, launcher, terminal)
-        code = asyncio.run(execution.drive(attempt, records, plan.notes))
+        code = asyncio.run(execution.drive(attempt, plan.records, plan.notes))
     if code == 0:
         _log_summary(resolved, run, time.monotonic() - began_at, steps_before)
     return code
@@ -136,25 +129,9 @@ def _is_done(resolved: Resolved, run: RunFolder) -> bool:
     return True
 
 
-def _check(
-    resolved: Resolved, run: RunFolder, *, is_resume: bool, starts: bool, allow_changes: bool
-) -> tuple[Plan, list[Provenance]]:
-    """Check the config and everything that it names. Return the plan, and records of what the run consists of.
-
-    A dry run of a new run downloads no model and hashes none.
-
-    Raises:
-        ArealError: something is wrong, or something of a run that is resumed has changed.
-    """
-    reads_models = is_resume or starts
-    with closing(CodeCheck(resolved)) as check:
-        plan = make_plan(resolved, check, downloads=reads_models, run_dir=run.path)
-        records = [*resolved.provenance(), *plan.data, *module_records(check.modules)]
-    if reads_models:
-        records += model_records(run, {key: stored.folder for key, stored in plan.models.items() if stored})
-    if is_resume:
-        check_unchanged(run, records, allowed=allow_changes)
-    return plan, records
+def _preflight(resolved: Resolved, run: RunFolder, **options: bool) -> Preflight:
+    """Check everything that the run needs; see `preflight` for the options and the errors."""
+    return preflight(resolved, run, process_groups(resolved.config, Path()), **options)
 
 
 class _Execution:
@@ -264,7 +241,7 @@ class _Execution:
         if not self._supervisor.signals:
             self._supervisor.mark_done(group.role)
             records = [*saved_records(self._run), *model_records(self._run, {})]
-            write_provenance(self._run, {record.name: record for record in records}.values())
+            write_records(self._run, {record.name: record for record in records}.values())
         return code
 
     async def _recover(self, error: LostError) -> None:
@@ -342,7 +319,7 @@ def claim_run(
     except DiskError as error:
         if is_new:
             shutil.rmtree(run.path, ignore_errors=True)
-            error.hints = (error.hints[0], "nothing was started: fix it, then run again")
+            error.hints = (*error.hints[:-1], "nothing was started: fix it, then run again")
         raise
 
 
@@ -364,7 +341,7 @@ def write_run_folder(resolved: Resolved, run: RunFolder, records: Sequence[Prove
         run.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         run.sources.mkdir(exist_ok=True)
         names = {record.name for record in new_records}
-        write_provenance(run, [*(record for record in former_records if record.name in names), *new_records])
+        write_records(run, [*(record for record in former_records if record.name in names), *new_records])
         for record in records:
             path = Path(record.location)
             if record.is_own and path.is_file():  # a file that is gone has a copy from an earlier start
@@ -372,7 +349,7 @@ def write_run_folder(resolved: Resolved, run: RunFolder, records: Sequence[Prove
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 replace_durably(copy, path.read_bytes())
         replace_durably(run.config, text)
-    write_provenance(run, new_records)
+    write_records(run, new_records)
 
 
 def _log_summary(resolved: Resolved, run: RunFolder, seconds: float, steps_before: int) -> None:

@@ -16,9 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from areal_core.checks.preflight import check_made_model
 from areal_core.config import load_run
-from areal_core.driver.checking import row_problems
-from areal_core.driver.plan import check_model
 from areal_core.errors import RunError
 from areal_core.files import KeptSources
 from areal_core.interfaces.model import FindsModel
@@ -29,7 +28,6 @@ from areal_core.runtime.terminal import log
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from areal_core.config import Resolved
     from areal_core.config.selection import Selection
     from areal_core.interfaces import ModelSource
     from areal_core.runtime.member import Member
@@ -47,22 +45,10 @@ def run_preparation(run: RunFolder, member: Member) -> int:
         raise RunError(f"the cache {cache} cannot be made: {error.strerror}", hints=["set AREAL_CACHE"]) from None
     with member.phase("preparing the model", silence_s=0.0):
         folder = prepare_model(source, cache, log)
-        check_model(resolved, folder, run.path)
+    with member.phase("checking the model and rows of the data", silence_s=0.0):
+        check_made_model(resolved, folder, run.path, log)
         run.model_note.write_text(str(folder))
-    with member.phase("checking rows of the data", silence_s=0.0):
-        _check_rows(resolved, run)
     return 0
-
-
-def _check_rows(resolved: Resolved, run: RunFolder) -> None:
-    """Check the rows of the data sets. Without the model there was no tokenizer to check them with before the run."""
-    notes: list[str] = []
-    problems = list(row_problems(resolved, run, notes))
-    for note in notes:
-        log(f"note: {note}")
-    if problems:
-        run.model_note.unlink()
-        raise RunError("\n".join(problems))
 
 
 def prepare_model(selection: Selection, cache: Path, log: Callable[[str], None]) -> Path:
@@ -92,7 +78,7 @@ def _lock(path: Path, log: Callable[[str], None]) -> Iterator[None]:
         except BlockingIOError:
             held_s = max(0.0, time.time() - path.stat().st_mtime)
             holder = path.read_text(errors="replace") or "another process"
-            log(f"waits for {holder}, at this model for {held_s:.0f} s ({path})")
+            log(f"waiting for {holder}, which has prepared this model for {held_s:.0f} s ({path})")
             fcntl.flock(lock, fcntl.LOCK_EX)
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}")

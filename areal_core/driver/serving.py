@@ -1,4 +1,4 @@
-"""How a program that serves by hand keeps its server in a run, whose attempts come and go."""
+"""Keeps a server that was started by hand in a run, across the run's attempts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ if TYPE_CHECKING:
     from areal_core.runtime.folder import RunFolder
 
 ASK_TIMEOUT_S = 5.0
+"""Seconds for the controller of a run to answer."""
 INTERVAL_S = 1.0
+"""Seconds between two requests to leave."""
 MARGIN_S = 5.0
+"""Seconds in addition to `patience_s` for the run to release the server."""
 
 
 class Joining:
-    """One server and the run that it shall be used by.
+    """One server and the run that shall use it.
 
     Args:
-        run: asked through the driver of its latest attempt.
-        name: of the server.
-        address: of the server.
-        log: told when something has changed, a line each time.
+        run: the run. Requests go through the driver of its latest attempt.
+        name: name of the server.
+        address: address of the server.
+        log: called with a line whenever the server's state in the run has changed.
     """
 
     def __init__(self, run: RunFolder, name: str, address: str, log: Callable[[str], None]) -> None:
@@ -35,42 +38,46 @@ class Joining:
         self._name = name
         self._address = address
         self._log = log
-        self._told = ""
+        self._last_line = ""
 
     def renew(self) -> None:
-        """Ask to be used, which does nothing where it is so already, and say what has become of the server.
+        """Ask the run to use the server, and log the server's state if it has changed. Safe to repeat.
 
         Raises:
-            RunError: the run will not use this server; in the run's words.
+            RunError: the run refuses the server; the message has the reason.
         """
-        found = self._ask(ServerJoins(self._name, self._address))
-        if isinstance(found, str):
-            line = f"{found} in {self._run.path}; the server waits for it (areal run --resume {self._run.path})"
-        elif found.state == "refused":
-            raise RunError(f"the run cannot use this server: {found.reason}")
-        elif found.state in ("ready", "updating"):
+        state = self._ask(ServerJoins(self._name, self._address))
+        if isinstance(state, str):
+            line = f"{state} in {self._run.path}; the server waits for it (areal run --resume {self._run.path})"
+        elif state.state == "refused":
+            raise RunError(f"the run cannot use this server: {state.reason}")
+        elif state.state in ("ready", "updating"):
             line = f"in use by the run in {self._run.path} as {self._name}"
         else:
-            line = f"not in use yet: {found.reason or found.state}"
-        if line != self._told:
-            self._told = line
+            line = f"not in use yet: {state.reason or state.state}"
+        if line != self._last_line:
+            self._last_line = line
             self._log(line)
 
     def leave(self, patience_s: float) -> None:
-        """Ask the run to let go, and return when it has, or when nobody is there to do so."""
+        """Ask the run to release the server. Return when it has done so, when the run is gone, or after a timeout.
+
+        Args:
+            patience_s: seconds that the server's requests may take to end.
+        """
         deadline = time.monotonic() + patience_s + MARGIN_S
         while time.monotonic() < deadline:
-            found = self._ask(ServerLeaves(self._name, self._address))
-            if isinstance(found, str) or found.state in ("", "gone", "refused"):
+            state = self._ask(ServerLeaves(self._name, self._address))
+            if isinstance(state, str) or state.state in ("", "gone", "refused"):
                 return
             time.sleep(INTERVAL_S)
 
-    def _ask(self, question: ServerJoins | ServerLeaves) -> ServerStanding | str:
-        """The run's answer; in words why there is none."""
+    def _ask(self, request: ServerJoins | ServerLeaves) -> ServerStanding | str:
+        """Return the server's state in the run, or why the run does not answer."""
         attempt = self._run.last_attempt
         if attempt is None or attempt.released.exists():
             return "no run is in progress"
-        reply = ask_role(attempt, "controller", question, ASK_TIMEOUT_S)
+        reply = ask_role(attempt, "controller", request, ASK_TIMEOUT_S)
         if isinstance(reply, Failed):
             raise RunError(reply.text, hints=reply.hints)
         return reply if isinstance(reply, ServerStanding) else str(reply)

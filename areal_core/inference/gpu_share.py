@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 GIB: Final = 1 << 30
 SPARED: Final = 0.1
 """Share of the GPU that is spared for each process on it: CUDA's context, graphs, activations, fragments."""
+SEVERAL: Final = 3
+"""Servers on one GPU that a small model was measured with: `docs/benchmarks.md`, One H200."""
+_SMALL_BYTES: Final = 1 << 30
+"""Weights up to which areal recommends several servers on one GPU. Larger models were not measured."""
 _SLACK: Final = 2
 """Factor on the tokens that the config bounds, for prompts and for shared prefixes that stay cached."""
 
@@ -68,6 +72,16 @@ class GPUShare(NamedTuple):
     def cache_bytes(self) -> int:
         """Memory of these keys and values."""
         return self.cache_tokens * self.token_bytes
+
+    @property
+    def gains_from_several(self) -> bool:
+        """Whether `SEVERAL` servers on this GPU would fit and generate faster than the one that is planned.
+
+        The one Python thread of a server is the limit of a small model long before the GPU is.
+        """
+        several = self._replace(servers=SEVERAL)
+        fits = SEVERAL * several.cache_tokens >= self.cache_tokens > 0
+        return self.servers == 1 and bool(self.trainer_bytes) and self.weight_bytes <= _SMALL_BYTES and fits
 
 
 def share_of_gpu(

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, Validation
 from areal_core.config import Seconds, Secret, ServerBounds, Settings
 from areal_core.disk import write_durably
 from areal_core.errors import ConfigError, RunError
-from areal_core.inference.gpu_share import GIB, share_of_gpu
+from areal_core.inference.gpu_share import GIB, SEVERAL, share_of_gpu
 from areal_core.interfaces.model import Estimate
 from areal_core.plugins.catalog import install_command
 
@@ -32,7 +32,18 @@ if TYPE_CHECKING:
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OWN_OPTIONS = {"host", "port", "model", "model_path", "tp", "tp_size", "tensor_parallel_size", "data_parallel_size"}
 """Options that areal sets itself, because they follow from other parts of the config."""
+_CORES_OF_A_SERVER = 4
 _Plain = bool | int | float | str
+
+
+def _advise_several(config: RunConfig) -> str:
+    """Return the note for a run whose one server shares its GPU with the trainer, and which would gain from several."""
+    (gpu,) = set(config.placement.generation or [0])
+    placement = f"{{generation: {[gpu] * SEVERAL}, training: {config.placement.training or [gpu]}}}"
+    return (
+        f"{SEVERAL} servers on GPU {gpu} generate faster than one: a model of this size keeps a server's Python thread "
+        f"busy before it keeps the GPU busy: placement={placement}"
+    )
 
 
 def _option(value: Any) -> Any:
@@ -354,8 +365,11 @@ class FleetSettings(ServerSettings):
             return Estimate([("servers", "each sizes its cache on its GPU by what the trainer leaves")])
         size = f"{(share.weight_bytes + share.cache_bytes) / GIB:.1f} GiB of {share.room_bytes / GIB:.1f} that are left"
         row = f"each takes {size} on its GPU: weights, and keys and values of {share.cache_tokens:,} tokens"
+        rows = [("servers", row)]
+        if share.gains_from_several and (os.cpu_count() or 1) >= SEVERAL * _CORES_OF_A_SERVER:
+            rows.append(("note", _advise_several(config)))
         figures = share._asdict() | {"room_bytes": share.room_bytes, "cache_tokens": share.cache_tokens}
-        return Estimate([("servers", row)], figures={"gpu_share": figures})
+        return Estimate(rows, figures={"gpu_share": figures})
 
     def within(self, share: GPUShare) -> Self:
         """Return the settings of a server that stays within its part of a GPU; the user's own options win."""

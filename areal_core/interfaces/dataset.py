@@ -29,12 +29,28 @@ class Dataset(Protocol):
         """Return a row by its index from 0. Callers do not change the mapping."""
 
 
-def name_row(dataset: object, index: int) -> str:
-    """Name a row for messages: its index, and the result of `describe_row` if the data set has this method."""
+def name_row(dataset: object, index: int, title: str = "the data set") -> str:
+    """Name a row for messages: its index, and the result of `describe_row` if the data set has this method.
+
+    Args:
+        dataset: holds the row.
+        index: of the row, from 0.
+        title: how the message names the data set.
+    """
     place = f"; {dataset.describe_row(index)}" if hasattr(dataset, "describe_row") else ""
-    return f"row {index} of the data set (counted from 0{place})"
+    return f"row {index} of {title} (counted from 0{place})"
 
 
 def notes_of(dataset: object) -> list[str]:
     """Return the notes of a data set; empty if it has no method `notes`."""
     return list(dataset.notes()) if hasattr(dataset, "notes") else []
+
+
+def unlearnable(error: Exception) -> str:
+    """Return why a row cannot be learned from, for a message that begins with the row's name.
+
+    Args:
+        error: raised by the example tokenizer. A `ValueError` is its refusal of the row.
+    """
+    reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return f"cannot be learned from: {reason}"

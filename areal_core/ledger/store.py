@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import tempfile
 import threading
 from collections import deque
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from areal_core.disk import file_digest, refused, replacing_folder, sync_names, writing
+from areal_core.disk import FULL_BYTES, file_digest, free_bytes, refused, replacing_folder, sync_names, writing
 from areal_core.errors import RunError, writable
 from areal_core.interfaces.record import Record
 from areal_core.ledger.groups import PromptGroup
@@ -31,7 +33,6 @@ from areal_core.ledger.segments import read_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
 DATABASE = "ledger.sqlite"
 _DISK_REFUSES = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
@@ -398,6 +399,22 @@ class Ledger:
                 raise
 
 
+def read_training_order(folder: Path) -> dict[int, tuple[int, int | None]]:
+    """Return the data row of each prompt group, and the step that has trained on it, by the number of the group.
+
+    Steps count from 1 as in the metrics. A group that was not trained on has None.
+
+    Args:
+        folder: folder of a ledger whose run is not in progress. A copy is read.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        copy = Path(temporary) / "ledger"
+        copy_database(folder, copy)
+        with closing(sqlite3.connect(copy / DATABASE)) as database, sqlite_errors(folder):
+            groups = database.execute("SELECT number, data_row, state, step FROM groups").fetchall()
+    return {number: (row, step + 1 if state == "consumed" else None) for number, row, state, step in groups}
+
+
 def copy_database(source: Path, target: Path) -> None:
     """Copy a closed ledger with its write-ahead log. The copy is complete or absent."""
     with replacing_folder("the ledger", target) as copy:
@@ -422,7 +439,8 @@ def sqlite_errors(folder: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code is the last byte
         if code in _DISK_REFUSES:
-            raise refused("the ledger", folder, str(error)) from error
+            is_full = code == sqlite3.SQLITE_FULL or free_bytes(folder) < FULL_BYTES
+            raise refused("the ledger", folder, str(error), is_full=is_full) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise RunError(f"the ledger {folder / DATABASE} is damaged: {error}", hints=[_DAMAGED]) from error
         raise

@@ -56,11 +56,19 @@ class RunGroup(Message):
 
 
 class EpisodeShown(Message):
-    """An episode for the sample log: its text, its reward, and the components of the reward."""
+    """An episode for the sample log.
+
+    Attributes:
+        text: prompt and completion.
+        reward: reward of the episode.
+        rewards: components of the reward.
+        prompt_length: characters at the beginning of the text that are the prompt; 0 if that is not known.
+    """
 
     text: str
     reward: float
     rewards: Mapping[str, float]
+    prompt_length: int = 0
 
 
 class GroupOutcome(Message):

@@ -40,11 +40,18 @@ def quantization_of(description: Mapping[str, Any]) -> str:
 def refuse_quantized(folder: str, description: Mapping[str, Any], names: Iterable[str] = ()) -> None:
     """Raise `RunError` if a model's weights are quantized: a run can neither train them nor compare with them.
 
+    An empty `quantization_config` is refused, too: transformers takes it for an unknown method.
+
     Args:
         folder: the model's folder.
         description: its config.json.
         names: names of its tensors, if they are known.
     """
+    if description.get("quantization_config") == {}:
+        raise RunError(
+            f"config.json of '{folder}' has an empty quantization_config, which transformers and servers refuse",
+            hints=["remove this key from config.json: the weights are not quantized"],
+        )
     if not (method := quantization_of(description)):
         if scale := next((name for name in names if name.endswith(_TELLING)), None):
             raise RunError(

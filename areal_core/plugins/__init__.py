@@ -39,7 +39,7 @@ The interfaces that components implement are in `areal_core.interfaces`.
 from areal_core.plugins.catalog import extra_module, install_command
 from areal_core.plugins.manager import PluginManager
 from areal_core.plugins.markers import hookimpl, hookspec
-from areal_core.plugins.provenance import Provenance, compare
+from areal_core.plugins.provenance import Provenance
 from areal_core.plugins.records import KINDS, Command, Component, Finding, HealthCheck, Kind, Preset
 
 __all__ = [
@@ -52,7 +52,6 @@ __all__ = [
     "PluginManager",
     "Preset",
     "Provenance",
-    "compare",
     "extra_module",
     "hookimpl",
     "hookspec",

@@ -106,13 +106,13 @@ def areal_health_checks() -> Iterable[HealthCheck]:
         "disk": "there is room for checkpoints below the current folder, and for the processes' scratch files",
         "run_folder": "one program can own a run: the file system renames folders atomically and syncs them",
     }
-    module = "areal_core.driver.health"
+    module = "areal_core.checks.machine"
     model_checks = {
         "model": "type, context and quantization, and whether it needs its own code",
         "weights": "memory of the parameters",
         "tokenizer": "there is a tokenizer and a chat template",
     }
-    model_module = "areal_core.driver.model_checks"
+    model_module = "areal_core.checks.model_folder"
     return [
         *(HealthCheck(name, summary, target=f"{module}:check_{name}") for name, summary in machine_checks.items()),
         *(

@@ -95,7 +95,9 @@ class GroupRunner:
         rewards = tuple(episode.reward for episode in episodes.values())
         names = {name for episode in episodes.values() for name in episode.metrics}
         metrics = {name: sum(episode.metrics.get(name, 0.0) for episode in episodes.values()) for name in names}
-        shown = tuple(EpisodeShown(e.text, e.reward, e.rewards) for e in [*episodes.values()][:SHOWN_EPISODES])
+        shown = tuple(
+            EpisodeShown(e.text, e.reward, e.rewards, len(e.prompt)) for e in [*episodes.values()][:SHOWN_EPISODES]
+        )
         kept: Sequence[Episode] | None = [*episodes.values()]
         if failures and self._section.incomplete_groups != "use":
             kept = []

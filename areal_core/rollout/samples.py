@@ -31,7 +31,10 @@ class SampleLog:
         """
         if version == self._version:
             return
-        episodes = [{"text": e.text, "reward": e.reward, "rewards": dict(e.rewards)} for e in outcome.shown]
+        episodes = [
+            {"text": e.text, "prompt_length": e.prompt_length, "reward": e.reward, "rewards": dict(e.rewards)}
+            for e in outcome.shown
+        ]
         line = json.dumps({"version": version, "group": number, "episodes": episodes})
         append_line("samples", self._path, line)
         self._version = version

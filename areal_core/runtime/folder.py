@@ -114,6 +114,8 @@ class RunFolder:
     """Plugins, versions and files that the run consists of."""
     sources = _Below("sources")
     """Copies of the files that the config names as components, from the start of the run."""
+    functions = _Below("functions")
+    """Functions of a notebook, as `areal_core.train()` has written them."""
     model_note = _Below("model_folder.txt")
     """The path of the model that a model source has prepared."""
     metrics = _Below("metrics.jsonl")

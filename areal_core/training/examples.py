@@ -10,7 +10,7 @@ from areal_core.data.batch import PackedBatch
 from areal_core.data.digest import group_digests
 from areal_core.data.sampler import PromptSampler
 from areal_core.errors import RunError
-from areal_core.interfaces.dataset import name_row
+from areal_core.interfaces.dataset import name_row, unlearnable
 from areal_core.messages.rollouts import ResumePoint
 from areal_core.training.source import Interrupted, TrainingBatch
 
@@ -125,5 +125,4 @@ def encode_row(dataset: Dataset, index: int, encode: Callable[[Any], Sequence[Tr
     try:
         return encode(dataset[index])
     except Exception as error:
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise RunError(f"{name_row(dataset, index)} cannot be learned from: {reason}") from error
+        raise RunError(f"{name_row(dataset, index)} {unlearnable(error)}") from error

@@ -62,7 +62,8 @@ class MultiTurn:
         arguments = asked.template_arguments
         messages = list(asked.messages)
         written = render_conversation(tokenizer, asked, add_generation_prompt=True)
-        input_ids, text = encode(tokenizer, written)
+        input_ids, opening = encode(tokenizer, written)
+        text = opening
         opened = opened_by_template(tokenizer, asked, written)
         builder = TrajectoryBuilder()
         builder.add_context(input_ids)
@@ -106,7 +107,7 @@ class MultiTurn:
             text += between
             messages += [turn, *following]
             opened = opened_by_template(tokenizer, conversation, written)
-        return Episode([*finished, _built(builder, rewards)], total, text=text)
+        return Episode([*finished, _built(builder, rewards)], total, text=text, prompt=opening)
 
 
 def _built(builder: TrajectoryBuilder, rewards: list[float]) -> Trajectory:

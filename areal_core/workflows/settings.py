@@ -16,6 +16,8 @@ from areal_core.config import Selection, component
 from areal_core.interfaces.workflow import RowError, SkippedRowError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from areal_core.chat.rows import Prompt
 
 IMAGE_KEYS = ("image", "images")
@@ -37,27 +39,19 @@ class SingleTurnSettings(PromptSettings):
         "in an evaluation, as failed.",
     )
 
-    def check_row(self, row: dict[str, Any]) -> str:
-        """Return why a row cannot be asked; empty if it can. Called before a run, without the model."""
+    def check_row(self, row: Mapping[str, Any], tokenizer: Any = None) -> str:
+        """Return why a row cannot be a prompt; empty if it can. Without a tokenizer its length is not checked.
+
+        Raises:
+            SkippedRowError: `overlong` leaves the row out.
+        """
         if key := next((key for key, value in row.items() if _has_image(value, is_named=key in IMAGE_KEYS)), ""):
             return f"has an image ('{key}'), and this workflow shows the model none: {UNSHOWN}"
         try:
-            prompt_of(row, self)
-        except RowError as error:
-            return str(error)
-        return ""
-
-    def check_prompt(self, row: dict[str, Any], tokenizer: Any) -> str:
-        """Return why this model cannot be asked a row; empty if it can. Called before a run, with its tokenizer.
-
-        Raises:
-            SkippedRowError: the row is left out.
-        """
-        if problem := self.check_row(row):
-            return problem
-        try:
-            asked = prompt_of(row, self)
-            missing = unshown(tokenizer, asked) if isinstance(asked, Conversation) else []
+            prompt = prompt_of(row, self)
+            if tokenizer is None:
+                return ""
+            missing = unshown(tokenizer, prompt) if isinstance(prompt, Conversation) else []
             if not missing:
                 self.check_length(read_prompt(tokenizer, row, self), tokenizer)
         except SkippedRowError:

@@ -35,4 +35,5 @@ class SingleTurn:
             prompt_ids=prompt.input_ids,
         )
         trajectory = Trajectory.from_generation(prompt.input_ids, generation)
-        return Episode([trajectory], score.value, dict(score.components), text=f"{prompt.question}{completion}")
+        text = f"{prompt.question}{completion}"
+        return Episode([trajectory], score.value, dict(score.components), text=text, prompt=prompt.question)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from docstrings import bases, described, exported, markdown
 
-from areal_core import config, data, library, plugins
+from areal_core import config, data, library, plugins, trl
 from areal_core.data.trajectory import TOKEN_DTYPES
 from areal_core.testing import conformance, fakes
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 INTRODUCTION: Final = """# API
 
 The public names of areal's packages beside the [interfaces](interfaces.md)."""
-PACKAGES: Final = (data, config, plugins, conformance)
-MODULES: Final = (fakes, library)
+PACKAGES: Final = (library, trl, data, config, plugins, conformance)
+MODULES: Final = (fakes,)
 """They have no `__all__`: everything that they define is public."""
 
 

@@ -86,24 +86,24 @@ def test_a_column_called_tools_may_mean_something_else(make_tokenizer):
 
 def test_checks_before_a_run_see_the_template(make_tokenizer):
     settings = SingleTurnSettings()
-    assert settings.check_prompt({"prompt": HI}, make_tokenizer()) == ""
-    assert "shows no tools" in settings.check_prompt({"prompt": HI, "tools": TOOLS}, make_tokenizer(PLAIN))
+    assert settings.check_row({"prompt": HI}, make_tokenizer()) == ""
+    assert "shows no tools" in settings.check_row({"prompt": HI, "tools": TOOLS}, make_tokenizer(PLAIN))
     finished = {"prompt": "<|im_start|>user\nhi<|im_end|>"}
-    told = settings.check_prompt(finished, make_tokenizer())
+    told = settings.check_row(finished, make_tokenizer())
     assert told.startswith("'prompt' spells '<|im_start|>', a special token of this model: set workflow.text_has")
     for choice in (True, False):
-        assert SingleTurnSettings(text_has_special_tokens=choice).check_prompt(finished, make_tokenizer()) == ""
+        assert SingleTurnSettings(text_has_special_tokens=choice).check_row(finished, make_tokenizer()) == ""
 
 
 def test_a_prompt_that_fills_the_context_is_refused_or_skipped(make_tokenizer):
     tokenizer, row = make_tokenizer(), {"prompt": HI}
     tokenizer.model_max_length = len(read_prompt(tokenizer, row, SingleTurnSettings()).input_ids) + 1
-    assert SingleTurnSettings().check_prompt(row, tokenizer) == ""
+    assert SingleTurnSettings().check_row(row, tokenizer) == ""
     tokenizer.model_max_length -= 1
-    told = SingleTurnSettings().check_prompt(row, tokenizer)
+    told = SingleTurnSettings().check_row(row, tokenizer)
     assert told.endswith("no answer has room. Shorten it, leave out the row, or set workflow.overlong: skip")
     with pytest.raises(SkippedRowError, match="no answer has room"):
-        SingleTurnSettings(overlong="skip").check_prompt(row, tokenizer)
+        SingleTurnSettings(overlong="skip").check_row(row, tokenizer)
 
 
 CALL = {"id": "call00001", "type": "function", "function": {"name": "weather", "arguments": '{"town": "Bern"}'}}

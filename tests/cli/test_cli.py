@@ -197,7 +197,7 @@ def test_config_init_writes_what_can_be_run(kit):
     outcome = kit.areal("config", "init", "new.yaml", "--plugins", "kit")
     assert outcome.out == "wrote new.yaml; run it with: areal run new.yaml\n"
     assert kit.areal("config", "check", "new.yaml").code == 0
-    assert "which preset is it to begin with?" in kit.areal("config", "init").err
+    assert "areal config init needs a preset" in kit.areal("config", "init").err
 
 
 def test_config_init_writes_a_preset_that_is_named(kit):

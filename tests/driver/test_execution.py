@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from areal_core import waiting
+from areal_core.checks import fingerprints
+from areal_core.checks.fingerprints import check_unchanged, saved_records
 from areal_core.disk import DiskError, replace_durably
-from areal_core.driver import execution, fingerprints
-from areal_core.driver.fingerprints import check_unchanged, saved_records
+from areal_core.driver import execution
 from areal_core.errors import UsageError
 from areal_core.files import KeptSources
 from areal_core.plugins import Provenance
@@ -132,7 +133,7 @@ def test_a_kill_between_any_two_files_leaves_a_run_that_can_be_resumed(
         if run.config.is_file():
             check_unchanged(run, records_of([reward]), allowed=kill_at == 0)  # which has recorded nothing yet
         run.config.write_text("steps: 3\n")
-        with pytest.raises(UsageError, match=r"config.yaml: was written by the run|was never started"):
+        with pytest.raises(UsageError, match=r"config.yaml: was written by the run and has|was never started"):
             check_unchanged(run, records_of([reward]), allowed=False)
     assert writes == 4
     assert len(saved_records(run)) == 2, "nothing of before is left once all is written"
@@ -145,7 +146,7 @@ def resume(
     launcher = SimpleNamespace(build=lambda: LocalLauncher(LocalSettings(fork_server=False)))
     config = SimpleNamespace(steps=steps, checkpoint=SimpleNamespace(export=export), launcher=launcher)
     resolved: Any = SimpleNamespace(config=config, provenance=list)
-    monkeypatch.setattr(execution, "CodeCheck", lambda _: (_ for _ in ()).throw(ImportError("imports")))
+    monkeypatch.setattr(execution, "process_groups", lambda *_: (_ for _ in ()).throw(ImportError("imports")))
     return execution.execute(resolved, run_dir=None, resume=run.path, dry_run=dry_run, allow_changes=False)
 
 

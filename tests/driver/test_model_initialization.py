@@ -90,8 +90,8 @@ def test_one_makes_it_and_the_other_says_for_whom_it_waits(workshop: Workshop) -
     second = workshop.start("Slow", "one")
     assert second.stdout is not None
     line = second.stdout.readline()
-    assert f"waits for process {first.pid} on " in line
-    assert "at this model for" in line
+    assert f"waiting for process {first.pid} on " in line
+    assert "which has prepared this model for" in line
     workshop.let("one")
     assert first.communicate(timeout=DEADLINE_S)[0].splitlines()[-1] == str(workshop.cache / "one")
     assert second.communicate(timeout=DEADLINE_S)[0].splitlines()[-1] == str(workshop.cache / "one")

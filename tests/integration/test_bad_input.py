@@ -99,7 +99,7 @@ def install_broken_plugin(workplace: Workplace) -> None:
         (["sampling.top_k=5"], "cannot reproduce", "allow_mismatched_sampling"),
         (["rollout.batch_size=6", "training.num_minibatches=4"], "does not divide", "choose one of"),
         NIGHTLY(["rewards.0.type=bad_parts.py:missing"], "has no 'missing'", "it has:"),
-        (["rewards.0.type=bad_parts.py:misnamed"], "rewards.0 asks for golden_answer", "of a row of dataset its"),
+        (["rewards.0.type=bad_parts.py:misnamed"], "rewards.0 needs golden_answer", "which in dataset are"),
         NIGHTLY(["rewards.0.type=bad_parts.py:whole"], "raised ValueError: invalid literal", "tried on row 0"),
         (["rollout.batchsize=3"], "unknown key", "batch_size"),
         (["--plugins", "gpro"], "gpro", "grpo"),

@@ -143,19 +143,45 @@ def test_reasoning_gym_runs_behind_worked_examples(workplace: Workplace) -> None
     assert "<answer>2</answer>" in prompt
 
 
+def in_environment(workplace: Workplace, *words: str) -> dict[str, str]:
+    """The environment in which a program that calls `train` makes a small run."""
+    return {
+        **workplace.environment,
+        "AREAL_SET": shlex.join([word for word in words if not word.startswith("run_dir")]),
+    }
+
+
 @pytest.mark.nightly
 def test_gsm8k_from_python_runs(workplace: Workplace) -> None:
     shutil.copy(EXAMPLES / "gsm8k.py", workplace.folder)
-    settings = shlex.join([*SMALL, *with_local_data(workplace, "dataset")])
-    environment = {**workplace.environment, "AREAL_SET": settings}
+    environment = in_environment(workplace, *SMALL, *with_local_data(workplace, "dataset"))
     done = subprocess.run(
         [sys.executable, "gsm8k.py"], cwd=workplace.folder, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     report = Path(done.stdout.splitlines()[-1])
-    assert "<svg" in (workplace.folder / report).read_text()
-    metrics = (workplace.folder / report.parent / "metrics.jsonl").read_text().splitlines()
+    assert "<svg" in report.read_text()
+    metrics = report.with_name("metrics.jsonl").read_text().splitlines()
     assert "reward/correct" in json.loads(metrics[-1])
+
+
+def test_the_notebook_goes_from_a_call_to_a_chart(workplace: Workplace) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("matplotlib")
+    book = nbformat.read(EXAMPLES / "from_python.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in book.cells), "the notebook is kept without outputs"
+    client = nbclient.NotebookClient(
+        book, timeout=600, kernel_name="python3", resources={"metadata": {"path": workplace.folder}}
+    )
+    client.execute(env=in_environment(workplace, *SMALL))
+    outputs = [output for cell in book.cells for output in cell.get("outputs", ())]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    shown = "".join(output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in outputs)
+    assert "step 2/2" in shown
+    assert "2 rows, " in shown, "the metrics"
+    assert "prompt" in shown
+    assert "17+25=" in shown
+    assert len([*workplace.folder.glob("runs/grpo-*/functions/shows_working-*.pickle")]) == 1
 
 
 def test_parts_of_ones_own_run_from_a_file(workplace: Workplace) -> None:

@@ -1,17 +1,18 @@
-"""Runs from Python: from a script, from a notebook and from standard input."""
+"""Runs from Python: from scripts, notebooks and standard input."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
-from datetime import date, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
-from areal_core.errors import ConfigError
-from areal_core.library import Rows, _named, train
+from areal_core import open_run, train
+from areal_core.errors import ConfigError, RunError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,14 +21,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-TRAIN = """
-from areal_core.library import train
-import yaml
-config = yaml.safe_load(open("run.yaml"))
-config["steps"] = 1
-config["train_engine"]["learning_rate"] = 0.01
-plugins = config.pop("plugins")
-"""
 REWARD = """
 import math as mathematics
 MOST = 8
@@ -35,6 +28,14 @@ def count(text):
     return sum(character.isdigit() for character in text)
 def digits(completion):
     return mathematics.sqrt(count(completion) / MOST)
+"""
+SMALL = """{
+    'model': {'path': 'model'}, 'dataset': [{'prompt': f'{n}+1=', 'answer': str(n + 1)} for n in range(9)],
+    'sampling': {'max_new_tokens': 8}, 'rollout': {'batch_size': 2, 'group_size': 2},
+}"""
+TRAIN = f"""
+import areal_core
+run = areal_core.train({SMALL}, rewards=[digits], algorithm='grpo', steps=STEPS, run_dir='run')
 """
 
 
@@ -46,126 +47,97 @@ def python(workplace: Workplace, code: str, *words: str) -> subprocess.Completed
     )
 
 
-@pytest.mark.slow
-def test_a_script_with_a_reward_of_its_own_and_one_by_a_relative_path(workplace: Workplace) -> None:
+def test_a_script_without_a_main_guard_and_the_run_that_it_makes(workplace: Workplace) -> None:
     (workplace.folder / "script.py").write_text(
-        f"{REWARD}\nif __name__ == '__main__':\n"
-        + "".join(f"    {line}\n" for line in TRAIN.splitlines())
-        + "    config['rewards'] = [digits, {'type': 'parts.py:digits', 'name': 'again'}]\n"
-        + "    config['dataset'] = [{'prompt': f'{n}+1=', 'answer': str(n + 1)} for n in range(9)]\n"
-        + "    train(config, plugins=plugins, run_dir='run')\n"
+        f"{REWARD}open('executed', 'a').write('once ')\n{TRAIN.replace('STEPS', '2')}\n"
+        "open('returned', 'a').write('once ')\nprint(run.resume(steps=3))\n"
     )
     done = python(workplace, "", "script.py")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (workplace.folder / "returned").read_text() == "once ", "only the program itself passes the call"
+    assert "step 2/2" in done.stdout, "progress is shown"
+    run = open_run(workplace.folder / "run")
+    assert repr(run) in done.stdout
+    assert run.status == "done"
+    assert run.metrics["step"] == [1, 2, 3]
+    assert run.model == workplace.folder.resolve() / "run" / "model"
+    with pytest.raises(RunError, match="set evaluation"):
+        _ = run.best
+    written = yaml.safe_load((run.folder / "config.yaml").read_text())
+    assert written["rewards"][0]["type"] == f"{workplace.folder.resolve()}/script.py:digits"
+    samples = run.samples()
+    assert {row["prompt"] for row in samples} <= {f"{n}+1=" for n in range(9)}
+    assert all(row["prompt"] == f"{row['data_row']}+1=" and row["answer"] for row in samples)
+    assert [row["rewards"] for row in samples] == [{"digits": row["reward"]} for row in samples]
+    trained = run.samples(1)
+    assert len(trained) >= 1
+    assert set(trained["step"]) == {1}
+    assert set(trained["version"]) == {0}
+
+
+def test_the_old_form_is_complete_by_itself(workplace: Workplace) -> None:
+    (workplace.folder / "script.py").write_text(
+        f"{REWARD}\nif __name__ == '__main__':\n"
+        "    import yaml\n"
+        "    from areal_core.library import train\n"
+        "    config = yaml.safe_load(open('run.yaml'))\n"
+        "    plugins = config.pop('plugins')\n"
+        "    config['steps'] = 1\n"
+        "    config['rewards'] = [digits, {'type': 'parts.py:digits', 'name': 'again'}]\n"
+        "    train(config, plugins=plugins, run_dir='run')\n"
+    )
+    done = python(workplace, "", "script.py")
+    assert done.returncode == 0, done.stdout + done.stderr
     written = yaml.safe_load((workplace.folder / "run" / "config.yaml").read_text())
     assert [reward["type"] for reward in written["rewards"]] == [
         f"{workplace.folder}/script.py:digits",
         f"{workplace.folder}/parts.py:digits",
     ]
-
-
-def test_rows_may_be_those_of_a_data_set_of_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AREAL_CACHE", str(tmp_path))
-    rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"}]
-    for given in (rows, pytest.importorskip("datasets").Dataset.from_list(rows)):
-        chosen = _named({"dataset": given, "evaluation": {"dataset": "grpo/additions"}})
-        assert [*Rows(chosen["dataset"]["path"])] == rows
-        assert (chosen["dataset"]["type"], chosen["evaluation"]["dataset"]) == (
-            "areal_core.library:Rows",
-            "grpo/additions",
-        )
-    with pytest.raises(ConfigError, match=r"row 1 .*of what JSON can hold, and bytes: object is neither"):
-        _named({"dataset": [{"prompt": "a"}, {"prompt": object()}]})
-    with pytest.raises(ConfigError, match="the key 7 is int, and keys are text"):
-        _named({"dataset": [{"prompt": "a", "scores": [{7: 1}]}]})
-    splits = pytest.importorskip("datasets").DatasetDict({"train": given, "test": given})
-    with pytest.raises(ConfigError, match=r"dataset: has the splits train, test: take one, as dataset\['train'\]"):
-        _named({"dataset": splits})
-
-
-def test_a_table_of_hugging_face_gives_what_files_of_parquet_give(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    datasets, images = pytest.importorskip("datasets"), pytest.importorskip("PIL.Image")
-    monkeypatch.setenv("AREAL_CACHE", str(tmp_path))
-    messages = [{"role": "user", "content": "hi", "name": "ann"}, {"role": "assistant", "content": "hello"}]
-    columns = {"messages": [messages], "day": [date(2026, 1, 2)], "took": [timedelta(1)], "gap": [None]}
-    table = datasets.Dataset.from_dict({**columns, "image": [images.new("RGB", (2, 2))]})
-    table = table.cast_column("image", datasets.Image())
-    for given in (table, table.to_iterable_dataset()):
-        chosen = _named({"dataset": given})["dataset"]
-        rows = Rows(chosen["path"], chosen["notes"])
-        row = dict(rows[0])
-        assert row.pop("image")["bytes"].startswith(b"\x89PNG")
-        assert row == {"messages": messages, "day": "2026-01-02", "gap": None}
-        assert "column 'took' holds durations, which no row can carry: it is left out" in "".join(rows.notes())
-        assert "column 'day' holds dates, as ISO text" in rows.notes()
-
-
-@pytest.mark.parametrize("kind", ["numpy", "torch", "pandas", "arrow"])
-def test_the_format_of_a_table_changes_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setenv("AREAL_CACHE", str(tmp_path))
-    row = {"prompt": "a", "n": 1, "items": [{"a": 1}, {"b": 2}]}
-    table = pytest.importorskip("datasets").Dataset.from_list([row])
-    for given in (table.with_format(kind), table.to_iterable_dataset().with_format(kind)):
-        assert [*Rows(_named({"dataset": given})["dataset"]["path"])] == [row]
-    chosen = _named({"dataset": table.with_format(kind, columns=["prompt", "n"])})
-    assert [*Rows(chosen["dataset"]["path"])] == [{"prompt": "a", "n": 1}]
-
-
-def test_nulls_in_rows_of_dictionaries_are_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AREAL_CACHE", str(tmp_path))
-    rows = [{"prompt": "a", "schema": {"default": None}, "raw": b"\0\xff"}]
-    assert [*Rows(_named({"dataset": rows})["dataset"]["path"])] == rows
-
-
-def test_what_a_config_cannot_hold_is_told() -> None:
-    def reward(completion: str) -> float:
-        return 1.0
-
-    with pytest.raises(ConfigError, match=r"^reward in test_what_a_config_cannot_hold_is_told cannot be used"):
-        _named({"rewards": [reward]})
-    with pytest.raises(ConfigError, match=r"a config holds texts, .* and functions, not \{1, 2\}"):
-        _named({"steps": {1, 2}})
-
-
-def test_mistakes_are_told_as_those_of_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody has seen the file that it writes, and its lines say nothing."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError) as caught:
-        train({"rollout": {"batchsize": 3}})
-    told = str(caught.value)
-    assert "problems in train(config)\n" in told
-    assert "\n  train(config): rollout.batchsize: unknown key\n" in told
-    assert ".yaml" not in told
-
-
-def test_a_script_without_a_main_guard_is_told_so(workplace: Workplace) -> None:
-    (workplace.folder / "script.py").write_text(
-        f"{REWARD}{TRAIN}config['rewards'] = [digits]\ntrain(config, run_dir='run')"
-    )
-    done = python(workplace, "", "script.py")
-    assert done.returncode == 1
-    assert "the script calls train() when it is imported" in done.stderr
-    assert 'if __name__ == "__main__":' in done.stderr
-    assert not (workplace.folder / "run").exists()
-
-
-@pytest.mark.nightly
-def test_standard_input(workplace: Workplace) -> None:
-    again = "try:\n    train(config, plugins=plugins, run_dir='run')\nexcept Exception as error:\n    print(error)"
-    done = python(workplace, f"{TRAIN}train(config, plugins=plugins, run_dir='run')\nconfig['steps'] = 2\n{again}", "-")
-    assert done.returncode == 0, done.stderr
-    assert (workplace.folder / "run" / "model").is_dir()
-    assert "the run folder run exists already" in done.stdout, "a script that is run again mixes no two experiments"
+    assert written["sampling"]["max_new_tokens"] == 8
     assert len(workplace.metrics()) == 1
 
 
-def test_a_function_from_standard_input_has_no_code_that_others_can_read(workplace: Workplace) -> None:
-    done = python(workplace, f"{REWARD}{TRAIN}config['rewards'] = [digits]\ntrain(config, run_dir='run')", "-")
-    assert done.returncode == 1
-    assert "the code of digits cannot be read: it was not read from a file" in done.stderr
-    assert "name it: path/to/file.py:digits" in done.stderr
+def test_mistakes_name_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has seen the file that it writes, and its lines say nothing."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        train({"algorithm": "grpo", "rollout": {"batchsize": 3}, "rewards": [lambda completion: 1.0]})
+    message = str(caught.value)
+    assert "problems in train()\n" in message
+    assert "rollout.batchsize: unknown key\n" in message
+    assert ".yaml" not in message
+    assert not list(tmp_path.rglob("*.py")), "nothing is left of a run that did not start"
+    assert not list(tmp_path.glob("runs/*"))
+    with pytest.raises(UsageError, match="is not a run folder"):
+        open_run(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_program_that_is_asked_to_end_leaves_a_checkpoint(workplace: Workplace, number: signal.Signals) -> None:
+    (workplace.folder / "script.py").write_text(f"{REWARD}{TRAIN.replace('STEPS', '100000')}")
+    program = subprocess.Popen(
+        [sys.executable, "script.py"], cwd=workplace.folder, env=workplace.environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    workplace.wait_for(lambda: len(workplace.metrics()) > 1, program)
+    os.kill(program.pid, number)
+    out, err = program.communicate(timeout=600)
+    run = open_run(workplace.folder / "run")
+    while run.status == "running":  # of a killed program the run ends a moment later
+        pass
+    assert run.status == "interrupted", out + err
+    assert list(run.folder.glob("attempts/1/checkpoints/step-*"))
+    assert program.returncode == {signal.SIGINT: -2, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+
+
+def test_a_function_from_standard_input_is_carried_by_the_run(workplace: Workplace) -> None:
+    done = python(workplace, f"{REWARD}{TRAIN.replace('STEPS', '1')}", "-")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len([*(workplace.folder / "run" / "functions").glob("digits-*.pickle")]) == 1
+    again = python(workplace, f"{REWARD}{TRAIN.replace('STEPS', '2')}", "-")
+    assert "the run folder run exists already" in again.stderr, "a script that is run again mixes no two experiments"
+    resumed = workplace.areal("run", "--resume", "run", "steps=2")
+    assert resumed.code == 0, resumed.err
 
 
 def notebook(workplace: Workplace, *cells: str) -> str:
@@ -179,17 +151,31 @@ def notebook(workplace: Workplace, *cells: str) -> str:
     return "".join(output.get("text", "") for cell in book.cells for output in cell.outputs)
 
 
-@pytest.mark.slow
 def test_a_notebook_and_its_functions_with_all_that_they_use(workplace: Workplace) -> None:
-    words = "config['rewards'] = [digits]\nprint('folder', train(config, plugins=plugins, run_dir='run'))"
-    out = notebook(workplace, REWARD, TRAIN, words)
-    assert "folder run" in out
-    assert (workplace.folder / "run" / "model").is_dir()
+    held = "class Held:\n    worth = 0\nheld = Held()\ndef own(completion):\n    return digits(completion) + held.worth"
+    out = notebook(
+        workplace,
+        REWARD,
+        held,
+        TRAIN.replace("digits", "own").replace("STEPS", "1"),
+        "print(run)",
+        "print(run.metrics)",
+    )
+    assert "step 1/1" in out
+    assert "reward/all_episodes" in out
+    run = open_run(workplace.folder / "run")
+    assert repr(run) in out
+    source = next(run.folder.glob("functions/own-*.py")).read_text()
+    assert "def count(text):" in source
+    assert "MOST = 8" in source
 
 
-def test_what_a_notebook_cannot_hand_on_is_told(workplace: Workplace) -> None:
-    message = "try:\n    train(config, run_dir='run')\nexcept Exception as error:\n    print(error)"
-    mine = "lock = open('run.yaml')\ndef held(completion): return float(lock.closed)\nconfig['rewards'] = [held]"
-    assert "held uses lock, a TextIOWrapper of this session" in notebook(workplace, TRAIN, mine, message)
-    wrong = "config['rewards'] = [digits]\nconfig['stepz'] = 1"
-    assert "stepz: unknown key" in notebook(workplace, REWARD, TRAIN, wrong, message)
+def test_what_a_notebook_cannot_hand_on_is_reported(workplace: Workplace) -> None:
+    mine = (
+        "import areal_core, threading\nlock = threading.Lock()\n"
+        "def held(completion): return float(lock.locked())\n"
+        "try:\n    areal_core.train(model='model', dataset=[], rewards=[held], algorithm='grpo', run_dir='run')\n"
+        "except Exception as error:\n    print(error)"
+    )
+    assert "held cannot be pickled for the processes of the run" in notebook(workplace, mine)
+    assert not (workplace.folder / "run").exists()

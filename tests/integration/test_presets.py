@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from conftest import Workplace
 
 PRESETS = Path(__file__).parents[2] / "plugins/areal_grpo/src/areal_grpo/presets"
-NAMES = sorted({path.stem for path in PRESETS.glob("*.yaml")} - {"addition_lessons", "smollm2"})
+NAMES = sorted({path.stem for path in PRESETS.glob("*.yaml")} - {"addition_lessons", "smollm2", "defaults"})
 
 pytestmark = pytest.mark.slow
 

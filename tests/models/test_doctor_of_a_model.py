@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import Lfm2Config, Lfm2ForCausalLM, Lfm2MoeConfig, LlamaConfig, LlamaForCausalLM
 
-from areal_core.cli.commands.doctor import _end
-from areal_core.driver.model_checks import _in_words, check_weights
+from areal_core.checks.doctor import end_tree
+from areal_core.checks.model_folder import _as_text, check_weights
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -162,7 +162,7 @@ def test_a_question_ends_with_the_processes_that_it_started(tmp_path):
     )  # fmt: skip
     number = int(process.stdout.readline())
     watched = os.pidfd_open(number)
-    _end(process)  # which reads the pipe that the child has too, to its end
+    end_tree(process)  # which reads the pipe that the child has too, to its end
     assert process.returncode == -signal.SIGKILL
     assert select.select([watched], [], [], 60) == ([watched], [], []), "a process closes its pipes before it has ended"
     os.close(watched)
@@ -178,4 +178,4 @@ def test_parameters_of_a_quantized_model_are_not_its_bytes(tmp_path):
         description = {"model_type": "gpt_oss", "quantization_config": {"quant_method": method}}
         (tmp_path / "config.json").write_text(json.dumps(description))
         assert check_weights(tmp_path).text.startswith(words)
-    assert _in_words(9_410_000_000) == "9.41 B"
+    assert _as_text(9_410_000_000) == "9.41 B"

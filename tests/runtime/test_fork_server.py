@@ -89,10 +89,15 @@ _run_member(["exits_with"], dict(os.environ), log=None)
 """
 
 
+def first_on_the_path(folder: Path) -> str:
+    """Return PYTHONPATH with a folder before what it has here, if anything."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
 @pytest.mark.parametrize(("argument", "code", "text"), [("", 0, ""), ("7", 7, ""), ("'no room'", 1, "no room\n")])
 def test_a_member_exits_as_a_program_of_python_does(tmp_path: Path, argument: str, code: int, text: str) -> None:
     (tmp_path / "exits_with.py").write_text(f"import sys\nsys.exit({argument})")
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
+    environment = {**os.environ, "PYTHONPATH": first_on_the_path(tmp_path)}
     done = subprocess.run([sys.executable, "-c", EXITS], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (code, text)
 
@@ -121,7 +126,7 @@ def test_a_group_of_forked_members_is_ended_without_their_pids(monkeypatch: pyte
 
 def test_a_signal_reaches_the_member_of_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sleeps.py").write_text("import signal\nwhile True:\n    signal.pause()\n")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ['PYTHONPATH']}")
+    monkeypatch.setenv("PYTHONPATH", first_on_the_path(tmp_path))
 
     async def serve_members(peer: Peer) -> None:
         message, number = await peer.receive_request()  # of a guard: its exit report

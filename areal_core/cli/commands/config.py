@@ -1,4 +1,4 @@
-"""Look at a config without running it.
+"""Show and check a config without running it.
 
 show    print every value, defaults included, and where it came from
 check   say whether it is valid (exit code 1 if not)
@@ -28,13 +28,13 @@ SUMMARY = "show, check and explain a config"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the words of `areal config`."""
+    """Declare the arguments of `areal config`."""
     parser.add_argument("action", choices=_ACTIONS, help="what to do with it")
     add_request_arguments(parser)
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Do what the first word says."""
+    """Run the action that the first argument names."""
     return _ACTIONS[arguments.action](read_request(arguments))
 
 
@@ -53,7 +53,7 @@ def _show(request: Request) -> int:
 
 
 def _check(request: Request) -> int:
-    from areal_core.driver.plan import check_model
+    from areal_core.checks.preflight import check_model
 
     try:
         resolved = _resolve(request)
@@ -99,7 +99,7 @@ def _init(request: Request) -> int:
 
 
 def _starting_text(request: Request, chosen: str) -> str:
-    """The preset that is named, or the first default one of the plugins."""
+    """Return the text of the preset that is named, or of the first default preset of the plugins."""
     from areal_core.config.presets import default_preset, find_preset
     from areal_core.config.resolve import plugin_list
     from areal_core.config.yaml_text import set_value
@@ -107,7 +107,7 @@ def _starting_text(request: Request, chosen: str) -> str:
 
     if not request.plugins and not chosen:
         raise UsageError(
-            "which preset is it to begin with?", hints=("name its plugin: --plugins grpo", "or PLUGIN/NAME")
+            "areal config init needs a preset", hints=("name its plugin: --plugins grpo", "or PLUGIN/NAME")
         )
     manager = PluginManager.load(request.plugins)
     preset = find_preset(manager, chosen, is_config=False) if chosen else default_preset(manager, manager.names, ())
@@ -117,10 +117,10 @@ def _starting_text(request: Request, chosen: str) -> str:
 
 
 def _preset(request: Request) -> str:
-    """The preset that CONFIG names, as PLUGIN/NAME; nothing where it names a file to write.
+    """Return the preset that CONFIG names, as PLUGIN/NAME; empty if CONFIG names a file to write.
 
-    A name is PLUGIN/NAME, or NAME alone where one installed plugin has a preset of it; neither has an ending, and no
-    folder is called as its first word is.
+    A preset is PLUGIN/NAME, or NAME if only one installed plugin has a preset of this name. It has no suffix, and its
+    first part is not the name of a folder.
     """
     from areal_core.plugins.catalog import Catalog
     from areal_core.plugins.manager import survey
@@ -133,16 +133,16 @@ def _preset(request: Request) -> str:
     if owner:
         return written
     records = [record for plugin in survey(Catalog.scan()) for kind, record in plugin.records if kind == "presets"]
-    found = [record.reference for record in records if record.name == name]
-    if len(found) > 1:
-        raise UsageError(f"{' and '.join(found)} are both presets", hints=("write it with its plugin",))
-    if not found:
+    references = [record.reference for record in records if record.name == name]
+    if len(references) > 1:
+        raise UsageError(f"{' and '.join(references)} are both presets", hints=("write it with its plugin",))
+    if not references:
         near = difflib.get_close_matches(name.lower(), {record.name for record in records}, n=1)
         raise UsageError(
             f"no installed plugin has a preset named '{name:.80}'",
-            hints=(*(f"did you mean '{each}'?" for each in near), "a file to write has the ending .yaml"),
+            hints=(*(f"did you mean '{preset}'?" for preset in near), "a file to write has the ending .yaml"),
         )
-    return found[0]
+    return references[0]
 
 
 def _resolve(request: Request) -> Resolved:

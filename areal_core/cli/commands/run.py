@@ -1,7 +1,7 @@
 """Train: resolve the config, check everything, start the run.
 
 Without CONFIG the run is the first default preset of --plugins.
-Ctrl-C writes a checkpoint and stops; --resume goes on from there.
+Ctrl-C writes a checkpoint and stops; --resume continues from there.
 """
 
 from __future__ import annotations
@@ -51,17 +51,16 @@ SAFE_ON_RESUME = (
     "train_engine.offload_optimizer",
     "train_engine.profile",
 )
-"""What may change in the middle of a run: nothing in it alters what was or will be learned at a given step, but for
-the rounding of sums where it says how much memory is used and who computes what, and for a learning rate that decays
-over `steps`, which is told."""
+"""Keys that may change on a resume. They do not alter what is learned at a given step, with two exceptions: keys about
+memory and the division of work change the rounding of sums, and a learning rate that decays over `steps` is logged."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the words of `areal run`."""
+    """Declare the arguments of `areal run`."""
     add_request_arguments(parser)
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     parser.add_argument("--json", action="store_true", help="with --dry-run: print the plan as JSON")
-    parser.add_argument("--resume", metavar="RUN_DIR", type=Path, help="go on with this run; its config applies")
+    parser.add_argument("--resume", metavar="RUN_DIR", type=Path, help="continue this run; its config applies")
     parser.add_argument(
         "--allow-changes",
         action="store_true",
@@ -70,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Resolve the config and hand it to the run."""
+    """Resolve the config and run it. Return the exit code."""
     request = read_request(arguments)
     if arguments.json and not arguments.dry_run:
         raise UsageError("--json is only valid with --dry-run")
@@ -97,15 +96,17 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _new_folder(resolved: Resolved) -> Path:
-    """The folder of a new run, which can be made; one that exists belongs to another run."""
+    """Return the folder of a new run. Raise `UsageError` if it exists or cannot be made."""
     from areal_core.config import CONFIG_FILE
+    from areal_core.runtime.folder import RunFolder
 
     folder = resolved.run_dir or Path("runs") / f"{resolved.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     other = "choose another: run_dir=PATH"
     require_place("the run folder", folder, other)
-    if folder.exists():
+    functions = RunFolder(folder).functions  # train() writes them before the run is checked
+    if folder.exists() and not (functions.is_dir() and [*folder.iterdir()] == [functions]):
         is_run = (folder / CONFIG_FILE).is_file()
-        hints = (f"go on with it: areal run --resume {folder}",) if is_run else ()
+        hints = (f"continue it: areal run --resume {folder}",) if is_run else ()
         raise UsageError(
             f"the run folder {folder} exists already" + ("" if is_run else ", and is not a run"),
             hints=(*hints, other),
@@ -114,7 +115,7 @@ def _new_folder(resolved: Resolved) -> Path:
 
 
 def _resumed(folder: Path, request: Request, log: Callable[[str], None]) -> Resolved:
-    """The saved config with the overrides that may change in the middle of a run."""
+    """Return the saved config with the overrides, which may only change keys that are safe on a resume."""
     from areal_core.config import load_run
     from areal_core.config.tree import leaves
     from areal_core.files import KeptSources
@@ -128,8 +129,8 @@ def _resumed(folder: Path, request: Request, log: Callable[[str], None]) -> Reso
     saved = load_run(folder)
     if not request.overrides and not request.plugins:
         return saved
-    words = [*request.overrides, *_for_roles(saved, request.overrides)]
-    changed = load_run(folder, words, request.plugins)
+    overrides = [*request.overrides, *_for_roles(saved, request.overrides)]
+    changed = load_run(folder, overrides, request.plugins)
     before, after = leaves(saved.to_tree()), leaves(changed.to_tree())
     paths = [path for path in {**before, **after} if before.get(path) != after.get(path)]
     lines = [f"{path}: {before.get(path)} -> {after.get(path)}" for path in paths]
@@ -145,24 +146,27 @@ def _resumed(folder: Path, request: Request, log: Callable[[str], None]) -> Reso
     for line in lines:
         log(f"changed on resume: {line}")
     if "steps" in paths and {value for path, value in after.items() if path.endswith(".schedule")} != {"constant"}:
-        log("a learning rate that decays over the run decays over all its steps as they are now: it changes at once")
+        log("the learning rate decays over all steps of the run: it changes from the first step of this resume on")
     return changed
 
 
-def _for_roles(saved: Resolved, words: Sequence[str]) -> list[str]:
-    """What is said of the training engine, said of the roles that have the same there: a saved config is complete."""
+def _for_roles(saved: Resolved, overrides: Sequence[str]) -> list[str]:
+    """Return overrides of `train_engine` for the roles that have the same value there.
+
+    A saved config is complete, so a role has its own copy of every value of the train engine.
+    """
     from areal_core.config.tree import leaves
 
     values = leaves(saved.to_tree())
-    found = []
-    for word in words:
-        engine, _, rest = word.partition(".")
+    overrides_of_roles = []
+    for override in overrides:
+        engine, _, rest = override.partition(".")
         key = rest.partition("=")[0]
         for role in saved.config.roles if engine == "train_engine" else ():
-            own = {path: value for path, value in values.items() if f"{path}.".startswith(f"roles.{role}.{key}.")}
-            if own and all(values.get(path.replace(f"roles.{role}", engine, 1)) == own[path] for path in own):
-                found.append(f"roles.{role}.{rest}")
-    return found
+            copies = {path: value for path, value in values.items() if f"{path}.".startswith(f"roles.{role}.{key}.")}
+            if copies and all(values.get(path.replace(f"roles.{role}", engine, 1)) == copies[path] for path in copies):
+                overrides_of_roles.append(f"roles.{role}.{rest}")
+    return overrides_of_roles
 
 
 def _is_safe(path: str) -> bool:

@@ -196,12 +196,12 @@ def test_what_the_template_leaves_out_is_found_before_a_run(tokenizer, folder, i
 
     settings = VisionTurnSettings()
     row = {"prompt": user(IMAGE, text("red?")), "image": image(), "tools": [TOOL]}
-    assert settings.check_prompt(row, tokenizer) == ""
+    assert settings.check_row(row, tokenizer) == ""
     plain = AutoTokenizer.from_pretrained(folder)
-    assert "the chat template shows no tools" in settings.check_prompt(row, plain)
+    assert "the chat template shows no tools" in settings.check_row(row, plain)
     plain.chat_template = (
         "{% for m in messages %}{{ m.content if m.content is string else m.content[-1].text }}{% endfor %}"
     )
     del row["tools"]
-    assert "wrote 0 places for 1 images" in settings.check_prompt(row, plain)
-    assert settings.check_prompt({"prompt": "?", "image": b"no image"}, tokenizer).startswith("cannot be shown: ")
+    assert "wrote 0 places for 1 images" in settings.check_row(row, plain)
+    assert settings.check_row({"prompt": "?", "image": b"no image"}, tokenizer).startswith("cannot be shown: ")

@@ -43,8 +43,9 @@ class AgentWorkflow:
         self._endpoint: AgentEndpoint | None = None
         self._starting = asyncio.Lock()
 
-    def check_row(self, row: Mapping[str, Any]) -> str:
-        """Before a run: why the agent cannot play this row; empty where it can."""
+    def check_row(self, row: Mapping[str, Any], tokenizer: Any = None) -> str:
+        """Return why the agent cannot be called for a row; empty if it can. Called before a run."""
+        del tokenizer
         return self._agent.problem(row)
 
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
+from areal_core.checks.preflight import check_evaluation
 from areal_core.cli.output import print_error
 from areal_core.config import EvaluationSection
-from areal_core.driver import Supervisor, claim, make_plan, model_group, preparation, rollout_groups
+from areal_core.driver import Supervisor, claim, model_group, preparation, rollout_groups
 from areal_core.errors import RunError, UsageError
 from areal_core.interfaces import ProcessGroup
 from areal_core.runs import RunFolder, model_reference
@@ -142,7 +143,7 @@ def evaluate(resolved: Resolved, asked: Asked) -> Measured:
     assert section is not None
     # What would be trained on need not be there.
     checked = resolved.config.model_copy(update={"dataset": section.dataset, "evaluation": None})
-    make_plan(replace(resolved, config=checked), trains=False, loads_model=asked.address is None)
+    check_evaluation(replace(resolved, config=checked), loads_model=asked.address is None)
     categories = read_categories(resolved, asked.category) if asked.category is not None else {}
     resolved.plugins.events.configure(resolved.config)
     failure: RunError | None = None

@@ -18,7 +18,7 @@ from areal_core.interfaces import ACTOR, REFERENCE, ForwardPass, Role
 from areal_core.models.sizes import text_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from areal_core.config import RunConfig
     from areal_core.interfaces import StoredModel
@@ -53,9 +53,9 @@ class EncodingSettings(TemplateSettings):
                 "most as many, or to null"
             )
 
-    def check_prompt(self, row: dict[str, Any], tokenizer: Any) -> str:
-        """Return why a row's text must be explained before a run; empty if it need not be."""
-        if self.text_has_special_tokens is not None:
+    def check_row(self, row: Mapping[str, Any], tokenizer: Any = None) -> str:
+        """Return why `text_has_special_tokens` must be set for a row; empty if it need not be."""
+        if self.text_has_special_tokens is not None or tokenizer is None:
             return ""
         keys = ("prompt", "completion", "chosen", "rejected")
         return undecided_text(tokenizer, row, keys, "algorithm.example_tokenizer.text_has_special_tokens")

@@ -121,4 +121,10 @@ def areal_presets() -> list[Preset]:
             path="areal_finetuning:presets/distill.yaml",
             plugins=(*others, "grpo", "hf"),
         ),
+        Preset(
+            "defaults",
+            "what areal_core.train() uses for what a call leaves out",
+            path="areal_finetuning:presets/defaults.yaml",
+            plugins=("fsdp", "view"),
+        ),
     ]

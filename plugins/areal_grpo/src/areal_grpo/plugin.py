@@ -148,5 +148,11 @@ def areal_presets() -> list[Preset]:
             path="areal_grpo:presets/smollm2.yaml",
             plugins=("hf", "fsdp", "view"),
         ),
+        Preset(
+            "defaults",
+            "what areal_core.train() uses for what a call leaves out",
+            path="areal_grpo:presets/defaults.yaml",
+            plugins=("hf", "fsdp", "view"),
+        ),
         *PRESETS,
     ]

@@ -17,7 +17,7 @@ from areal_vision.files import PILLOWS_LIMIT, files_of, open_image
 from areal_vision.prompts import check_places, image_token, read_shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from areal_core.config import RunConfig
     from areal_core.interfaces import StoredModel
@@ -70,8 +70,8 @@ class VisionTurnSettings(PromptSettings):
         elif not any((model.folder / name).is_file() for name in PROCESSORS):
             yield f"the model in {model.folder} has no image processor ({PROCESSORS[0]}): save it there as well"
 
-    def check_row(self, row: dict[str, Any]) -> str:
-        """Return why a row cannot be shown; empty if it can. Called before a run, without the model."""
+    def check_row(self, row: Mapping[str, Any], tokenizer: Any = None) -> str:
+        """Return why a row cannot be shown; empty if it can. Without a tokenizer the template is not checked."""
         try:
             shown = read_shown(row, self, self.image_key)
         except RowError as error:
@@ -81,14 +81,9 @@ class VisionTurnSettings(PromptSettings):
                 open_image(file, self.max_image_pixels)
         except ValueError as error:
             return f"cannot be shown: {error}"
-        return ""
-
-    def check_prompt(self, row: dict[str, Any], tokenizer: Any) -> str:
-        """Return why this model cannot be shown a row; empty if it can. Called before a run, with its tokenizer."""
-        if problem := self.check_row(row):
-            return problem
+        if tokenizer is None:
+            return ""
         try:
-            shown = read_shown(row, self, self.image_key)
             missing = unshown(tokenizer, shown.conversation)
             text = render_conversation(tokenizer, shown.conversation, add_generation_prompt=True)
             check_places(encode(tokenizer, text)[0], image_token(tokenizer), len(shown.images))

@@ -68,8 +68,9 @@ class VisionTurn:
         trajectory = builder.build(multimodal=multimodal)
         names = "".join(f"[{file.name}]\n" for file in files)
         wanted = f"\n[wanted: {row['answer']}]" if "answer" in row else ""
-        transcript = f"{names}{prompt}{completion}{wanted}"
-        return Episode([trajectory], score.value, dict(score.components), text=transcript)
+        question = f"{names}{prompt}"
+        transcript = f"{question}{completion}{wanted}"
+        return Episode([trajectory], score.value, dict(score.components), text=transcript, prompt=question)
 
     def _open(self, value: Any) -> tuple[list[ImageFile], list[Image]]:
         """What a row has as its images: files as engines are sent them, and what is in them.

@@ -19,7 +19,7 @@ from areal_core.errors import ConfigError
 from areal_core.interfaces import RowError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from areal_core.config import RunConfig
 
@@ -100,8 +100,9 @@ class ToolSettings(ConversationSettings):
             text_has_special_tokens=False,
         )
 
-    def check_row(self, row: dict[str, Any]) -> str:
-        """Return why a row cannot be played; empty if it can. Called before a run."""
+    def check_row(self, row: Mapping[str, Any], tokenizer: Any = None) -> str:
+        """Return why a row cannot open a conversation; empty if it can."""
+        del tokenizer
         try:
             prompt_of(row, self.prompt)
         except RowError as error:

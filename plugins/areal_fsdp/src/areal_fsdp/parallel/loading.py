@@ -28,6 +28,7 @@ from transformers.utils import hub as _hub
 from transformers.utils import logging as _transformers_logging
 
 from areal_core.errors import RunError
+from areal_core.models.fit import Placeholder
 from areal_fsdp.parallel.file_names import Piece, own_rows, pieces_of
 from areal_fsdp.parallel.ranks import on_any_rank
 
@@ -68,12 +69,12 @@ class ModelFiles:
         index = hub.cached_file(source, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
         return None if index is None else cls(source, hub.get_checkpoint_shard_files(source, index)[0])
 
-    def placeholders(self) -> dict[str, _Placeholder]:
+    def placeholders(self) -> dict[str, Placeholder]:
         """Return a placeholder for each tensor, by its name in the files: it has the tensor's shape and no values."""
         known: Any = self._reader.read_metadata().state_dict_metadata
-        return {key: _Placeholder(entry.size) for key, entry in known.items()}
+        return {key: Placeholder(entry.size) for key, entry in known.items()}
 
-    def recognize(self, model: PreTrainedModel, placeholders: dict[str, _Placeholder]) -> str:
+    def recognize(self, model: PreTrainedModel, placeholders: dict[str, Placeholder]) -> str:
         """Find the files' tensors that each parameter of the model is read from: one of them, or several joined.
 
         Args:
@@ -239,28 +240,6 @@ class _Files(FileSystem):
 
     def ls(self, path: object) -> list[str]:
         return self._paths
-
-
-class _Placeholder:
-    """A tensor of a file without its values: transformers takes it for a slice, and makes a tensor without memory."""
-
-    def __init__(self, shape: torch.Size) -> None:
-        self.shape = shape
-        self.made: list[torch.Tensor] = []
-
-    def __deepcopy__(self, memo: object) -> _Placeholder:
-        return self
-
-    def get_shape(self) -> list[int]:
-        return list(self.shape)
-
-    def __getitem__(self, place: object) -> _Placeholder:
-        return self
-
-    def to(self, device: object = None, dtype: torch.dtype | None = None) -> torch.Tensor:
-        tensor = torch.empty(self.shape, dtype=dtype, device="meta")
-        self.made.append(tensor)
-        return tensor
 
 
 class _Unit:

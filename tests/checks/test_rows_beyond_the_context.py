@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
+from areal_core.checks.preflight import preflight
 from areal_core.config import resolve
-from areal_core.driver.checking import CodeCheck
-from areal_core.driver.plan import make_plan
+from areal_core.errors import ConfigError
+from areal_core.runtime.folder import RunFolder
 from areal_core.testing.conformance import make_model
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from areal_core.checks.preflight import Preflight
 
 pytestmark = pytest.mark.slow
 
@@ -68,19 +70,20 @@ def test_a_row_beyond_the_context_is_refused_or_counted(
     (tmp_path / "parts.py").write_text(PARTS)
     (tmp_path / "run.yaml").write_text(CONFIG + TRAINS[kind])
 
-    def problems(*overrides: str) -> list[str]:
-        with closing(CodeCheck(resolve(tmp_path / "run.yaml", overrides=overrides))) as check:
-            return check.problems({})
+    def check(*overrides: str) -> Preflight:
+        resolved = resolve(tmp_path / "run.yaml", overrides=["sampling.max_new_tokens=4", *overrides])
+        return preflight(resolved, RunFolder(tmp_path / "run"), [], starts=False)
 
-    (told,) = problems()
-    assert "17" in told
-    assert KEYS[kind] in told
-    resolved = resolve(tmp_path / "run.yaml", overrides=[f"{KEYS[kind]}=skip"])
-    with closing(CodeCheck(resolved)) as check:
-        (note,) = (note for note in make_plan(resolved, check, loads_model=False).notes if "too long" in note)
+    with pytest.raises(ConfigError) as refusal:
+        check()
+    (problem,) = refusal.value.problems
+    assert problem.startswith("dataset: row 17 of the data set (counted from 0) ")
+    assert KEYS[kind] in problem
+    (note,) = (note for note in check(f"{KEYS[kind]}=skip").notes if "too long" in note)
     assert note.startswith("dataset: 1 of the 40 rows that were checked are left out as too long")
-    (told,) = problems(f"{KEYS[kind]}=skip", f"dataset={{type: '{tmp_path}/parts.py:Rows', long: {list(range(40))}}}")
-    assert "all 40 rows that were checked are too long" in told
+    with pytest.raises(ConfigError) as refusal:
+        check(f"{KEYS[kind]}=skip", f"dataset={{type: '{tmp_path}/parts.py:Rows', long: {list(range(40))}}}")
+    assert refusal.value.problems == ("dataset: all 40 rows that were checked are too long: see overlong",)
 
 
 SOURCE = """\

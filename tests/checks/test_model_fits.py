@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from areal_core.checks.preflight import check_model
 from areal_core.cli import main
 from areal_core.config import resolve
-from areal_core.driver.plan import check_model, make_plan
 from areal_core.errors import ConfigError
-from tests.driver.header_only import write_weights
+from tests.checks.header_only import write_weights
+from tests.checks.planning import plan_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,7 +111,7 @@ def test_what_the_model_is_not_made_for_is_refused(
     pytest.importorskip("peft", reason="adapters need it")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     resolved = resolve(None, ["grpo"], words_of(written(tmp_path / "model", kind), words))
-    for look in (check_model, make_plan):
+    for look in (check_model, plan_of):
         with pytest.raises(ConfigError) as raised:
             look(resolved)
         (problem,) = [problem for problem in raised.value.problems if message in problem]
@@ -143,7 +144,7 @@ def test_images_that_a_workflow_does_not_show_are_refused(tmp_path: Path) -> Non
         (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "?", "answer": "3", **row}))
         words = words_of(model, [f"workflow={workflow}", f"dataset={{type: {data}, paths: [{tmp_path}/rows.jsonl]}}"])
         try:
-            make_plan(resolve(None, ["grpo", "rewards", "vision"], words))
+            plan_of(resolve(None, ["grpo", "rewards", "vision"], words))
         except ConfigError as error:
             return list(error.problems)
         return []
@@ -178,11 +179,11 @@ def test_the_plan_names_the_adapter_and_what_it_does_not_count(tmp_path: Path, m
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     text, seen = written(tmp_path / "text", "text"), written(tmp_path / "seen", "images")
     words = ["placement.gpu_memory_gib=80", "train_engine.adapter={rank: 8, modules: [q_proj]}"]
-    message = str(make_plan(resolve(None, ["grpo"], words_of(text, words))))
+    message = str(plan_of(resolve(None, ["grpo"], words_of(text, words))))
     assert f"an adapter of rank 8 learns, {8 * (32 + 32)} parameters" in message
     assert "which the plan of memory does not count" in message
-    message = str(make_plan(resolve(None, ["grpo"], words_of(seen, ["placement.gpu_memory_gib=80"]))))
+    message = str(plan_of(resolve(None, ["grpo"], words_of(seen, ["placement.gpu_memory_gib=80"]))))
     assert "GiB for each of 1 rank(s)" in message, "its language model is trained from text"
-    message = str(make_plan(resolve(None, ["grpo"], words_of(text, []))))
+    message = str(plan_of(resolve(None, ["grpo"], words_of(text, []))))
     assert "adapter" not in message
     assert "does not count" not in message

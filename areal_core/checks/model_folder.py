@@ -1,11 +1,12 @@
-"""The core's own questions about a model: each function is asked by `areal doctor MODEL` in a process of its own."""
+"""The core's health checks of a model. `areal doctor MODEL` asks each function in a process of its own."""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from areal_core.checks.models import has_tokenizer_files
 from areal_core.disk import read_shapes, weight_files
 from areal_core.errors import RunError
 from areal_core.models.quantization import DEQUANTIZED, plain_shapes, quantization_of
@@ -15,12 +16,13 @@ from areal_core.plugins import Finding
 if TYPE_CHECKING:
     from pathlib import Path
 
-_GIB = 1 << 30
-_CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+_GIB: Final = 1 << 30
+_CONTEXTS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+"""Keys of config.json with the longest sequence in tokens."""
 
 
 def check_model(folder: Path) -> Finding:
-    """Report what config.json says."""
+    """Report type, architecture, context and quantization from config.json."""
     config = _read(folder / "config.json")
     text = text_config(config)
     context = next((text[name] for name in _CONTEXTS if text.get(name)), None)
@@ -59,28 +61,28 @@ def check_weights(folder: Path) -> Finding:
     half, full = (count * size / _GIB for size in (2, 16))
     return Finding(
         True,
-        f"{_in_words(count)} parameters: {half:,.2f} GiB in bfloat16; training holds {full:,.2f} GiB of float32 "
+        f"{_as_text(count)} parameters: {half:,.2f} GiB in bfloat16; training holds {full:,.2f} GiB of float32 "
         "parameters, gradients and moments, over all ranks, before activations",
     )
 
 
-def _in_words(count: int) -> str:
+def _as_text(count: int) -> str:
     return f"{count / 1e9:,.2f} B" if count >= 1e9 else f"{count / 1e6:,.3g} M"
 
 
 def check_tokenizer(folder: Path) -> Finding:
     """Report whether there are tokenizer files, and where the chat template is."""
-    if not any(part in file.name for file in folder.iterdir() for part in ("token", "vocab", "spiece", "merges")):
+    if not has_tokenizer_files(folder):
         return Finding(False, "there are no tokenizer files: save one there with save_pretrained")
-    inside = folder / "tokenizer_config.json"
-    if inside.is_file() and _read(inside).get("chat_template"):
-        return Finding(True, f"with a chat template, in {inside.name}")
-    found = [name for name in ("chat_template.jinja", "chat_template.json") if (folder / name).is_file()]
-    return Finding(
-        True, f"with a chat template, in {found[0]}" if found else "without a chat template: prompts are text"
-    )
+    config = folder / "tokenizer_config.json"
+    if config.is_file() and _read(config).get("chat_template"):
+        return Finding(True, f"with a chat template, in {config.name}")
+    for name in ("chat_template.jinja", "chat_template.json"):
+        if (folder / name).is_file():
+            return Finding(True, f"with a chat template, in {name}")
+    return Finding(True, "without a chat template: prompts are text")
 
 
 def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return values

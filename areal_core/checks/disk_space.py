@@ -1,9 +1,9 @@
-"""Room on the disk for what a run keeps: a checkpoint or an export that finds none would cost what was trained."""
+"""Disk space for what a run keeps. A checkpoint or export that does not fit would lose what was trained."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from areal_core.disk import free_bytes, in_mebibytes, tree_size
 from areal_core.runtime.folder import RunFolder
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
     from areal_core.config import RunConfig
 
-KEPT = ("attempts/*/checkpoints", "best", "model")
+_REPLACED: Final = ("attempts/*/checkpoints", "best", "model")
 """What a resumed run has written before, and replaces."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class DiskSpace:
     """Bytes that a run needs on its disk, and bytes that are free.
 
     Attributes:
         checkpoint: size of one checkpoint; 0 if it is not known.
         model: size of one exported model.
-        least: what the run has on the disk at the same time, if it is not interrupted; with what it has written before.
+        least: most bytes on the disk at a time if the run is not interrupted, with what it has written before.
         most: the same with as many checkpoints as are kept, and while a new best model is written.
-        free: what is free, with what a resumed run has written of the same kind.
+        free: free bytes, and those of what a resumed run replaces.
     """
 
     checkpoint: int
@@ -37,12 +37,12 @@ class Room:
 
     @property
     def row(self) -> str:
-        """What the plan shows."""
+        """Text for the plan."""
         return f"{self._sizes}; at most {in_mebibytes(self.most)} in all, and {in_mebibytes(self.free)} are free"
 
     @property
     def problem(self) -> str:
-        """Why the run cannot end well; empty if it can."""
+        """Why the run cannot save what it trains; empty if it can."""
         if self.least <= self.free:
             return ""
         return (
@@ -53,7 +53,7 @@ class Room:
 
     @property
     def note(self) -> str:
-        """That the run may fill the disk; empty if it cannot."""
+        """A warning if the run may fill the disk; empty if it cannot."""
         if self.problem or self.most <= self.free:
             return ""
         return f"the disk may become full: {self.row}; see checkpoint.keep"
@@ -64,7 +64,7 @@ class Room:
         return f"{checkpoint}an exported model {in_mebibytes(self.model)}"
 
 
-def room_of(config: RunConfig, run_dir: Path, checkpoint: int, model: int) -> Room:
+def disk_space(config: RunConfig, run_dir: Path, checkpoint: int, model: int) -> DiskSpace:
     """Compare what a run will write with what is free.
 
     Args:
@@ -85,12 +85,12 @@ def room_of(config: RunConfig, run_dir: Path, checkpoint: int, model: int) -> Ro
 
     least = peak(present + to_come) + keeps_best * model
     most = peak(section.keep + 1) + 2 * keeps_best * model  # a new best model is written beside the former one
-    own = sum(tree_size(folder) for pattern in KEPT for folder in run_dir.glob(pattern))
-    return Room(checkpoint, model, least, max(least, most), free_bytes(run_dir) + own)
+    replaced = sum(tree_size(folder) for pattern in _REPLACED for folder in run_dir.glob(pattern))
+    return DiskSpace(checkpoint, model, least, max(least, most), free_bytes(run_dir) + replaced)
 
 
 def _checkpoints_after(step: int, config: RunConfig) -> int:
-    """Return how many checkpoints by steps follow that of a committed step; the last step has one."""
+    """Return how many checkpoints by steps follow that of a committed step. The last step has one."""
     if step >= config.steps:
         return 0
     every = config.checkpoint.every or config.steps

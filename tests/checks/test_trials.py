@@ -1,4 +1,4 @@
-"""Mathematics of the user's own, tried before a run: what is told, and what is not."""
+"""The user's own rewards and algorithms, tried before a run: what is a problem, what is a note, and what is neither."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from areal_core.checks.algorithm_trial import try_algorithm
+from areal_core.checks.data import DataReport
+from areal_core.checks.rewards import reward_arguments, reward_problems
 from areal_core.config import resolve
-from areal_core.testing import trial
-from areal_core.testing.trial import asked_of_rows, try_algorithm, try_rewards
 
 RIGHT = """\
 import torch
@@ -55,7 +56,7 @@ def config(tmp_path):
         ("", ""),
         (
             "def plain(batch): return batch['valeus'] - batch['reward']",
-            r"no key 'valeus'; it has .* \(parts.py:\d+\); what a model says is there only .* `needs` declares it",
+            r"no key 'valeus'; it has .* \(parts.py:\d+\); outputs of models are in the batch only if `needs` declares",
         ),
         ("def loss(terms): return -terms.columns['reference_logprobs'], {}", r"KeyError: 'reference_logprobs' \(parts"),
         ("def loss(terms): return -terms.logprobs * {}[3], {}", r"KeyError: 3 \(parts.py"),
@@ -94,7 +95,7 @@ def config(tmp_path):
         ("def column(batch, context): return {'a': torch.ones(3)}", "column 'a' has 3 values for "),
         (
             "def loss(terms): return terms.logprobs.log(), {}",
-            "the loss of actor is nan; look at algorithm",
+            "the loss of actor is nan; check algorithm",
         ),
         (
             "def loss(terms): return (terms.logprobs * 0).sqrt(), {}",
@@ -108,10 +109,10 @@ def config(tmp_path):
 )
 def test_an_algorithm_of_ones_own_is_tried(config, code, told):
     pytest.importorskip("areal_vllm", reason="the first-party plugins are not installed")
-    notes: list[str] = []
-    found = [*try_algorithm(config(code, "inference_engine=vllm", "plugins=[vllm]"), notes)]
-    assert bool(found) == bool(told), found
-    assert re.search(told, "".join(found)), found
+    problems, notes = [], []
+    try_algorithm(config(code, "inference_engine=vllm", "plugins=[vllm]"), problems, notes)
+    assert bool(problems) == bool(told), problems
+    assert re.search(told, "".join(problems)), problems
     assert notes == []
 
 
@@ -124,22 +125,25 @@ def test_an_algorithm_of_ones_own_is_tried(config, code, told):
         (
             "def column(batch, context): return context.forward('actor', batch, ['hidden'])",
             ("inference_engine=vllm",),
-            "was not tried to its end, since nothing is known of the output hidden$",
+            "was not tried to its end, because the made-up models have no output hidden$",
         ),
     ],
 )
 def test_what_could_not_be_tried_is_noted(config, code, overrides, told):
     """An engine of the user's own may bring any column; of rewards, workflows and wide outputs nothing is made up."""
     pytest.importorskip("areal_vllm", reason="the first-party plugins are not installed")
-    notes: list[str] = []
-    assert [*try_algorithm(config(code, "plugins=[vllm]", *overrides), notes)] == []
+    problems, notes = [], []
+    try_algorithm(config(code, "plugins=[vllm]", *overrides), problems, notes)
+    assert problems == []
     (note,) = notes
     assert note.startswith("algorithm.batch_transforms.0 (")
     assert re.search(told, note)
 
 
 def test_parts_of_plugins_are_not_tried_and_a_large_batch_costs_little(config):
-    assert [*try_algorithm(config("", "rollout.batch_size=256", "rollout.group_size=16"), [])] == []
+    problems, notes = [], []
+    try_algorithm(config("", "rollout.batch_size=256", "rollout.group_size=16"), problems, notes)
+    assert (problems, notes) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -152,7 +156,7 @@ def test_parts_of_plugins_are_not_tried_and_a_large_batch_costs_little(config):
         ),
         ("def reward(completion): return None", "None for the first 2 rows, and it has no return with a value"),
         ("def reward(completion): len(completion)", "and it has no return with a value"),
-        ("def reward(answer): return None if answer else 1.0", "the first 2 rows, and no other reward judges them"),
+        ("def reward(answer): return None if answer else 1.0", "the first 2 rows, and no other reward scores them"),
         ("def reward(answer): return None if answer == 2 else 1.0", ""),
         ("def reward(completion): return int(completion)", r"raised ValueError: invalid literal .* \(parts.py:\d+\)"),
         (
@@ -160,28 +164,28 @@ def test_parts_of_plugins_are_not_tried_and_a_large_batch_costs_little(config):
             r"ZeroDivisionError.* tried on row 1",
         ),
         ("def reward(completion): raise ConnectionRefusedError", ""),
-        ("def reward(completion, anser): return 1.0", ""),  # told by the check, of every data set
+        ("def reward(completion, anser): return 1.0", ""),  # reported for every data set, see argument_problems
         ("async def reward(completion): return 1 / 0", ""),
         ("class Unreachable(Exception): ...\ndef reward(completion): raise Unreachable", ""),
     ],
 )
-def test_a_reward_of_ones_own_is_tried(config, code, told, monkeypatch):
-    rows = [("row 0", {"prompt": "1", "answer": 1}), ("row 1", {"prompt": "2", "answer": 2})]
-    monkeypatch.setattr(trial, "_first_rows", lambda _: rows)
-    found = [*try_rewards(config(code))]
-    assert bool(found) == bool(told), found
-    assert re.search(told, "".join(found)), found
+def test_a_reward_of_ones_own_is_tried(config, code, told):
+    rows = [{"prompt": "1", "answer": 1}, {"prompt": "2", "answer": 2}]
+    problems = [*reward_problems(config(code), [DataReport("dataset", first_rows=rows)])]
+    assert bool(problems) == bool(told), problems
+    assert re.search(told, "".join(problems)), problems
 
 
-def test_a_reward_that_hangs_is_named(config, monkeypatch):
-    monkeypatch.setattr(trial, "_first_rows", lambda _: [("row 0", {"prompt": "1"})])
+def test_a_reward_that_hangs_is_named(config):
     code = "import time\ndef reward(completion): time.sleep(900)"
-    (told,) = try_rewards(config(code, "rollout.reward_timeout_s=1"))
-    assert "reward 'reward' raised RuntimeError: it took longer than rollout.reward_timeout_s" in told
+    reports = [DataReport("dataset", first_rows=[{"prompt": "1"}])]
+    (problem,) = reward_problems(config(code, "rollout.reward_timeout_s=1"), reports)
+    assert "reward 'reward' raised RuntimeError: it took longer than rollout.reward_timeout_s" in problem
+    assert "tried on row 0 of the data set" in problem
 
 
 @pytest.mark.parametrize(
-    ("code", "asked"),
+    ("code", "arguments"),
     [
         ("def reward(prompt, row, anser, level='easy', *, finish_reason): ...", {"anser": True, "level": False}),
         (
@@ -192,10 +196,10 @@ def test_a_reward_that_hangs_is_named(config, monkeypatch):
         ("def reward(answer, *, scale, limit=2): ...", {"answer": True, "scale": True}),
     ],
 )
-def test_what_a_reward_asks_of_rows(config, code, asked):
-    assert asked_of_rows(config(code).rewards[0]) == asked
+def test_the_arguments_that_only_rows_can_supply(config, code, arguments):
+    assert reward_arguments(config(code).rewards[0]) == arguments
 
 
-def test_what_the_config_sets_is_not_asked_of_rows(config):
+def test_what_the_config_sets_is_not_reward_arguments(config):
     chosen = config("def reward(answer, *, scale): ...", "rewards.0.scale=2").rewards[0]
-    assert asked_of_rows(chosen) == {"answer": True}
+    assert reward_arguments(chosen) == {"answer": True}

@@ -1,4 +1,4 @@
-"""What is recorded about the plugins of a run, and what a resume finds to be different."""
+"""Records of a run's plugins, and the differences that a resume reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from areal_core.plugins import Provenance, compare
+from areal_core.checks.fingerprints import compare
+from areal_core.plugins import Provenance
 
 
 def provenance(box, *names):
@@ -47,7 +48,7 @@ def record(name="grpo", version="1", **changes):
 
 
 @pytest.mark.parametrize(
-    ("now", "told"),
+    ("current", "lines"),
     [
         ([record()], []),
         ([record(location="/elsewhere")], []),
@@ -58,5 +59,5 @@ def record(name="grpo", version="1", **changes):
         ([record(source_hash="x")], ["grpo: the content of areal-grpo 1 has changed since the run was saved"]),
     ],
 )
-def test_differences_are_told_one_line_each(now, told):
-    assert compare([record()], now) == told
+def test_each_difference_is_one_line(current, lines):
+    assert compare([record()], current) == lines

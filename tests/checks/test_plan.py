@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from areal_core.checks.data import inspect_data
+from areal_core.checks.preflight import Preflight, check_evaluation, check_made_model
 from areal_core.config import resolve
 from areal_core.disk import read_shapes
-from areal_core.driver.plan import Plan, check_model, make_plan
 from areal_core.errors import ConfigError, RunError
+from areal_core.inference.gpu_share import GPUShare
 from areal_core.interfaces import ModelReference
 from areal_core.runs.server import within_its_gpu
-from tests.driver.header_only import write_weights
+from tests.checks.header_only import write_weights
+from tests.checks.planning import plan_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,9 +56,9 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
-def plan(model: Path, *words: str) -> Plan:
+def plan(model: Path, *words: str) -> Preflight:
     common = ["model.source=null", f"model.path={model}", "model.dtype=bfloat16"]
-    return make_plan(resolve(None, ["grpo"], [*common, "weight_sync.transport=broadcast", *words]))
+    return plan_of(resolve(None, ["grpo"], [*common, "weight_sync.transport=broadcast", *words]))
 
 
 def test_a_disk_without_room_for_checkpoints_is_refused_and_one_that_may_become_full_is_noted(
@@ -64,8 +67,8 @@ def test_a_disk_without_room_for_checkpoints_is_refused_and_one_that_may_become_
     """AdamW's two moments and the masters are float32; the model is exported in bfloat16."""
     words = ["model.source=null", f"model.path={model}", "model.dtype=bfloat16", "evaluation=null"]
 
-    def make(*more: str) -> Plan:
-        return make_plan(resolve(None, ["grpo"], [*words, *more]), run_dir=tmp_path / "run" / "deep")
+    def make(*more: str) -> Preflight:
+        return plan_of(resolve(None, ["grpo"], [*words, *more]), tmp_path / "run" / "deep")
 
     checkpoint, exported, many = 12 * COUNT, 2 * COUNT, 10**9
     disk = make("checkpoint.keep=3").figures["disk"]
@@ -87,17 +90,17 @@ def test_a_disk_without_room_for_checkpoints_is_refused_and_one_that_may_become_
     assert "free: a checkpoint takes " in told
     endless = resolve(None, ["grpo"], [*words, f"checkpoint.keep={many}", "checkpoint.every=1", f"steps={many}"])
     with pytest.raises(ConfigError, match="the run cannot start"):  # as of a model that was made by the run
-        check_model(endless, model, tmp_path / "run")
+        check_made_model(endless, model, tmp_path / "run", pytest.fail)
 
 
 def test_a_resumed_run_replaces_what_it_has_written(model: Path, tmp_path: Path) -> None:
     words = ["model.source=null", f"model.path={model}", "evaluation=null"]
-    before = make_plan(resolve(None, ["grpo"], words), run_dir=tmp_path / "run").figures["disk"]["free"]
+    before = plan_of(resolve(None, ["grpo"], words), tmp_path / "run").figures["disk"]["free"]
     kept = tmp_path / "run/attempts/1/checkpoints/step-000002"
     kept.mkdir(parents=True)
     with (kept / "part").open("wb") as file:
         file.truncate(1 << 40)  # takes no room, and counts
-    after = make_plan(resolve(None, ["grpo"], words), run_dir=tmp_path / "run").figures["disk"]["free"]
+    after = plan_of(resolve(None, ["grpo"], words), tmp_path / "run").figures["disk"]["free"]
     assert after - before > 1 << 39
 
 
@@ -114,7 +117,7 @@ def test_a_resumed_run_needs_room_for_the_checkpoints_that_it_has_and_those_to_c
     checkpoint, exported = 12 * COUNT, 2 * COUNT
 
     def least(*more: str) -> int:
-        disk = make_plan(resolve(None, ["grpo"], [*words, *more]), run_dir=tmp_path / "run").figures["disk"]
+        disk = plan_of(resolve(None, ["grpo"], [*words, *more]), tmp_path / "run").figures["disk"]
         return int(disk["least"])
 
     assert least("steps=7", "checkpoint.keep=9") == 4 * checkpoint + exported
@@ -218,6 +221,15 @@ def test_quantized_weights_are_refused_for_training(model: Path, quantized: dict
     assert advice in problem
 
 
+def test_an_empty_quantization_is_refused_as_transformers_does(model: Path) -> None:
+    """It names no method, so that the weights counted as plain until the run loaded them."""
+    file = model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {}}))
+    problem = problem_of(model)
+    assert problem.startswith(f"model.path: config.json of '{model}' has an empty quantization_config")
+    assert problem.endswith("remove this key from config.json: the weights are not quantized")
+
+
 def test_scales_tell_of_quantized_weights_where_the_config_does_not(model: Path) -> None:
     write_weights(model / "model.safetensors", SHAPES | {"model.layers.0.mlp.up_proj.weight_scale_inv": (1, 1)})
     problem = problem_of(model)
@@ -303,7 +315,7 @@ def test_more_ranks_are_proposed_where_parameters_are_what_is_large(model: Path)
 def test_what_does_not_train_needs_no_memory_for_it(model: Path) -> None:
     """`areal eval` asks for the same checks."""
     words = ["model.source=null", f"model.path={model}", "placement.gpu_memory_gib=0.01"]
-    make_plan(resolve(None, ["grpo"], words), trains=False)
+    check_evaluation(resolve(None, ["grpo"], words))
 
 
 def test_roles_stay_beside_the_one_that_computes(model: Path) -> None:
@@ -351,6 +363,24 @@ def test_servers_that_keep_their_memory_get_what_the_trainer_leaves(model: Path,
     assert taken.figures["gpu_share"]["trainer_bytes"] == 0, "the trainer is on another GPU"
 
 
+def test_the_plan_advises_several_servers_where_they_were_measured_to_be_faster(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["inference_engine={type: sglang, program: [x]}", "weight_sync.transport=memory"]
+    one = [*words, "placement={generation: [0], training: [0], gpu_memory_gib: 80}"]
+    three = [*words, "placement={generation: [0, 0, 0], training: [0], gpu_memory_gib: 80}"]
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    assert "placement={generation: [0, 0, 0], training: [0]}" in " ".join(plan(model, *one).notes)
+    assert "generate faster" not in str(plan(model, *three))
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert "generate faster" not in str(plan(model, *one)), "so few cores are full with one server"
+    share = GPUShare(80 << 30, 4 << 30, 1, 3 << 30, 1 << 10, 0, 10_000)
+    assert not share.gains_from_several, "a larger model was not measured"
+    small = share._replace(weight_bytes=1 << 29)
+    assert small.gains_from_several
+    assert not small._replace(gpu_bytes=12 << 30, trainer_bytes=8 << 30).gains_from_several, "three have no room"
+
+
 def test_servers_for_which_the_trainer_leaves_too_little_are_refused(model: Path) -> None:
     engine = "inference_engine={type: sglang, program: [x]}"
     words = [engine, "weight_sync.transport=memory", "placement={training: [0], generation: [0]}"]
@@ -389,7 +419,7 @@ def test_a_server_limits_its_memory_on_the_gpu_where_it_starts(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    expected = make_plan(resolved).figures["gpu_share"]["cache_tokens"]
+    expected = plan_of(resolved).figures["gpu_share"]["cache_tokens"]
     assert within_its_gpu(settings, resolved, reference).options["max_total_tokens"] == expected > 0
 
 
@@ -417,7 +447,7 @@ def test_this_machines_gpus_count_where_the_config_names_none(
 def test_a_tilde_in_a_models_path_is_the_home_folder(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(model.parent))
     words = ["model.source=null", "model.path=~/model", "model.dtype=bfloat16"]
-    assert make_plan(resolve(None, ["grpo"], words)).figures["parameters"] == COUNT
+    assert plan_of(resolve(None, ["grpo"], words)).figures["parameters"] == COUNT
 
 
 def test_files_that_are_no_weights_are_told(model: Path) -> None:
@@ -495,16 +525,6 @@ class Rows:
 
 def test_a_key_that_single_rows_lack_is_found_wherever_they_are(tmp_path: Path) -> None:
     (tmp_path / "rows.py").write_text(ROWS)
-    seen = {}
-
-    class Check:
-        def problems(self, rows):
-            seen.update(rows)
-            return []
-
-        def plan_rows(self, rows):
-            return []
-
     words = [f"dataset={tmp_path}/rows.py:Rows", "evaluation=null"]
-    make_plan(resolve(None, ["grpo"], words), Check(), trains=False, loads_model=False)
-    assert seen == {"dataset": {"prompt": "", "answer": "row 333 of the data set (counted from 0)"}}
+    (report,) = inspect_data(resolve(None, ["grpo"], words).config)
+    assert report.keys == {"prompt": "", "answer": "row 333 of the data set (counted from 0)"}

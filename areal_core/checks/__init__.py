@@ -1,0 +1,35 @@
+"""Checks before a run: everything that can be wrong is reported before a process starts or a file is written.
+
+`areal run`, `areal run --dry-run` and `areal run --resume` call `preflight`. Its result is one object, `Preflight`: the
+plan that the dry run prints, the notes that the run logs, and the records that a resume compares. Two processes work on
+it at the same time:
+
+    the driver, without torch and without the user's code       a child process, `python -m areal_core.checks.child`
+    ------------------------------------------------------      ----------------------------------------------------
+    models      config.json, headers of the weights; asks       components   imports every component of the config and
+                each component's settings `check_model`                      compares signatures with settings
+    plan        memory, batches, weight sync, groups            loading      loads the tokenizers; loads the weights by
+    disk_space  room for checkpoints and the export                          shape, as transformers does (torch, meta)
+                                                                data         reads rows of each data set once: keys, and
+                                                                             `check_row` or the example tokenizer
+                                                                rewards      compares arguments with keys of rows; calls
+                                                                             the user's own rewards on the first rows
+                                                                algorithm_trial   computes the user's own losses and
+                                                                             advantages on a made-up batch (torch)
+                                                                findings     what the child reports to the driver
+                         preflight   starts the child, joins both halves, raises one error with all problems
+                         fingerprints   hashes of plugins, files, modules, data and models: what a run consists of, and
+                                        what has changed when it is resumed
+
+The child writes `Findings` as JSON; nothing that it imports, and no crash of it, reaches the driver. If it found no
+problem, it stores the results of components, loading, rewards and algorithm_trial in the cache folder. The next child
+with the same config and the same files only reads the rows.
+
+Other programs call a part:
+
+    check_model        `areal config check`: models that are on this machine. No child.
+    check_made_model   the process that makes or fetches a model: the same, and the rows, with the new tokenizer.
+    check_evaluation   `areal eval`: models and data sets, in its own process.
+    doctor             `areal doctor`: asks every health check in a process of its own. `machine` and `model_folder`
+                       have the core's own health checks.
+"""

@@ -1,0 +1,97 @@
+"""Imports every component of a config and compares its signature with its settings. Runs in the preflight child."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from areal_core import interfaces
+from areal_core.config import selections
+from areal_core.config.problems import dotted
+from areal_core.errors import ArealError, ConfigError
+from areal_core.plugins.catalog import Catalog
+from areal_core.runtime.folder import RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from areal_core.config import Resolved, Selection
+
+_PROTOCOLS: Final = {
+    "reward_shaping": interfaces.RewardShaping,
+    "group_filters": interfaces.GroupFilter,
+    "batch_transforms": interfaces.BatchTransform,
+    "advantages": interfaces.Advantage,
+    "corrections": interfaces.Correction,
+    "policy_losses": interfaces.PolicyLoss,
+    "regularizers": interfaces.Regularizer,
+    "auxiliary_losses": interfaces.AuxiliaryLoss,
+    "loss_aggregations": interfaces.LossAggregation,
+    "example_tokenizers": interfaces.ExampleTokenizer,
+}
+"""Kinds of functions that areal calls by position, each with the Protocol that defines the arguments."""
+_CALLED_BY_NAME: Final = ("agents", "tools", "reward_functions")
+"""Kinds of functions that areal calls by keyword."""
+_SUPPLIED: Final = {"weight_transports": ("engine", "rollouts", "address", "gpu", "timeout_s")}
+"""Arguments that areal passes to the constructor of a kind, in addition to the settings; see the Protocols."""
+
+
+def component_problems(resolved: Resolved, folder: Path) -> Iterator[str]:
+    """Yield what is wrong with the plugins and components of a config, as far as importing them shows.
+
+    Each import is written to standard error first, so that the last line names a component that ends the process.
+
+    Args:
+        resolved: the config.
+        folder: scratch folder for the inference engine.
+    """
+    from areal_core.runs.engines import build_engine
+
+    for plugin in resolved.plugins.names:
+        installed = Catalog.scan().get(plugin)
+        yield from installed.unmet() if installed is not None else ()
+    for path, chosen in selections(resolved.config):
+        key = dotted(path)
+        sys.stderr.write(f"importing {key}: {chosen.target}\n")
+        try:
+            if chosen.kind == "inference_engines":
+                build_engine(resolved.config, RunFolder(folder), folder, None)
+            else:
+                chosen.prepare(**dict.fromkeys(_SUPPLIED.get(chosen.kind, ())))
+                _check_call(chosen)
+        except ArealError as error:
+            yield ": ".join((f"{key}: {error.message}", *error.hints))
+
+
+def _check_call(chosen: Selection) -> None:
+    """Raise `ConfigError` if areal could not call a function as its Protocol defines."""
+    target, protocol = chosen.load(), _PROTOCOLS.get(chosen.kind)
+    if not callable(target) and (protocol is not None or chosen.kind in _CALLED_BY_NAME):
+        raise ConfigError(f"'{chosen.target}' is {target!r:.40}, and must be a function or a class")
+    if protocol is None or isinstance(target, type) or not callable(target):
+        return
+    names = list(inspect.signature(protocol.__call__).parameters)[1:]
+    try:
+        inspect.signature(target).bind(*names, **chosen.keywords())
+    except TypeError as error:
+        raise ConfigError(f"'{chosen.target}' is called with ({', '.join(names)}) and its settings: {error}") from None
+
+
+def imported_modules(resolved: Resolved) -> dict[str, str]:
+    """Return the user's own modules that this process has imported, by name, each with its file.
+
+    These come from no plugin, from no installed package and not with Python. Files that the config names are left out:
+    `Resolved.files` has their hashes.
+    """
+    installed = [sysconfig.get_path("stdlib"), *(record.location for record in resolved.plugins.provenance())]
+    modules = {}
+    for name, module in list(sys.modules.items()):
+        path = Path(getattr(module, "__file__", None) or "")
+        if not path.is_file() or name == "__main__" or str(path) in resolved.files:
+            continue
+        if not {"site-packages", "dist-packages"} & {*path.parts} and not any(map(path.is_relative_to, installed)):
+            modules[name] = str(path)
+    return modules

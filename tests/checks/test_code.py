@@ -1,0 +1,275 @@
+"""The checks of the code behind a config, of the rows that it reads, and of the process in which they run."""
+
+from __future__ import annotations
+
+import pytest
+
+from areal_core.checks import child
+from areal_core.checks import preflight as preflight_module
+from areal_core.checks.child import inspect
+from areal_core.checks.preflight import check_evaluation, preflight
+from areal_core.config import CONFIG_FILE, resolve
+from areal_core.errors import ConfigError
+from areal_core.runtime.folder import RunFolder
+
+PARTS = """\
+from pathlib import Path
+def reward(completion):
+    with Path(__file__).with_name("calls").open("a") as file:
+        file.write("x")
+    return 1.0
+def plain(batch): return batch["reward"]
+def loss(terms): return -terms.logprobs, {}
+class Source:
+    def prepare(self, cache): raise AssertionError("no model is made")
+class Rows:
+    def __len__(self): return 1
+    def __getitem__(self, index): return {"prompt": "a", "completion": "b"}
+class HeldOut:
+    def __init__(self): self.rows = [{"prompt": "a", "answer": "x", "level": 1}] * 13 + [{"prompt": "a", "answer": "x"}]
+    def __len__(self): return len(self.rows)
+    def __getitem__(self, index): return self.rows[index]
+class Engine:
+    from areal_core.testing.fakes import FakeEngine
+    capabilities = FakeEngine.capabilities
+    def __init__(self, **settings): pass
+"""
+CONFIG = """\
+steps: 1
+model: {source: parts.py:Source}
+dataset: parts.py:Rows
+train_engine: parts.py:Rows
+algorithm: {type: policy_gradient, advantage: "parts.py:plain", policy_loss: "parts.py:loss"}
+workflow: single_turn
+rewards: ["parts.py:reward"]
+inference_engine: parts.py:Engine
+"""
+ROWS_OF_A_FILE = """\
+import json
+class Rows:
+    def __init__(self): self.rows = json.loads(Path(__file__).with_name("rows").read_text())
+    def __len__(self): return len(self.rows)
+    def __getitem__(self, index): return self.rows[index]
+"""
+HELD_OUT = "evaluation={dataset: parts.py:HeldOut}"
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Write the config, and its parts with this code behind the right one; return the config as it is read."""
+    monkeypatch.setenv("AREAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+    def write(code="", *overrides, config=CONFIG, parts=PARTS):
+        file = tmp_path / "parts.py"
+        if not file.is_file() or file.read_text() != f"{parts}{code}\n":
+            file.write_text(f"{parts}{code}\n")
+        (tmp_path / CONFIG_FILE).write_text(config)
+        return resolve(tmp_path / CONFIG_FILE, overrides=overrides)
+
+    write.folder = tmp_path
+    return write
+
+
+@pytest.fixture
+def found(write):
+    """What the child finds, without a process of its own."""
+
+    def find(code="", *overrides, **texts):
+        resolved = write(code, *overrides, **texts)
+        (write.folder / CONFIG_FILE).write_text(resolved.to_yaml())
+        return inspect(resolved, write.folder)
+
+    return find
+
+
+@pytest.fixture
+def problems(write):
+    """The problems of a whole preflight, with its child."""
+
+    def find(code="", *overrides):
+        try:
+            preflight(write(code, *overrides), RunFolder(write.folder / "run"), [], starts=False)
+        except ConfigError as error:
+            return list(error.problems)
+        return []
+
+    return find
+
+
+@pytest.mark.slow
+def test_code_without_problems_is_tried_once_and_again_when_a_file_has_changed(problems, write, monkeypatch):
+    def calls():
+        file = write.folder / "calls"
+        count = len(file.read_text()) if file.is_file() else 0
+        file.unlink(missing_ok=True)
+        return count
+
+    assert problems() == []
+    assert calls() == 1
+    assert problems() == []
+    assert calls() == 0, "the results are stored"
+    monkeypatch.setenv("PYTHONPATH", str(write.folder), prepend=":")
+    assert problems() == []
+    assert calls() == 1, "modules may come from elsewhere now"
+    assert problems("# changed") == []
+    assert calls() == 1
+    for _ in range(2):
+        (problem,) = problems("def plain(): return 1.0")
+        assert "is called with (batch)" in problem, "problems are not stored"
+
+
+def test_results_of_the_latest_configs_are_stored(found, write, monkeypatch):
+    monkeypatch.setattr(child, "_MOST_CONFIGS", 2)
+    calls = write.folder / "calls"
+    for seed, count in ((1, 1), (2, 2), (1, 2), (3, 3), (2, 3), (1, 4)):
+        assert found("", f"seed={seed}").problems == []
+        assert len(calls.read_text()) == count, "a reward is called only if nothing is stored"
+
+
+@pytest.mark.slow
+def test_rows_are_read_though_the_code_is_known(problems, write):
+    """Files of data may change without the config: the results for the code do not cover them."""
+    code = f"{ROWS_OF_A_FILE}def reward(completion, answer): return 1.0\n"
+    data = write.folder / "rows"
+    data.write_text('[{"prompt": "a", "answer": "b"}]')
+    assert problems(code) == []
+    data.write_text('[{"prompt": "a", "answer": "b"}, {"prompt": "a"}]')
+    assert problems(code) == [
+        "rewards.0 needs answer, which row 1 of the data set (counted from 0) lacks: add it to the row, or give the "
+        "argument a default"
+    ]
+
+
+@pytest.mark.slow
+def test_a_child_that_dies_is_a_problem_with_its_last_line(problems):
+    ends = "import os, sys\nif sys.argv[0].endswith('child.py'): os._exit(7)\n"
+    (problem,) = problems(ends)
+    assert "checking the components ended with exit code 7" in problem
+
+
+@pytest.mark.slow
+def test_a_slow_child_is_reported_on_standard_error(problems, monkeypatch, capsys):
+    """Standard output is for the JSON of a dry run."""
+    monkeypatch.setattr(preflight_module, "_LOG_INTERVAL_S", 0.01)
+    problems()
+    output = capsys.readouterr()
+    assert not output.out
+    assert "still checking the components of the config, for 0 s" in output.err
+
+
+@pytest.mark.slow
+def test_a_note_is_part_of_the_plan_each_time_and_of_no_refusal(write, capsys):
+    """It was written to standard error before the problems."""
+    run = RunFolder(write.folder / "run")
+    resolved = write("def plain(batch): return batch['of_the_engine']")
+    for _ in range(2):
+        (note,) = preflight(resolved, run, [], starts=False).notes
+        assert note.startswith("algorithm.advantage (")
+        assert "was not tried to its end on a made-up batch: KeyError: \"the batch has no key 'of_the_engine'" in note
+    code = "def plain(batch): return batch['of_the_engine']\ndef reward(completion): return 'x'"
+    with pytest.raises(ConfigError) as refusal:
+        preflight(write(code), run, [], starts=False)
+    assert "was not tried to its end" not in f"{refusal.value}{capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("sees", [False, True])
+def test_a_workflow_that_shows_images_needs_an_engine_that_takes_them(found, sees):
+    pytest.importorskip("areal_vision", reason="the first-party plugins are not installed")
+    parts = PARTS.replace("FakeEngine.capabilities", f"replace(FakeEngine.capabilities, images={sees})")
+    config = "plugins: [vision]\n" + CONFIG.replace("single_turn", "vision/single_turn")
+    rows = "class Rows(Rows):\n    def __getitem__(self, index): return {'prompt': 'a', 'image': b''}\n"
+    report = found(rows, config=config, parts=f"from dataclasses import replace\n{parts}")
+    own = [problem for problem in report.problems if problem.startswith("inference_engine")]
+    assert len(own) == (not sees)
+    for problem in own:
+        assert problem.startswith("inference_engine: the workflow shows images, which ")
+        assert problem.endswith("parts.py:Engine does not support: choose hf, which does")
+
+
+@pytest.mark.parametrize(
+    ("agent", "text"),
+    [
+        ("value = 3", "agent.py:value' is 3, and must be a function or a class"),
+        ("def value(question, endpoint): ...", "the agent asks for question; it is offered row, endpoint, "),
+        ("def value(row, /): ...", "the agent takes row by place, and arguments come by name"),
+        ("def value(prompt, endpoint, limit=3): ...", ""),
+        ("class Agent:\n    async def __call__(self, prompt, base_url): ...\nvalue = Agent()", ""),
+    ],
+)
+def test_an_agent_that_cannot_be_called_for_the_rows_is_a_problem(found, write, agent, text):
+    pytest.importorskip("areal_agents", reason="the first-party plugins are not installed")
+    (write.folder / "agent.py").write_text(agent)
+    chosen = CONFIG.replace("single_turn", "{type: agents/agent, agent: agent.py:value}")
+    problems = found(config=f"plugins: [agents]\n{chosen}").problems
+    assert bool(problems) == bool(text)
+    assert text in "".join(problems)
+
+
+def test_a_workflow_that_cannot_be_built_is_a_problem(found):
+    code = "class Broken:\n    def __init__(self): raise OSError('no such device')\n    def check_row(self, *_): ..."
+    (problem,) = found(code, "workflow=parts.py:Broken").problems
+    assert problem.startswith("workflow: it cannot be built: OSError: no such device (parts.py:")
+
+
+def test_a_required_argument_of_a_reward_must_be_a_key_of_every_data_set(found):
+    offered = "rewards get prompt, completion, prompt_ids, completion_ids, finish_reason, row, and the keys of the row"
+    assert found("async def reward(completion, answer): ...", HELD_OUT).problems == [
+        f"rewards.0 needs answer: {offered}, which in dataset are prompt, completion"
+    ]
+
+
+def test_a_key_of_a_similar_name_is_suggested(found):
+    first, second = found("async def reward(completion, Answers, **others): ...", HELD_OUT).problems
+    assert first.startswith("rewards.0 needs Answers: ")
+    assert second.startswith("rewards.0 needs Answers (did you mean the rows' 'answer'? Name both alike): ")
+    code = "async def reward(completion, answers=None, tolerance=0.1, *, setting=2, **others): return 1.0"
+    report = found(code, HELD_OUT)
+    assert report.problems == []
+    assert report.rows == [
+        ("rewards", "rewards.0: no row of dataset fills answers, so its default applies"),
+        ("rewards", "rewards.0: no row of dataset fills tolerance, so its default applies"),
+        (
+            "note",
+            "rewards.0: no row of evaluation.dataset fills answers, so its default applies "
+            "(did you mean the rows' 'answer'? Name both alike)",
+        ),
+        ("rewards", "rewards.0: no row of evaluation.dataset fills tolerance, so its default applies"),
+    ]
+
+
+def test_a_single_row_that_lacks_an_argument_is_named(found):
+    """Every row needs it: such an episode fails, and evaluations leave its score out."""
+    first, second = found("async def reward(level, prompt, **others): ...", HELD_OUT).problems
+    assert first.startswith("rewards.0 needs level: "), "no row of the training data has it"
+    assert second == (
+        "rewards.0 needs level, which row 13 of evaluation.dataset (counted from 0) lacks: add it to the row, or give "
+        "the argument a default"
+    )
+
+
+def test_rewards_and_algorithm_of_ones_own_are_tried(found):
+    text = "def reward(completion): return int(completion)\ndef loss(terms): return terms.logprobs.log(), {}"
+    reward, loss = found(text).problems
+    assert "raised ValueError: invalid literal for int() with base 10: 'The answer is 42.' (parts.py:" in reward
+    assert loss.startswith("on a made-up batch: the loss of actor is nan; check algorithm.advantage (")
+
+
+def test_rewards_are_tried_on_held_out_rows_too(found):
+    """Else the first evaluation would end the run."""
+    (problem,) = found("def reward(row): return float(row.get('answer', 1))", HELD_OUT).problems
+    assert "raised ValueError: could not convert string to float: 'x'" in problem
+    assert "tried on row 0 of evaluation.dataset" in problem
+
+
+def test_secrets_are_hidden_from_rewards_that_are_tried(found, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "x")
+    assert found("import os\ndef reward(completion): return 1.0 / ('MY_TOKEN' not in os.environ)").problems == []
+
+
+def test_answers_that_are_scored_need_rewards(write):
+    check_evaluation(write(), loads_model=False)
+    with pytest.raises(ConfigError) as refusal:
+        check_evaluation(write("", "rewards=[]"), loads_model=False)
+    problem = "rewards: the workflow scores every answer, and there are none: set rewards"
+    assert list(refusal.value.problems) == [problem]
