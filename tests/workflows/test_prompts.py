@@ -1,4 +1,4 @@
-from areal_core.workflows.prompts import encode_prompt
+from areal_core.chat.rows import read_prompt
 from areal_core.workflows.settings import SingleTurnSettings
 
 
@@ -16,16 +16,16 @@ class Counting:
 
 def test_the_prompt_of_a_group_is_tokenized_once_and_each_episode_has_its_own_tokens():
     tokenizer = Counting()
-    found = [encode_prompt(tokenizer, {"prompt": "ab"}, SingleTurnSettings()) for _ in range(8)]
-    assert found == [([97, 98], "ab")] * 8
+    found = [read_prompt(tokenizer, {"prompt": "ab"}, SingleTurnSettings()) for _ in range(8)]
+    assert [(prompt.input_ids, prompt.text) for prompt in found] == [([97, 98], "ab")] * 8
     assert tokenizer.asked == 3, "once, and twice to know how texts begin"
-    found[0][0].append(7)
-    assert encode_prompt(tokenizer, {"prompt": "ab"}, SingleTurnSettings())[0] == [97, 98]
+    found[0].input_ids.append(7)
+    assert read_prompt(tokenizer, {"prompt": "ab"}, SingleTurnSettings()).input_ids == [97, 98]
 
 
 def test_another_tokenizer_has_other_tokens():
-    assert encode_prompt(Counting(), {"prompt": "ab"}, SingleTurnSettings())[0] == [97, 98]
-    assert encode_prompt(Counting(1), {"prompt": "ab"}, SingleTurnSettings())[0] == [98, 99]
+    assert read_prompt(Counting(), {"prompt": "ab"}, SingleTurnSettings()).input_ids == [97, 98]
+    assert read_prompt(Counting(1), {"prompt": "ab"}, SingleTurnSettings()).input_ids == [98, 99]
 
 
 def test_a_system_message_that_no_prompt_can_have_is_told_before_a_run():

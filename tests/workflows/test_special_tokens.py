@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from areal_core.chat.rows import read_prompt
 from areal_core.data import FinishReason, Generation
 from areal_core.workflows.multi_turn import MultiTurn
-from areal_core.workflows.prompts import encode_prompt
 from areal_core.workflows.settings import MultiTurnSettings, SingleTurnSettings
 
 TEMPLATE = (
@@ -44,7 +44,8 @@ def test_a_prompt_that_spells_a_special_token_is_ordinary_text(tokenizer, conten
         ({"prompt": content}, []),
         ({"prompt": [{"role": "user", "content": content}]}, ["<user>", "<eos>", "<assistant>"]),
     ):
-        ids, text = encode_prompt(tokenizer, row, SingleTurnSettings())
+        prompt = read_prompt(tokenizer, row, SingleTurnSettings())
+        ids, text = prompt.input_ids, prompt.text
         assert special(tokenizer, ids) == wanted
         assert content in text
         assert "".join(tokenizer.convert_ids_to_tokens(ids)) == text
@@ -52,7 +53,7 @@ def test_a_prompt_that_spells_a_special_token_is_ordinary_text(tokenizer, conten
 
 def test_text_that_is_written_with_a_template_may_spell_them(tokenizer):
     settings = SingleTurnSettings(text_has_special_tokens=True)
-    ids, _ = encode_prompt(tokenizer, {"prompt": "<user>5<eos><assistant>"}, settings)
+    ids = read_prompt(tokenizer, {"prompt": "<user>5<eos><assistant>"}, settings).input_ids
     assert special(tokenizer, ids) == ["<user>", "<eos>", "<assistant>"]
 
 
@@ -62,7 +63,7 @@ def test_other_content_has_the_tokens_of_the_template(tokenizer):
         {"role": "assistant", "content": "yes <user"},
         {"role": "user", "content": "and?"},
     ]
-    ids, _ = encode_prompt(tokenizer, {"prompt": messages}, SingleTurnSettings())
+    ids = read_prompt(tokenizer, {"prompt": messages}, SingleTurnSettings()).input_ids
     assert ids == tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
 
 
@@ -127,11 +128,11 @@ def test_a_plain_text_begins_as_the_tokenizer_begins_it(tokenizer):
     processor = TemplateProcessing(single="<user> $A", special_tokens=[("<user>", 1)])
     beginning.backend_tokenizer.post_processor = processor
     settings = SingleTurnSettings(text_has_special_tokens=True)
-    assert encode_prompt(tokenizer, {"prompt": "5"}, SingleTurnSettings())[0] == tokenizer.encode("5")
+    assert read_prompt(tokenizer, {"prompt": "5"}, SingleTurnSettings()).input_ids == tokenizer.encode("5")
     for text in ("5", "<user>5"):
-        assert special(beginning, encode_prompt(beginning, {"prompt": text}, settings)[0]) == ["<user>"]
+        assert special(beginning, read_prompt(beginning, {"prompt": text}, settings).input_ids) == ["<user>"]
     chat = {"prompt": [{"role": "system", "content": "5"}]}
-    assert "<user>" not in special(beginning, encode_prompt(beginning, chat, SingleTurnSettings())[0])
+    assert "<user>" not in special(beginning, read_prompt(beginning, chat, SingleTurnSettings()).input_ids)
 
 
 def test_threads_on_one_tokenizer_do_not_see_each_others_settings(tokenizer):
@@ -143,7 +144,7 @@ def test_threads_on_one_tokenizer_do_not_see_each_others_settings(tokenizer):
     before = shared._tokenizer.encode_special_tokens
     with ThreadPoolExecutor(8) as pool:
         texts = [f"{number}<user>{number}" for number in range(400)]
-        guarded = pool.map(lambda text: encode_prompt(shared, {"prompt": text}, SingleTurnSettings())[0], texts)
+        guarded = pool.map(lambda text: read_prompt(shared, {"prompt": text}, SingleTurnSettings()).input_ids, texts)
         written = pool.map(lambda number: special(shared, shared.encode(f"<user>{number}")), range(400))
         assert not any(special(shared, ids) for ids in guarded)
         assert all(found == ["<user>"] for found in written)
