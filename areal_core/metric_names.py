@@ -6,6 +6,7 @@ own metrics, so that they can neither overwrite one nor be taken for one:
     a workflow in a file        workflow/NAME       workflow/tool_calls
     a workflow of a plugin      PLUGIN/NAME         agents/turns
     a hook of a plugin          PLUGIN/NAME         reward_guard/decline
+    an inference engine         servers/NAME        servers/ready; names below weight_sync/ stay
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ OWN_PREFIXES: Final = frozenset({
 """First parts of the run's own metrics with a slash."""
 FILE_PREFIX: Final = "workflow"
 """First part of the metrics of a workflow that is no plugin's."""
+
+
+_OF_ENGINES: Final = ("servers/", "weight_sync/")
+"""Prefixes of the metrics of inference engines."""
 
 
 def is_own(name: str) -> bool:
@@ -47,3 +52,10 @@ def prefixed(prefix: str, name: object) -> str:
     """Return a metric's name with its prefix, which is not added twice, in characters that UTF-8 can encode."""
     text = writable(name)
     return text if text.startswith(prefix) else f"{prefix}{text}"
+
+
+def of_engine(name: object) -> str:
+    """Return the name of a metric of an inference engine: as it is below `servers/` or `weight_sync/`, else with the
+    prefix `servers/`."""
+    text = writable(name)
+    return text if text.startswith(_OF_ENGINES) else prefixed(_OF_ENGINES[0], text)

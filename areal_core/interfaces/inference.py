@@ -445,7 +445,10 @@ class InferenceEngine(Slots, ABC):
         return ""
 
     def take_metrics(self) -> dict[str, float]:
-        """Return metrics since the last call: counts since then, latest durations. Default: none."""
+        """Return metrics since the last call: counts since then, latest durations. Default: none.
+
+        areal logs them with the prefix `servers/`, unless a name has it already or begins with `weight_sync/`.
+        """
         return {}
 
     async def close(self) -> None:

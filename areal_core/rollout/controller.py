@@ -43,6 +43,7 @@ from areal_core.errors import RunError
 from areal_core.ledger.groups import PromptGroup
 from areal_core.messages.rollouts import FolderNeeded, Manifest, ResumePoint
 from areal_core.messages.workflows import RunGroup
+from areal_core.metric_names import of_engine
 from areal_core.rollout.buffer import GroupBuffer
 from areal_core.rollout.checks import GroupChecks
 from areal_core.rollout.clocks import GenerationClock
@@ -216,7 +217,8 @@ class RolloutController:
         self.counts.consumed = (step + 1) * size
         self._admit()
         metrics = {"time/wait_for_rollouts_s": self._now() - began, **self._tally.take()}
-        metrics |= {**self._generation.take(), **self._engine.take_metrics()}
+        metrics |= {of_engine(name): value for name, value in self._engine.take_metrics().items()}
+        metrics |= self._generation.take()
         records = tuple((group.number, group.record) for group in groups if group.record is not None)
         oldest = min((group.oldest for group in groups if group.oldest >= 0), default=self.version)
         lengths = [_mean_size(some) for some in (stale, groups)]

@@ -266,6 +266,26 @@ def test_a_server_that_needs_a_folder_is_reported_only_while_no_batch_is_ready(t
     run_virtually(run())
 
 
+def test_metrics_of_an_engine_cannot_overwrite_those_of_the_run(tmp_path: Path, build: Build) -> None:
+    class Counting(FakeEngine):
+        def take_metrics(self) -> dict[str, float]:
+            return {"reward": -1.0, "time/wait_for_rollouts_s": -1.0, "servers/ready": 2.0, "weight_sync/pause_s": 3.0}
+
+    async def run() -> None:
+        controller, ledger = build(tmp_path, engine=Counting())
+        controller.start()
+        batch = await RolloutController.next_batch(controller, 0)
+        assert isinstance(batch, Manifest)
+        found = {name: value for name, value in batch.metrics.items() if value in (-1.0, 2.0, 3.0)}
+        renamed = {"servers/reward": -1.0, "servers/time/wait_for_rollouts_s": -1.0}
+        assert found == {**renamed, "servers/ready": 2.0, "weight_sync/pause_s": 3.0}
+        assert batch.metrics["time/wait_for_rollouts_s"] >= 0
+        await controller.close()
+        ledger.close()
+
+    run_virtually(run())
+
+
 def test_a_stall_is_an_error_with_the_counts(tmp_path: Path, build: Build) -> None:
     async def run() -> None:
         controller, ledger = build(
