@@ -39,7 +39,7 @@ _SUPPLIED: Final = {"weight_transports": ("engine", "rollouts", "address", "gpu"
 """Arguments that areal passes to the constructor of a kind, in addition to the settings; see the Protocols."""
 
 
-def component_problems(resolved: Resolved, folder: Path) -> Iterator[str]:
+def component_problems(resolved: Resolved, folder: Path, *, has_plugins: bool = True) -> Iterator[str]:
     """Yield what is wrong with the plugins and components of a config, as far as importing them shows.
 
     Each import is written to standard error first, so that the last line names a component that ends the process.
@@ -47,6 +47,7 @@ def component_problems(resolved: Resolved, folder: Path) -> Iterator[str]:
     Args:
         resolved: the config.
         folder: scratch folder for the inference engine.
+        has_plugins: whether to check components of plugins, too. The user's own components are always checked.
     """
     from areal_core.runs.engines import build_engine
 
@@ -54,6 +55,8 @@ def component_problems(resolved: Resolved, folder: Path) -> Iterator[str]:
         installed = Catalog.scan().get(plugin)
         yield from installed.unmet() if installed is not None else ()
     for path, chosen in selections(resolved.config):
+        if chosen.record is not None and not has_plugins:
+            continue
         key = dotted(path)
         sys.stderr.write(f"importing {key}: {chosen.target}\n")
         try:

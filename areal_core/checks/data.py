@@ -87,7 +87,7 @@ def row_checks(config: RunConfig, tokenizer: Any = None, *, has_code: bool = Tru
         has_code: whether to build the workflow or the algorithm for its checks. Without, only settings are asked.
     """
     checks: list[RowCheck] = [partial(_ask, settings, tokenizer) for settings in _settings_that_check(config)]
-    if has_code and config.workflow is not None and hasattr(config.workflow.load(), "check_row"):
+    if has_code and config.workflow is not None and _workflow_checks(config.workflow):
         checks.append(partial(_ask, config.workflow.build(), tokenizer))
     if has_code and config.workflow is None and tokenizer is not None:
         encode = config.algorithm.build().encode
@@ -97,7 +97,8 @@ def row_checks(config: RunConfig, tokenizer: Any = None, *, has_code: bool = Tru
 
 def needs_tokenizer(config: RunConfig) -> bool:
     """Return whether a check of the rows may use the tokenizer."""
-    return config.workflow is None or any(True for _ in _settings_that_check(config))
+    workflow = config.workflow
+    return workflow is None or _workflow_checks(workflow) or any(True for _ in _settings_that_check(config))
 
 
 def spread(count: int) -> Iterator[int]:
@@ -170,6 +171,11 @@ def _read_rows(dataset: Dataset, checks: Sequence[RowCheck], report: DataReport)
     if skipped and skipped == checked:
         problem = f"all {checked:,} rows that were checked are too long: see overlong"
     return problem
+
+
+def _workflow_checks(workflow: Selection) -> bool:
+    """Return whether the class of a workflow has a `check_row`, besides its settings."""
+    return hasattr(workflow.load(), "check_row")
 
 
 def _settings_that_check(config: RunConfig) -> Iterator[Settings]:

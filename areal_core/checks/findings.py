@@ -12,24 +12,6 @@ FINDINGS_FILE: Final = "findings.json"
 
 
 @dataclass(slots=True)
-class CodeFindings:
-    """Results for the code behind a config. They hold as long as the config and the files are the same.
-
-    Attributes:
-        problems: each with its config key.
-        notes: why a component of the user's own could not be tried to its end.
-        reward_arguments: by the config key of a reward, the arguments that only a data row can supply, each with
-            whether it is required.
-        modules: the user's own modules that were imported, each with its file.
-    """
-
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    reward_arguments: dict[str, dict[str, bool]] = field(default_factory=dict)
-    modules: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class Findings:
     """Results for code and data.
 

@@ -97,48 +97,56 @@ def problems(write):
     return find
 
 
-@pytest.mark.slow
-def test_code_without_problems_is_tried_once_and_again_when_a_file_has_changed(problems, write, monkeypatch):
-    def calls():
+@pytest.fixture
+def imported(found, write, capsys):
+    """What the child imports, and how often it calls the reward."""
+
+    def find(*arguments, **texts):
+        capsys.readouterr()
+        assert found(*arguments, **texts).problems == []
+        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("importing ")]
         file = write.folder / "calls"
-        count = len(file.read_text()) if file.is_file() else 0
-        file.unlink(missing_ok=True)
-        return count
+        count = len(file.read_text())
+        file.unlink()
+        return {"plugins": sum("core/" in line for line in lines), "own": sum(".py:" in line for line in lines)}, count
 
-    assert problems() == []
-    assert calls() == 1
-    assert problems() == []
-    assert calls() == 0, "the results are stored"
-    monkeypatch.setenv("PYTHONPATH", str(write.folder), prepend=":")
-    assert problems() == []
-    assert calls() == 1, "modules may come from elsewhere now"
-    assert problems("# changed") == []
-    assert calls() == 1
-    for _ in range(2):
-        (problem,) = problems("def plain(): return 1.0")
-        assert "is called with (batch)" in problem, "problems are not stored"
+    return find
 
 
-def test_results_of_the_latest_configs_are_stored(found, write, monkeypatch):
-    monkeypatch.setattr(child, "_MOST_CONFIGS", 2)
-    calls = write.folder / "calls"
-    for seed, count in ((1, 1), (2, 2), (1, 2), (3, 3), (2, 3), (1, 4)):
-        assert found("", f"seed={seed}").problems == []
-        assert len(calls.read_text()) == count, "a reward is called only if nothing is stored"
+def test_ones_own_code_is_tried_every_time_and_plugins_are_imported_once(imported, write, monkeypatch):
+    """Rows, variables and files that the user's code opens may change without the config."""
+    everything, calls = imported()
+    assert (everything["plugins"] > 0, everything["own"], calls) == (True, 7, 1)
+    only_own = {"plugins": 0, "own": 7}
+    assert imported() == (only_own, 1)
+    for change in (
+        (write.folder / "torch_is_installed_again").mkdir,  # in a folder of sys.path
+        lambda: monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7"),
+        lambda: monkeypatch.setattr("platform.node", lambda: "a node with GPUs"),
+    ):
+        monkeypatch.syspath_prepend(str(write.folder))
+        imported()
+        assert imported() == (only_own, 1)
+        change()
+        assert imported() == (everything, 1)
+        assert imported() == (only_own, 1)
 
 
-@pytest.mark.slow
-def test_rows_are_read_though_the_code_is_known(problems, write):
-    """Files of data may change without the config: the results for the code do not cover them."""
-    code = f"{ROWS_OF_A_FILE}def reward(completion, answer): return 1.0\n"
+def test_a_reward_that_fails_for_changed_rows_is_a_problem(found, write):
+    code = f"{ROWS_OF_A_FILE}def reward(completion, answer): return float(answer)\n"
     data = write.folder / "rows"
-    data.write_text('[{"prompt": "a", "answer": "b"}]')
-    assert problems(code) == []
-    data.write_text('[{"prompt": "a", "answer": "b"}, {"prompt": "a"}]')
-    assert problems(code) == [
-        "rewards.0 needs answer, which row 1 of the data set (counted from 0) lacks: add it to the row, or give the "
-        "argument a default"
-    ]
+    data.write_text('[{"prompt": "a", "answer": "1"}]')
+    assert found(code).problems == []
+    data.write_text('[{"prompt": "a", "answer": "one"}]')
+    (problem,) = found(code).problems
+    assert "raised ValueError: could not convert string to float: 'one'" in problem
+
+
+def test_the_latest_configs_are_stored(imported, monkeypatch):
+    monkeypatch.setattr(child, "_MOST_CONFIGS", 2)
+    imported("", "seed=1")
+    for seed, is_stored in ((1, True), (2, False), (1, True), (3, False), (2, True), (1, False)):
+        assert (imported("", f"seed={seed}")[0]["plugins"] == 0) is is_stored
 
 
 @pytest.mark.slow

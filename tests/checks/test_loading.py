@@ -113,3 +113,28 @@ def test_a_dry_run_refuses_them_and_a_file_that_was_changed_since(model: Path, t
     change(model, num_hidden_layers=3)
     with pytest.raises(ConfigError, match=r"are not those of its config\.json: 9 are missing"):
         preflight(config_of(model), run, [], starts=False)
+
+
+def test_a_file_that_is_added_to_the_model_is_read(model: Path, tmp_path: Path) -> None:
+    """Also if no check of the rows needs the tokenizer."""
+    (tmp_path / "parts.py").write_text("class Workflow: ...\n")
+    resolved = config_of(model, f"workflow={tmp_path}/parts.py:Workflow")
+    (tmp_path / CONFIG_FILE).write_text(resolved.to_yaml())
+    assert inspect(resolved, tmp_path).problems == []
+    (model / "tokenizer.json").write_text("[")
+    (problem,) = inspect(resolved, tmp_path).problems
+    assert problem.startswith("model.path: ")
+
+
+def test_the_class_of_a_workflow_gets_the_tokenizer_every_time(model: Path, tmp_path: Path) -> None:
+    """Plugins and models are checked once, rows every time."""
+    (tmp_path / "parts.py").write_text(
+        "class Workflow:\n    def check_row(self, row, tokenizer):\n"
+        "        return f\"has {len(tokenizer('abc')['input_ids'])} tokens\"\n"
+    )
+    resolved = config_of(model, f"workflow={tmp_path}/parts.py:Workflow")
+    (tmp_path / CONFIG_FILE).write_text(resolved.to_yaml())
+    first, second = (inspect(resolved, tmp_path).problems for _ in range(2))
+    assert first == second
+    assert "row 0 of" in first[0]
+    assert "has 3 tokens" in first[0]
