@@ -30,6 +30,7 @@ from areal_core.config import CONFIG_FILE, load_run, public_environment, selecti
 from areal_core.errors import ArealError, RunError, line_of
 from areal_core.files import KeptSources
 from areal_core.runtime.folder import cache_folder
+from areal_core.runtime.process_tree import adopt_orphans, end_descendants
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,8 +43,10 @@ _MOST_CONFIGS: Final = 16
 
 
 def main(folder: Path) -> None:
-    """Inspect the config in a folder and write the findings beside it."""
+    """Inspect the config in a folder and write the findings beside it. End the processes that its code has started."""
+    adopt_orphans()  # so that `end_descendants` and the driver find daemons, too
     (folder / FINDINGS_FILE).write_bytes(msgspec.json.encode(inspect(load_run(folder), folder)))
+    end_descendants()
     os._exit(0)  # skip threads and exit handlers of the imported code
 
 

@@ -6,16 +6,16 @@ All processes start at the same time. A check that crashes, hangs or prints cann
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.plugins import Finding, HealthCheck, PluginManager
+from areal_core.runtime.process_tree import end_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,8 +26,8 @@ DEADLINE_S: Final = 120.0
 """Seconds for all checks of the machine together."""
 MODEL_DEADLINE_S: Final = 900.0
 """Seconds for all checks of a model together. Most of them load it or make a copy."""
-_PROGRESS_INTERVAL_S: Final = 1.0
-"""Seconds between two reports of progress."""
+_POLL_S: Final = 0.1
+"""Seconds between two tests whether processes have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Answer:
 
     Attributes:
         check: name of the check, PLUGIN/NAME.
-        meaning: what it means that the check is well.
-        is_well: whether it is; None if it could not be tried.
+        meaning: what the check verifies.
+        is_well: whether the check passed; None if it could not be tried.
         text: what the check found.
     """
 
@@ -67,64 +67,62 @@ def ask_health_checks(
     Args:
         plugins: the core and installed plugins.
         model: folder of a model, for the checks of a model; None for those of the machine.
-        on_progress: called about every second with how many checks have answered.
+        on_progress: called several times a second with how many checks have answered.
     """
     records = [record for plugin in plugins for _, record in plugin.records if isinstance(record, HealthCheck)]
     records = [record for record in records if record.of_model == (model is not None)]
     deadline_s = DEADLINE_S if model is None else MODEL_DEADLINE_S
-    started_at = time.monotonic()
-    processes = [_start(record, model) for record in records]
-    answers: list[Answer] = []
-    try:
-        for record, process in zip(records, processes, strict=True):
-
-            def report_progress() -> None:
-                passed_s = time.monotonic() - started_at
-                on_progress(f"{len(answers)} of {len(processes)} answers, {passed_s:.0f} s")
-
-            is_well, text = _read_answer(process, started_at + deadline_s, report_progress, deadline_s)
-            answers.append(Answer(record.reference, record.summary, is_well, text or "yes"))
-    finally:
-        for process in processes:
-            end_tree(process)
-    return answers
-
-
-def _start(record: HealthCheck, model: Path | None) -> subprocess.Popen[str]:
-    arguments = [record.plugin, record.name, *([] if model is None else [str(model)])]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [sys.executable, "-m", __name__, *arguments],
-        stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True,
-    )  # fmt: skip
-
-
-def _read_answer(
-    process: subprocess.Popen[str], deadline: float, report_progress: Callable[[], None], deadline_s: float
-) -> tuple[bool | None, str]:
-    """Wait for a process and return the finding that it wrote in its last line."""
-    while True:
-        report_progress()
-        remaining_s = deadline - time.monotonic()
+    deadline = time.monotonic() + deadline_s
+    with tempfile.TemporaryDirectory(prefix="areal-doctor-") as folder:
+        checks = [_Check.start(record, model, Path(folder, str(number))) for number, record in enumerate(records)]
+        running = list(checks)
         try:
-            out, err = process.communicate(timeout=max(0.0, min(_PROGRESS_INTERVAL_S, remaining_s)))
-            break
-        except subprocess.TimeoutExpired:
-            if remaining_s <= 0:
-                return False, f"no answer within {deadline_s:g} s"
-    try:
-        is_well, text = json.loads(out.splitlines()[-1])
-        return is_well, text
-    except (IndexError, ValueError):
-        last_lines = err.strip().splitlines()[-1:] or [f"ended with exit code {process.returncode}"]
-        return False, last_lines[0]
+            while running and (remaining_s := deadline - time.monotonic()) > 0:
+                on_progress(f"{len(checks) - len(running)} of {len(checks)} answers, {deadline_s - remaining_s:.0f} s")
+                time.sleep(_POLL_S)
+                for check in [check for check in running if check.process.poll() is not None]:
+                    end_session(check.process)
+                    running.remove(check)
+        finally:
+            for check in running:
+                end_session(check.process)
+        late = False, f"no answer within {deadline_s:g} s"
+        findings = [late if check in running else check.read() for check in checks]
+    return [
+        Answer(record.reference, record.summary, is_well, text or "yes")
+        for record, (is_well, text) in zip(records, findings, strict=True)
+    ]
 
 
-def end_tree(process: subprocess.Popen[str]) -> None:
-    """Kill the process of a check with the processes that it has started."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """A process that asks one health check. It writes to files, so that it never waits for a reader."""
+
+    process: subprocess.Popen[bytes]
+    out: Path
+    err: Path
+
+    @classmethod
+    def start(cls, record: HealthCheck, model: Path | None, path: Path) -> _Check:
+        """Start the process. Its output goes to files of this path, with the suffixes `.out` and `.err`."""
+        arguments = [record.plugin, record.name, *([] if model is None else [str(model)])]
+        out, err = path.with_suffix(".out"), path.with_suffix(".err")
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", __name__, *arguments],
+                stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True,
+            )  # fmt: skip
+        return cls(process, out, err)
+
+    def read(self) -> tuple[bool | None, str]:
+        """Return the finding in the last line of the output, after the process has ended."""
+        out, err = (path.read_text(encoding="utf-8", errors="replace") for path in (self.out, self.err))
+        try:
+            is_well, text = json.loads(out.splitlines()[-1])
+            return is_well, text
+        except (IndexError, ValueError):
+            last_lines = err.strip().splitlines()[-1:] or [f"ended with exit code {self.process.returncode}"]
+            return False, last_lines[0]
 
 
 def _answer(plugin: str, name: str, *folder: str) -> None:

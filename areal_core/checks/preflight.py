@@ -25,6 +25,7 @@ from areal_core.files import KeptSources
 from areal_core.interfaces import ModelReference
 from areal_core.interfaces.launcher import describe_exit
 from areal_core.runs.models import MODEL_FILES, load_tokenizer
+from areal_core.runtime.process_tree import end_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -223,7 +224,9 @@ class _Child:
         sources = [str(KeptSources.folder)] if KeptSources.folder else []
         command = [sys.executable, "-m", "areal_core.checks.child", str(self._folder), *sources]
         with (self._folder / "output").open("wb") as output:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
 
     def findings(self) -> Findings:
         """Wait for the child and return what it reports. A child that fails is a problem, too."""
@@ -248,8 +251,7 @@ class _Child:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._process.kill()
-        self._process.wait()
+        end_session(self._process)
         self._temporary.cleanup()
 
     def _last_output(self) -> str:

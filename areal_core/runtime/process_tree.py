@@ -8,6 +8,10 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
 
 _PR_SET_CHILD_SUBREAPER = 36
 """Option of prctl(2): orphaned descendants become children of this process instead of init's."""
@@ -72,6 +76,19 @@ def kill_tree(pid: int) -> None:
     for member in tree:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(member, signal.SIGKILL)
+
+
+def end_session(process: subprocess.Popen[Any]) -> None:
+    """Kill a process that was started with `start_new_session`, with all processes that it has started, and wait.
+
+    Call this also if the process has ended, as soon as that is known: its processes may still run. Descendants that
+    have left the session are found only while the process lives.
+    """
+    if process.poll() is None:
+        kill_tree(process.pid)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def identify(pid: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from areal_core.checks import child
@@ -11,6 +13,7 @@ from areal_core.checks.preflight import check_evaluation, preflight
 from areal_core.config import CONFIG_FILE, resolve
 from areal_core.errors import ConfigError
 from areal_core.runtime.folder import RunFolder
+from areal_core.runtime.process_tree import has_ended, identify
 
 PARTS = """\
 from pathlib import Path
@@ -154,6 +157,22 @@ def test_a_child_that_dies_is_a_problem_with_its_last_line(problems):
     ends = "import os, sys\nif sys.argv[0].endswith('child.py'): os._exit(7)\n"
     (problem,) = problems(ends)
     assert "checking the components ended with exit code 7" in problem
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["", "os._exit(7)"])
+def test_processes_that_the_code_has_started_end_with_the_child(problems, write, end):
+    code = f"""\
+import os, subprocess, sys
+if sys.argv[0].endswith('child.py'):
+    Path(__file__).with_name("left").write_text(str(subprocess.Popen(["sleep", "600"]).pid))
+    {end}
+"""
+    assert bool(problems(code)) is bool(end)
+    left, deadline = int((write.folder / "left").read_text()), time.monotonic() + 60
+    while not has_ended(identify(left)):
+        assert time.monotonic() < deadline  # the kill is asynchronous
+        time.sleep(0.01)
 
 
 @pytest.mark.slow

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
+
+from areal_core.runtime.process_tree import has_ended, identify
 
 pytestmark = pytest.mark.slow
 
@@ -51,3 +54,35 @@ def test_every_check_is_asked_and_says_what_it_means(box):
     text = box.areal("doctor").out
     assert "WRONG  clinic/wrong: the disk is nearly full\n       (what wrong means)\n" in text
     assert "well   clinic/told: version 3\n" in text
+
+
+HANGS = """
+@hookimpl
+def areal_health_checks():
+    return [HealthCheck(name, name, target=f"slow_package.checks:{name}") for name in ("hangs", "leaves")]
+"""
+LEAVES = """
+import pathlib, subprocess, time
+
+def hangs(): time.sleep(600)
+def leaves():
+    pathlib.Path("left").write_text(str(subprocess.Popen(["sleep", "600"]).pid))
+"""
+
+
+def test_a_check_that_hangs_spoils_no_other_and_none_leaves_processes(box):
+    box.plugin("slow", HANGS, modules={"checks.py": LEAVES})
+    outcome = box.python("""
+        from areal_core.checks import doctor
+        from areal_core.plugins.catalog import Catalog
+        from areal_core.plugins.manager import survey
+        doctor.DEADLINE_S = 20
+        plugins = [plugin for plugin in survey(Catalog.scan()) if plugin.installed.name == "slow"]
+        print([(answer.check, answer.is_well, answer.text) for answer in doctor.ask_health_checks(plugins)])
+    """)
+    answers = "[('slow/hangs', False, 'no answer within 20 s'), ('slow/leaves', True, 'yes')]\n"
+    assert outcome.out == answers, outcome.err
+    left, deadline = int((box.work / "left").read_text()), time.monotonic() + 60
+    while not has_ended(identify(left)):
+        assert time.monotonic() < deadline  # the kill is asynchronous
+        time.sleep(0.01)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
 
-from areal_core.runtime.process_tree import has_ended, identify
+import pytest
+
+from areal_core.runtime.process_tree import end_session, has_ended, identify
 
 FAMILY = """
 import os, subprocess
@@ -26,6 +30,22 @@ assert children() == []
 
 def test_orphans_in_sessions_of_their_own_are_killed_and_the_kept_child_is_not() -> None:
     subprocess.run([sys.executable, "-c", FAMILY], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("wait", ["wait", "true"])
+def test_a_session_ends_with_its_processes_whether_its_leader_runs_or_has_ended(wait: str) -> None:
+    command = ["sh", "-c", f"sleep 600 >&2 & echo $!; {wait}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    with process:
+        assert process.stdout is not None
+        watched = os.pidfd_open(int(process.stdout.readline()))
+        if wait == "true":
+            process.wait()
+        end_session(process)
+        assert process.returncode == (0 if wait == "true" else -signal.SIGKILL)
+        assert select.select([watched], [], [], 60) == ([watched], [], [])
+        os.close(watched)
+        end_session(process)  # safe to call twice
 
 
 def test_a_process_has_ended_when_it_is_a_zombie_or_gone() -> None:
