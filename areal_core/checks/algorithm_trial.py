@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.distributed as dist
 
+from areal_core.checks.findings import reported
 from areal_core.checks.rewards import TRIAL_S
 from areal_core.config import selections
 from areal_core.config.problems import dotted
@@ -41,7 +42,9 @@ def try_algorithm(config: RunConfig, problems: list[str], notes: list[str]) -> N
     """
     chosen = selections(config.algorithm, ("algorithm",))
     own = ", ".join(f"{dotted(path)} ({part.target})" for path, part in chosen if part.record is None)
-    algorithm = config.algorithm.build() if own else None
+    algorithm = None
+    with reported("algorithm", problems):
+        algorithm = config.algorithm.build() if own else None
     if algorithm is None or algorithm.encode is not None:
         return
     if not dist.is_initialized():  # as on the trainer's only rank

@@ -23,11 +23,10 @@ import msgspec
 
 from areal_core.checks.components import component_problems, imported_modules
 from areal_core.checks.data import inspect_data, needs_tokenizer, row_checks
-from areal_core.checks.findings import FINDINGS_FILE, Findings
+from areal_core.checks.findings import FINDINGS_FILE, Findings, reported
 from areal_core.checks.loading import loading_problems, local_models, tokenizer_of
 from areal_core.checks.rewards import argument_problems, default_rows, reward_arguments, reward_problems
 from areal_core.config import CONFIG_FILE, load_run, public_environment, selections
-from areal_core.errors import ArealError, RunError, line_of
 from areal_core.files import KeptSources
 from areal_core.runtime.folder import cache_folder
 from areal_core.runtime.process_tree import adopt_orphans, end_descendants
@@ -103,18 +102,14 @@ def _prepare_row_checks(resolved: Resolved, problems: list[str], *, has_tokenize
         problems: gets the reason.
         has_tokenizer: whether to load the tokenizer.
     """
-    try:
+    checks: list[RowCheck] = []
+    tokenizer, unloadable = None, len(problems)
+    with reported("model.path", problems):
         tokenizer = tokenizer_of(resolved) if has_tokenizer else None
-    except RunError as error:
-        problems.append(": ".join((f"model.path: {error.message}", *error.hints)))
-        return []
-    try:
-        return row_checks(resolved.config, tokenizer)
-    except ArealError as error:
-        problems.append(": ".join((f"workflow: {error.message}", *error.hints)))
-    except Exception as error:  # noqa: BLE001 - the constructor of a workflow may raise anything
-        problems.append(f"workflow: it cannot be built: {type(error).__name__}: {error}{line_of(error)}")
-    return []
+    if len(problems) == unloadable:
+        with reported("workflow" if resolved.config.workflow else "algorithm", problems):
+            checks = row_checks(resolved.config, tokenizer)
+    return checks
 
 
 def _files_read(resolved: Resolved) -> list[Path]:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from areal_core import interfaces
+from areal_core.checks.findings import reported
+from areal_core.checks.rewards import reward_arguments
 from areal_core.config import selections
 from areal_core.config.problems import dotted
-from areal_core.errors import ArealError, ConfigError
+from areal_core.errors import ConfigError
 from areal_core.plugins.catalog import Catalog
 from areal_core.runtime.folder import RunFolder
 
@@ -59,14 +61,14 @@ def component_problems(resolved: Resolved, folder: Path, *, has_plugins: bool = 
             continue
         key = dotted(path)
         sys.stderr.write(f"importing {key}: {chosen.target}\n")
-        try:
+        problems: list[str] = []
+        with reported(key, problems):
             if chosen.kind == "inference_engines":
                 build_engine(resolved.config, RunFolder(folder), folder, None)
             else:
                 chosen.prepare(**dict.fromkeys(_SUPPLIED.get(chosen.kind, ())))
                 _check_call(chosen)
-        except ArealError as error:
-            yield ": ".join((f"{key}: {error.message}", *error.hints))
+        yield from problems
 
 
 def _check_call(chosen: Selection) -> None:
@@ -74,13 +76,25 @@ def _check_call(chosen: Selection) -> None:
     target, protocol = chosen.load(), _PROTOCOLS.get(chosen.kind)
     if not callable(target) and (protocol is not None or chosen.kind in _CALLED_BY_NAME):
         raise ConfigError(f"'{chosen.target}' is {target!r:.40}, and must be a function or a class")
+    if chosen.kind == "reward_functions":
+        _check_reward(chosen)
     if protocol is None or isinstance(target, type) or not callable(target):
         return
     names = list(inspect.signature(protocol.__call__).parameters)[1:]
     try:
         inspect.signature(target).bind(*names, **chosen.keywords())
+    except ValueError:  # a function in C may not show its signature
+        return
     except TypeError as error:
         raise ConfigError(f"'{chosen.target}' is called with ({', '.join(names)}) and its settings: {error}") from None
+
+
+def _check_reward(chosen: Selection) -> None:
+    """Raise `ConfigError` if the arguments of a reward cannot be read: rows supply them by name."""
+    try:
+        reward_arguments(chosen)
+    except ValueError as error:
+        raise ConfigError(f"the arguments of '{chosen.target}' cannot be read: {error}: call it in a def") from None
 
 
 def imported_modules(resolved: Resolved) -> dict[str, str]:

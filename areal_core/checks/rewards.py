@@ -15,6 +15,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from areal_core.checks.findings import reported
 from areal_core.config.sections import reward_name
 from areal_core.interfaces.workflow import REWARD_ARGUMENTS
 from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm, reward_parameters
@@ -97,7 +98,7 @@ def _missing_arguments(
 
 
 def _suggestion(key: str) -> str:
-    return f" (did you mean the rows' '{key}'? Name both alike)" if key else ""
+    return f" (did you mean the rows' '{key}'? Use the same name in both)" if key else ""
 
 
 def reward_problems(config: RunConfig, reports: Iterable[DataReport]) -> Iterator[str]:
@@ -116,7 +117,10 @@ def reward_problems(config: RunConfig, reports: Iterable[DataReport]) -> Iterato
     for number, chosen in enumerate(config.rewards):
         is_own = chosen.record is None
         if is_own and all(name in keys for name, is_required in reward_arguments(chosen).items() if is_required):
-            yield from _reward_problem(f"rewards.{number}", chosen, config, rows)
+            key, problems = f"rewards.{number}", list[str]()
+            with reported(key, problems):
+                problems += _reward_problem(key, chosen, config, rows)
+            yield from problems
 
 
 def _reward_problem(

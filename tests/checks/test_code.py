@@ -239,6 +239,26 @@ def test_a_workflow_that_cannot_be_built_is_a_problem(found):
     assert problem.startswith("workflow: it cannot be built: OSError: no such device (parts.py:")
 
 
+def test_constructors_that_raise_are_problems_beside_the_others(found):
+    code = """\
+class reward:
+    def __init__(self): raise OSError("no such device")
+    def __call__(self, completion): return 1.0
+class plain:
+    def __init__(self): raise KeyError("gamma")
+    def __call__(self, batch): return batch["reward"]
+"""
+    reward, algorithm = found(code).problems
+    assert reward.startswith("rewards.0: it cannot be built: OSError: no such device (parts.py:")
+    assert algorithm.startswith("algorithm: it cannot be built: KeyError: 'gamma' (parts.py:")
+
+
+def test_functions_in_c_may_hide_their_signature_and_rewards_may_not(found):
+    (problem,) = found("plain = reward = max").problems
+    assert problem.startswith("rewards.0: the arguments of '")
+    assert "parts.py:reward' cannot be read: no signature found for builtin" in problem
+
+
 def test_a_required_argument_of_a_reward_must_be_a_key_of_every_data_set(found):
     offered = "rewards get prompt, completion, prompt_ids, completion_ids, finish_reason, row, and the keys of the row"
     assert found("async def reward(completion, answer): ...", HELD_OUT).problems == [
@@ -249,7 +269,7 @@ def test_a_required_argument_of_a_reward_must_be_a_key_of_every_data_set(found):
 def test_a_key_of_a_similar_name_is_suggested(found):
     first, second = found("async def reward(completion, Answers, **others): ...", HELD_OUT).problems
     assert first.startswith("rewards.0 needs Answers: ")
-    assert second.startswith("rewards.0 needs Answers (did you mean the rows' 'answer'? Name both alike): ")
+    assert second.startswith("rewards.0 needs Answers (did you mean the rows' 'answer'? Use the same name in both): ")
     code = "async def reward(completion, answers=None, tolerance=0.1, *, setting=2, **others): return 1.0"
     report = found(code, HELD_OUT)
     assert report.problems == []
@@ -259,7 +279,7 @@ def test_a_key_of_a_similar_name_is_suggested(found):
         (
             "note",
             "rewards.0: no row of evaluation.dataset fills answers, so its default applies "
-            "(did you mean the rows' 'answer'? Name both alike)",
+            "(did you mean the rows' 'answer'? Use the same name in both)",
         ),
         ("rewards", "rewards.0: no row of evaluation.dataset fills tolerance, so its default applies"),
     ]

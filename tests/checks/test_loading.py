@@ -121,7 +121,7 @@ def test_a_file_that_is_added_to_the_model_is_read(model: Path, tmp_path: Path) 
     resolved = config_of(model, f"workflow={tmp_path}/parts.py:Workflow")
     (tmp_path / CONFIG_FILE).write_text(resolved.to_yaml())
     assert inspect(resolved, tmp_path).problems == []
-    (model / "tokenizer.json").write_text("[")
+    (model / "tokenizer.json").write_text("{}")
     (problem,) = inspect(resolved, tmp_path).problems
     assert problem.startswith("model.path: ")
 
