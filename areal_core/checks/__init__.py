@@ -28,7 +28,8 @@ machine, environment and files skips them. It imports and tries the user's own c
 Other programs call a part:
 
     check_model        `areal config check`: models that are on this machine. No child.
-    check_made_model   the process that makes or fetches a model: the same, and the rows, with the new tokenizer.
+    check_made_model   Called after a model is downloaded or created. Checks the model, then the rows with its
+                       tokenizer.
     check_evaluation   `areal eval`: models and data sets, in its own process.
     doctor             `areal doctor`: asks every health check in a process of its own. `machine` and `model_folder`
                        have the core's own health checks.

@@ -24,7 +24,7 @@ class DiskSpace:
     Attributes:
         checkpoint: size of one checkpoint; 0 if it is not known.
         model: size of one exported model.
-        least: most bytes on the disk at a time if the run is not interrupted, with what it has written before.
+        least: largest disk use of an uninterrupted run, including what earlier attempts wrote.
         most: the same with as many checkpoints as are kept, and while a new best model is written.
         free: free bytes, and those of what a resumed run replaces.
     """
