@@ -399,10 +399,11 @@ class Ledger:
                 raise
 
 
-def read_training_order(folder: Path) -> dict[int, tuple[int, int | None]]:
-    """Return the data row of each prompt group, and the step that has trained on it, by the number of the group.
+def read_training_order(folder: Path) -> dict[tuple[int, str | None], tuple[int, int | None]]:
+    """Return the data row of each prompt group, and the step that has trained on it, by its number and its digest.
 
-    Steps count from 1 as in the metrics. A group that was not trained on has None.
+    Steps count from 1 as in the metrics. A group that was not trained on has None. The digest is that of the group's
+    tokens; None if none were kept.
 
     Args:
         folder: folder of a ledger whose run is not in progress. A copy is read.
@@ -411,8 +412,11 @@ def read_training_order(folder: Path) -> dict[int, tuple[int, int | None]]:
         copy = Path(temporary) / "ledger"
         copy_database(folder, copy)
         with closing(sqlite3.connect(copy / DATABASE)) as database, sqlite_errors(folder):
-            groups = database.execute("SELECT number, data_row, state, step FROM groups").fetchall()
-    return {number: (row, step + 1 if state == "consumed" else None) for number, row, state, step in groups}
+            groups = database.execute("SELECT number, digest, data_row, state, step FROM groups").fetchall()
+    return {
+        (number, digest): (row, step + 1 if state == "consumed" else None)
+        for number, digest, row, state, step in groups
+    }
 
 
 def copy_database(source: Path, target: Path) -> None:

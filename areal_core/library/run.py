@@ -73,7 +73,7 @@ class Run:
         Raises:
             RunError: `step` is given, and the run is in progress: its ledger cannot be read by a second program.
         """
-        order: Mapping[int, tuple[int, int | None]] = {}
+        order: Mapping[tuple[int, str | None], tuple[int, int | None]] = {}
         attempts = self._files.attempts()
         ledgers = [attempt.ledger for attempt in attempts if (attempt.ledger / DATABASE).is_file()]
         is_in_progress = bool(attempts) and self.status in _IN_PROGRESS
@@ -86,7 +86,7 @@ class Run:
             )
         rows = []
         for group in read_lines(self._files.samples):
-            data_row, trained_at = order.get(group["group"], (None, None))
+            data_row, trained_at = order.get((group["group"], group.get("digest")), (None, None))
             for episode in group["episodes"] if step in (None, trained_at) else ():
                 length = episode.get("prompt_length", 0)
                 text = {"prompt": episode["text"][:length], "answer": episode["text"][length:]}

@@ -90,8 +90,6 @@ class Events:
 
     def _call(self, name: str, **arguments: object) -> list[Any]:
         """Return the answers of all plugins except None, in the order in which pluggy called them."""
-        if "metrics" in arguments:  # a plugin may change its copy, and nothing else
-            arguments["metrics"] = dict(arguments["metrics"])  # type: ignore[call-overload]
         answers: list[Any] = getattr(self.relay.hook, name)(hook=self.relay.hook, **arguments)
         return answers
 
@@ -119,6 +117,10 @@ class EventGuard(Guard):
         """See `Guard.is_off`."""
         return self._plugin in self._events.silenced
 
+    def give(self, argument: object) -> object:
+        """See `Guard.give`. Each plugin has its own copy of the metrics, and may change it."""
+        return dict(argument) if isinstance(argument, dict) else argument
+
     def take(self, answer: Any) -> Any:
         """See `Guard.take`."""
         match self._hook:
@@ -130,6 +132,10 @@ class EventGuard(Guard):
 
     def take_wrapped(self, answer: Any, inner: Any) -> Any:
         """See `Guard.take_wrapped`. What the wrapper itself has added gets its plugin's name."""
+        if not isinstance(answer, list):
+            raise TypeError(
+                f"a wrapper of {self._hook} returned {answer!r:.80}; it must return a list, as `yield` does"
+            )
         match self._hook:
             case "areal_add_metrics":
                 known = {name: value for added in inner for name, value in added.items()}

@@ -21,11 +21,15 @@ CAUGHT: Final = (Exception, SystemExit)
 
 
 class Guard:
-    """What happens around one implementation. By default, its errors pass unchanged and so do its answers."""
+    """Wraps one hook implementation. The default returns its result and raises its errors."""
 
     def is_off(self) -> bool:
         """Return whether the plugin is no longer called."""
         return False
+
+    def give(self, argument: object) -> object:
+        """Return what an implementation gets for an argument of the call."""
+        return argument
 
     def take(self, answer: Any) -> Any:
         """Return what an implementation has answered, checked and with the plugin's name."""
@@ -59,7 +63,7 @@ def guarded(function: Callable[..., Any], options: Mapping[str, Any], guard: Gua
         if guard.is_off():
             return None
         try:
-            return guard.take(function(*arguments))
+            return guard.take(function(*map(guard.give, arguments)))
         except CAUGHT as error:
             guard.report(error)
             return None
@@ -68,7 +72,7 @@ def guarded(function: Callable[..., Any], options: Mapping[str, Any], guard: Gua
     def wrap(*arguments: object) -> Generator[None, Any, Any]:
         if guard.is_off():
             return (yield)
-        around = function(*arguments)
+        around = function(*map(guard.give, arguments))
         try:
             next(around)
         except CAUGHT as error:  # StopIteration: it has ended without a `yield`

@@ -317,7 +317,7 @@ class RolloutController:
             self._consecutive_failures = 0
             if self._samples is not None:
                 with suppress(DiskError):  # the ledger is written next, and reports a full disk
-                    self._samples.saw(group.number, outcome, self.version)
+                    self._samples.saw(group, outcome, self.version)
         incomplete = self.section.incomplete_groups
         if outcome.failure and (incomplete == "replace" or (incomplete == "use" and not outcome.rewards)):
             self._leave(group.number, "failed")

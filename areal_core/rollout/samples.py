@@ -10,6 +10,7 @@ from areal_core.disk import append_line, replace_durably, writing
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from areal_core.ledger.groups import PromptGroup
     from areal_core.messages.workflows import GroupOutcome
 
 MOST_BYTES = 32 << 20
@@ -23,8 +24,11 @@ class SampleLog:
         self._path = path
         self._version = -1
 
-    def saw(self, number: int, outcome: GroupOutcome, version: int) -> None:
+    def saw(self, group: PromptGroup, outcome: GroupOutcome, version: int) -> None:
         """Log the group if it is the first one that has finished under `version`.
+
+        A resume gives the numbers of lost groups to new ones. The digest of the tokens, which the ledger has too, tells
+        which group a line is about.
 
         Raises:
             DiskError: the disk refuses; the next group is taken instead.
@@ -35,7 +39,8 @@ class SampleLog:
             {"text": e.text, "prompt_length": e.prompt_length, "reward": e.reward, "rewards": dict(e.rewards)}
             for e in outcome.shown
         ]
-        line = json.dumps({"version": version, "group": number, "episodes": episodes})
+        digest = None if group.record is None else group.record.digest
+        line = json.dumps({"version": version, "group": group.number, "digest": digest, "episodes": episodes})
         append_line("samples", self._path, line)
         self._version = version
         if self._path.stat().st_size > MOST_BYTES:

@@ -227,11 +227,20 @@ def test_a_wrapper_adds_metrics_under_its_own_name_and_leaves_those_of_others():
 
 def test_a_plugin_that_changes_the_metrics_it_is_given_changes_nothing():
     metrics = dict(OWN)
+    seen = []
+
+    def good(metrics):
+        seen.append(metrics)
+
     for hook in ("add_metrics", "should_stop", "step_finished"):
-        events = events_for(evil=plugin(f"areal_{hook}", lambda metrics: metrics.clear()))
+        events = events_for(
+            z_first=plugin(f"areal_{hook}", lambda metrics: metrics.clear()),
+            good=plugin(f"areal_{hook}", good),
+        )
         getattr(events, hook)(RUN, 1, metrics)
         assert not events.silenced
     assert metrics == OWN
+    assert seen == [OWN] * 3, "each plugin has its own copy"
 
 
 @pytest.mark.parametrize("answer", [{"decline": "much"}, {"decline": None}, 3])
@@ -277,6 +286,21 @@ def test_a_wrapper_may_veto_a_stop_or_ask_for_one():
     assert vetoed.should_stop(RUN, 1, OWN) == ""
     joined = events_for(a=guard, z=plugin("areal_should_stop", too, wrapper=True))
     assert joined.should_stop(RUN, 1, OWN) == "and I (plugin 'z'); I do (plugin 'a')"
+
+
+@pytest.mark.parametrize("hook", ["areal_should_stop", "areal_add_metrics"])
+def test_a_wrapper_that_returns_no_list_is_silenced_and_the_answers_it_got_count(caplog, hook):
+    """A text in place of the list would be read letter by letter."""
+
+    def wrong():
+        yield
+        return "stop"
+
+    events = events_for(a=plugin("areal_should_stop", lambda: "I do"), z=plugin(hook, wrong, wrapper=True))
+    assert events.add_metrics(RUN, 1, OWN) == {}
+    assert events.should_stop(RUN, 1, OWN) == "I do (plugin 'a')"
+    assert events.silenced == {"z"}
+    assert f"a wrapper of {hook} returned 'stop'; it must return a list" in caplog.text
 
 
 def test_training_waits_only_if_a_plugin_has_a_hook_that_it_waits_for():

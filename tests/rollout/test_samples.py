@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from areal_core.ledger.groups import PromptGroup
 from areal_core.messages.workflows import EpisodeShown, GroupOutcome
 from areal_core.rollout import samples
 from areal_core.rollout.samples import SampleLog
@@ -23,8 +24,8 @@ def test_a_long_run_is_shown_whole_and_its_past_thinner(tmp_path: Path, monkeypa
     path = tmp_path / "samples.jsonl"
     log = SampleLog(path)
     for version in range(1000):
-        log.saw(2 * version, FACTS, version)
-        log.saw(2 * version + 1, FACTS, version)
+        log.saw(PromptGroup(2 * version, (0, 0)), FACTS, version)
+        log.saw(PromptGroup(2 * version + 1, (0, 0)), FACTS, version)
         assert path.stat().st_size <= 10_000
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     versions = [line["version"] for line in lines]

@@ -149,8 +149,8 @@ def test_workers_that_are_lost_one_after_another_end_the_run_and_say_with_what()
             under_way = [asyncio.ensure_future(workers.run(group(number))) for number in range(7)]
             for number in range(module.LOSSES_IN_A_ROW):
                 await workflow.begun.wait()
-                workflow.begun.clear()
                 await processes.started[number].die()
+                workflow.begun.clear()  # several groups set it in one worker; the next worker has not connected yet
             ended = await asyncio.gather(*under_way, return_exceptions=True)
         causes = [error for error in ended if isinstance(error, RunError)]
         assert causes

@@ -5,7 +5,7 @@ from areal_core.config.context import ResolutionContext
 from areal_core.config.place import Place
 from areal_core.config.sections import TrainingSection
 from areal_core.data import PackedBatch, Ragged
-from areal_core.plugins import PluginManager
+from areal_core.plugins import KINDS, PluginManager
 from areal_core.training.context import BatchContext
 
 TEMPLATE = (
@@ -24,7 +24,7 @@ def build():
 
     def build(kind, name, **keys):
         context = ResolutionContext(PluginManager.load(["finetuning"]))
-        return Place(kind).select({"type": f"finetuning/{name}", **keys}, context).build()
+        return Place(KINDS[kind]).select({"type": f"finetuning/{name}", **keys}, context).build()
 
     return build
 

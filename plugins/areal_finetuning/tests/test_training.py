@@ -9,7 +9,7 @@ from areal_core.config.place import Place
 from areal_core.config.sections import TrainingSection
 from areal_core.data import PackedBatch, shift_to_predictions
 from areal_core.interfaces import ModelReference, OptimizerSettings
-from areal_core.plugins import PluginManager
+from areal_core.plugins import KINDS, PluginManager
 from areal_core.testing.conformance import make_model, numbers_of
 from areal_core.training.context import BatchContext
 from areal_finetuning.example_tokenizers import trajectory
@@ -52,9 +52,9 @@ def learn(model):
 
     def learn(name, learning_rate=1e-3, **keys):
         context = ResolutionContext(PluginManager.load(["finetuning", "fsdp"]))
-        chosen = Place("algorithms").select({"type": f"finetuning/{name}", **keys}, context)
+        chosen = Place(KINDS["algorithms"]).select({"type": f"finetuning/{name}", **keys}, context)
         settings = {"type": "fsdp/fsdp", "learning_rate": learning_rate, "max_tokens_per_microbatch": 128}
-        engine = Place("train_engines").select(settings, context)
+        engine = Place(KINDS["train_engines"]).select(settings, context)
         engines = {}
         for role, needed in roles_of(chosen, 1).items():
             engines[role] = engine.build()

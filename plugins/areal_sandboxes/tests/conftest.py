@@ -14,7 +14,7 @@ import pytest
 
 from areal_core.config.context import ResolutionContext
 from areal_core.config.place import Place
-from areal_core.plugins import PluginManager
+from areal_core.plugins import KINDS, PluginManager
 
 SECRET = secrets.token_hex(16)
 BEGINS = "import os, signal, socket, sys, time, glob\nTARGETS = dict(word.split('=', 1) for word in sys.argv[2:])\n"
@@ -195,7 +195,7 @@ def reward(bubblewrap):
 
     def make(**settings):
         context = ResolutionContext(PluginManager.load(["sandboxes"]))
-        chosen = Place("reward_functions").select({"type": "sandboxes/unit_tests", **settings}, context)
+        chosen = Place(KINDS["reward_functions"]).select({"type": "sandboxes/unit_tests", **settings}, context)
         return chosen.build()
 
     return make
