@@ -55,7 +55,7 @@ NO_EFFECT: Final[dict[str, str]] = {
          "hub_private_repo", "hub_model_id", "hub_always_push", "hub_revision", "length_column_name", "project",
          "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
          "label_names"),
-        "it only qualifies an argument that areal does not have",
+        "it configures a feature that areal does not have",
     ),
 }  # fmt: skip
 """Arguments that change nothing of what is trained: areal does it in its own way, which the text says."""
