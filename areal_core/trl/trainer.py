@@ -174,6 +174,11 @@ class GRPOTrainer:
             raise UsageError("there is no model to save yet", hints=["call trainer.train() first"])
         shutil.copytree(self.run.model, output_dir or self._output_dir, dirs_exist_ok=True)
 
+    def push_to_hub(self, *unused: Any, **named: Any) -> None:
+        """Log how to upload the model. An error here would end a script after its training, so there is none."""
+        folder = "trainer.run.model" if self.run is None else self.run.model
+        log(f"areal_core.trl: nothing is uploaded: `hf upload OWNER/NAME {folder}` uploads the model")
+
     def _changes(self, folder: Path) -> dict[str, Any]:
         """Return the script's arguments for a resume, which refuses those that cannot change.
 

@@ -273,6 +273,15 @@ def test_one_that_cannot_be_honored(arguments: dict[str, Any], name: str) -> Non
     assert [line.partition(":")[0].partition("=")[0] for line in problems(**arguments)] == [name]
 
 
+def test_arguments_that_areal_does_not_map_are_readable_as_in_trl(capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = GRPOConfig("out", log_completions=True)
+    assert (arguments.push_to_hub, arguments.log_completions, arguments.resume_from_checkpoint) == (False, True, None)
+    with pytest.raises(AttributeError, match="has no 'log_completion'"):
+        _ = arguments.log_completion
+    trainer(arguments={}).push_to_hub(dataset_name="rows")
+    assert "nothing is uploaded: `hf upload OWNER/NAME trainer.run.model`" in "".join(capfd.readouterr())
+
+
 def test_arguments_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     def watches(completions, trainer_state, **kwargs):  # type: ignore[no-untyped-def]
         return [0.0]
