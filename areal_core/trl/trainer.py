@@ -193,7 +193,9 @@ class GRPOTrainer:
             raise ConfigError(f"rewards cannot change on a resume: the run has {before}, and the script has {now}")
         log("areal_core.trl: the run resumes with the rows and the reward functions that it started with")
         changes = {key: value for key, value in self._config.items() if key not in ("dataset", "rewards")}
-        if not Path(changes["model"]["path"]).is_dir():  # of a name on the hub, the run has the folder of a commit
+        model, started = Path(changes["model"]["path"]), Path(saved["model"]["path"])
+        # The run has an absolute path, and for a name on the hub the folder of a commit.
+        if not model.is_dir() or (started.is_dir() and started.samefile(model)):
             changes["model"] = {key: value for key, value in changes["model"].items() if key != "path"}
         if "evaluation" in changes:
             changes["evaluation"] = {key: value for key, value in changes["evaluation"].items() if key != "dataset"}
