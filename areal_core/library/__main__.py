@@ -13,7 +13,7 @@ from pathlib import Path
 
 from areal_core.background import start_thread
 from areal_core.cli import main
-from areal_core.errors import ArealError
+from areal_core.errors import ArealError, ConfigError
 
 
 def _end_with_caller() -> None:
@@ -28,7 +28,13 @@ def _program(error_file: Path, words: list[str]) -> int:
     try:
         return main([*words, "--debug"])  # with --debug errors are raised
     except ArealError as error:
-        error_file.write_text(json.dumps({"message": error.message, "hints": error.hints}), encoding="utf-8")
+        problem = {
+            "types": [kind.__name__ for kind in type(error).__mro__],
+            "message": error.message,
+            "hints": error.hints,
+            "problems": error.problems if isinstance(error, ConfigError) else (),
+        }
+        error_file.write_text(json.dumps(problem), encoding="utf-8")
         return error.exit_code
 
 

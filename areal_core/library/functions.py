@@ -4,8 +4,8 @@
     of a notebook, `python -c`, standard input,     -> pickled by cloudpickle into the folder `functions` of the run,
     or nested in another function                      `functions/name-DIGEST.py:name`
 
-The small module beside each pickle has the function's source in comments. Its hash is the function's fingerprint: a
-resume compares it as it compares any other file of the user.
+The small module beside each pickle has the SHA-256 of the pickle, and the function's source for people to read. A
+resume compares the module as it compares any other file of the user. `load` refuses a pickle with another SHA-256.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PLAIN: Final = (str, bytes, int, float, bool, type(None), tuple, list, dict, set, frozenset)
-"""Types of global values that are part of the fingerprint of a function that uses them."""
+"""Types of global values that are shown with the source of a function that uses them."""
 _MODULE: Final = '''"""`{name}` of the program that started this run, pickled by Python {python}. Its source:
 
 {source}
@@ -38,7 +38,7 @@ _MODULE: Final = '''"""`{name}` of the program that started this run, pickled by
 
 from areal_core.library.functions import load
 
-{name} = load(__file__, "{python}")
+{name} = load(__file__, python="{python}", sha256="{sha256}")
 '''
 
 
@@ -94,28 +94,28 @@ def _pickled(target: Any, folder: Path) -> str:
         ) from error
     python = f"{sys.version_info[0]}.{sys.version_info[1]}"
     source = "\n\n".join(_sources(target).values()).replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-    text = _MODULE.format(name=name, python=python, source=source)
+    text = _MODULE.format(name=name, python=python, source=source, sha256=hashlib.sha256(data).hexdigest())
     path = folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.py"
     for private in (folder.parent, folder):  # the run folder and its functions are for their user only
         private.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not path.is_file():  # a resume keeps the pickle that the run started with
-        with open_private(path.with_suffix(".pickle"), "wb") as file:
-            file.write(data)
-        with open_private(path, "w", encoding="utf-8") as file:
-            file.write(text)
+    with open_private(path.with_suffix(".pickle"), "wb") as file:
+        file.write(data)
+    with open_private(path, "w", encoding="utf-8") as file:
+        file.write(text)
     return f"{path.resolve()}:{name}"
 
 
-def load(module_file: str, python: str) -> Any:
+def load(module_file: str, *, python: str, sha256: str) -> Any:
     """Return the callable that stands beside a module in the folder `functions` of a run.
 
     Args:
         module_file: file of the module.
         python: version of Python that wrote the pickle, such as "3.11".
+        sha256: SHA-256 of the pickle in hexadecimal digits.
 
     Raises:
         ConfigError: this is another version of Python. A pickled function holds bytecode, which only its own version
-            can execute.
+            can execute. Or the pickle has changed since the run started.
     """
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
     path = Path(module_file).with_suffix(".pickle")
@@ -126,7 +126,10 @@ def load(module_file: str, python: str) -> Any:
         )
     if KeptSources.folder is not None:  # the run folder may have been moved since
         path = RunFolder(KeptSources.folder.parent).functions / path.name
-    return pickle.loads(path.read_bytes())
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise ConfigError(f"{path} has changed since the run started: restore it, or start a new run")
+    return pickle.loads(data)
 
 
 def _sources(target: Any, known: dict[str, str] | None = None) -> dict[str, str]:
@@ -137,10 +140,9 @@ def _sources(target: Any, known: dict[str, str] | None = None) -> dict[str, str]
         return sources
     sources[shown] = ""  # its place, in case it uses itself
     functions = list(_functions(target))
-    text = ""
-    with suppress(OSError, TypeError):
-        text = inspect.getsource(target)
-    sources[shown] = text or "\n".join(map(_source_of, functions)) or repr(type(target))
+    sources[shown] = (
+        _source_of(target) or "\n".join(map(_source_of, functions)) or f"(the source of {shown} is not known)"
+    )
     for function in functions:
         for name, value in _used(function):
             is_own = callable(value) and getattr(value, "__module__", "") == function.__module__
@@ -163,13 +165,11 @@ def _functions(target: Any) -> Iterator[FunctionType]:
         yield from _functions(type(target))
 
 
-def _source_of(function: FunctionType) -> str:
-    """Return the source of a function, or its bytecode if the source is not known, as with `python -c`."""
+def _source_of(target: Any) -> str:
+    """Return the source of a function or class, or nothing if it is not known, as with `python -c`."""
     with suppress(OSError, TypeError):
-        return inspect.getsource(function)
-    codes = [function.__code__, *(value for value in function.__code__.co_consts if isinstance(value, CodeType))]
-    constants = [[value for value in code.co_consts if not isinstance(value, CodeType)] for code in codes]
-    return "\n".join(f"{code.co_code.hex()} {values!r}" for code, values in zip(codes, constants, strict=True))
+        return inspect.getsource(target)
+    return ""
 
 
 def _used(function: FunctionType) -> Iterator[tuple[str, Any]]:

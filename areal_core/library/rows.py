@@ -65,7 +65,7 @@ def write_rows(rows: Any) -> dict[str, Any]:
     lines: list[str] = []
     try:
         for row in rows:
-            lines.append(f"{json.dumps(_checked_keys(dict(row)), default=_bytes_as_text)}\n")
+            lines.append(f"{json.dumps(_checked(dict(row)), default=_bytes_as_text)}\n")
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"dataset: row {len(lines)} (counted from 0): rows are dictionaries of what JSON can hold, "
@@ -87,20 +87,22 @@ def _keep(text: str) -> Path:
     return path
 
 
-def _checked_keys(value: Any) -> Any:
-    """Return a value whose keys are text; JSON would turn others into text without a word.
+def _checked(value: Any) -> Any:
+    """Return a value that JSON reads as it was written.
 
     Raises:
-        TypeError: a key is something else.
+        TypeError: a key is not text, or a value is a tuple, which JSON would silently make a list.
     """
     if isinstance(value, Mapping):
         for key, part in value.items():
             if not isinstance(key, str):
                 raise TypeError(f"the key {key!r} is {type(key).__name__}, and keys are text")
-            _checked_keys(part)
-    elif isinstance(value, list | tuple):
+            _checked(part)
+    elif isinstance(value, tuple):
+        raise TypeError(f"{value!r:.60} is a tuple, which JSON makes a list: write a list")
+    elif isinstance(value, list):
         for part in value:
-            _checked_keys(part)
+            _checked(part)
     return value
 
 

@@ -60,9 +60,9 @@ def train(
 
     A short call is `areal_core.train(model="Qwen/Qwen3-0.6B", dataset=rows, rewards=[correct], algorithm="grpo")`.
 
-    Each argument is a section of a config (docs/reference/config.md), and functions and rows of yours may stand in it
-    for names. What a call leaves out comes from the preset `defaults` of the plugin that has the algorithm. A `config`
-    that names an `algorithm` is complete, like a YAML file: nothing is added to it.
+    Each argument is a section of a config (docs/reference/config.md). You can pass a function or rows wherever a
+    config takes a name. What a call leaves out comes from the preset `defaults` of the plugin that has the algorithm. A
+    `config` that names an `algorithm` is complete, like a YAML file: nothing is added to it.
 
     Scripts need no `if __name__ == "__main__":`. The processes of the run import the script to find its functions, and
     execute it up to this call. If what is above the call is slow, put both below such a line. Functions that no file

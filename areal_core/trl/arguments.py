@@ -55,7 +55,7 @@ NO_EFFECT: Final[dict[str, str]] = {
          "hub_private_repo", "hub_model_id", "hub_always_push", "hub_revision", "length_column_name", "project",
          "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
          "label_names"),
-        "it only qualifies an argument that areal does not have",
+        "it configures a feature that areal does not have",
     ),
 }  # fmt: skip
 """Arguments that change nothing of what is trained: areal does it in its own way, which the text says."""
@@ -183,3 +183,14 @@ class GRPOConfig(_Honored):
     def __init__(self, output_dir: str | None = None, **arguments: Any) -> None:
         super().__init__(output_dir, **{name: value for name, value in arguments.items() if name in HONORED})
         self.others = {name: value for name, value in arguments.items() if name not in HONORED}
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an argument of `others`, or TRL's default of one that areal refuses; None where areal has no default.
+
+        Raises:
+            AttributeError: TRL has no such argument.
+        """
+        others = self.__dict__.get("others", {})
+        if name not in others and name not in NO_EFFECT and name not in REFUSED:
+            raise AttributeError(f"TRL's GRPOConfig has no {name!r}")
+        return others.get(name, REFUSED.get(name, (None, ""))[0])

@@ -6,7 +6,9 @@ honor is collected: `Mapping.problems` has all of it. `Mapping.notes` says what 
 
 from __future__ import annotations
 
+import functools
 import inspect
+import itertools
 import math
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +42,7 @@ class Mapping:
         arguments: TRL's arguments.
         rows: number of rows of the training data set; None if it has no length.
         has_evaluation: whether there is an evaluation data set.
+        num_processes: processes of `accelerate launch` for which the script was written. TRL's batch grows with them.
 
     Attributes:
         config: the config, without model, data sets and rewards.
@@ -47,13 +50,16 @@ class Mapping:
         notes: what areal does in another way than TRL, a sentence each.
     """
 
-    def __init__(self, arguments: GRPOConfig, rows: int | None, *, has_evaluation: bool) -> None:
+    def __init__(
+        self, arguments: GRPOConfig, rows: int | None, *, has_evaluation: bool, num_processes: int = 1
+    ) -> None:
         self.problems: list[str] = []
         self.notes: list[str] = []
         self._arguments = arguments
         self._others()
-        batch = self._batch()
-        steps = self._steps(rows, batch["rollout"]["batch_size"])
+        batch = self._batch(num_processes)
+        self._epoch = self._updates_of_an_epoch(rows)
+        steps = self._steps()
         self.config: dict[str, Any] = {
             **batch,
             "steps": steps,
@@ -64,11 +70,11 @@ class Mapping:
             "sampling": self._sampling(),
             "train_engine": self._train_engine(steps),
             "algorithm": self._algorithm(),
-            "checkpoint": self._checkpoint(steps, rows),
+            "checkpoint": self._checkpoint(steps),
             "trackers": self._trackers(),
         }
         if has_evaluation and arguments.eval_strategy != "no":
-            self.config["evaluation"] = self._evaluation(steps, rows)
+            self.config["evaluation"] = self._evaluation(steps)
 
     @property
     def updates(self) -> int:
@@ -89,33 +95,46 @@ class Mapping:
             elif value != default:
                 self.problems.append(f"{name}={value!r}: {why}")
 
-    def _batch(self) -> dict[str, Any]:
-        """The generation batch and its updates."""
+    def _batch(self, num_processes: int) -> dict[str, Any]:
+        """Return the sections of the generation batch and of its updates."""
         a = self._arguments
+        per_step = a.per_device_train_batch_size * max(1, num_processes)
+        if num_processes < 1:
+            self.problems.append(f"num_processes={num_processes}: must be at least 1")
         steps, size = a.steps_per_generation, a.generation_batch_size
         if steps is not None and size is not None:
             self._refuse("generation_batch_size", "give it or steps_per_generation, and not both")
         if steps is None:
-            wanted = size or a.per_device_train_batch_size * a.gradient_accumulation_steps
-            steps = wanted // a.per_device_train_batch_size
-            if wanted % a.per_device_train_batch_size:
-                self._refuse("generation_batch_size", "per_device_train_batch_size does not divide it")
+            wanted = size or per_step * a.gradient_accumulation_steps
+            steps = wanted // per_step
+            if wanted % per_step:
+                self._refuse(
+                    "generation_batch_size",
+                    f"must be a multiple of per_device_train_batch_size x num_processes, which is {per_step}",
+                )
         self._minibatches = max(1, steps // a.gradient_accumulation_steps)
         if steps % a.gradient_accumulation_steps and a.gradient_accumulation_steps % max(1, steps):
             self._refuse(
                 "gradient_accumulation_steps", f"must divide the {steps} steps of a generation, or be a multiple"
             )
-        answers = a.per_device_train_batch_size * max(steps, a.gradient_accumulation_steps)
+        answers = per_step * max(steps, a.gradient_accumulation_steps)
+        self._generation = (steps, per_step * steps // a.num_generations)
+        self.notes.append(
+            f"a batch has {answers} answers, {a.num_generations} for each prompt, as TRL's with {num_processes} "
+            "process(es): set num_processes of GRPOTrainer to what `accelerate launch` would start"
+        )
         groups = answers // a.num_generations
         if answers % a.num_generations or not groups:
             self._refuse("num_generations", f"does not divide the {answers} answers of a batch")
         elif groups % self._minibatches:
             self.problems.append(
-                f"steps_per_generation: an update of areal has whole groups, and {groups} groups of "
-                f"{a.num_generations} answers are not divided by {self._minibatches} updates"
+                f"steps_per_generation: {self._minibatches} updates must divide {groups} groups; change "
+                "steps_per_generation or num_generations"
             )
         if a.num_iterations > 1 and steps < a.gradient_accumulation_steps:
-            self._refuse("num_iterations", "several generation batches form an update, and none can be repeated alone")
+            self._refuse(
+                "num_iterations", "num_iterations > 1 needs steps_per_generation >= gradient_accumulation_steps"
+            )
         if self._minibatches > 1 and LOSS_AGGREGATIONS.get(a.loss_type) == "token_mean":
             self.notes.append("an update divides by the number of its own tokens, TRL's by the generation batch's mean")
         return {
@@ -126,15 +145,32 @@ class Mapping:
             "training": {"num_minibatches": self._minibatches, "num_epochs": a.num_iterations},
         }  # fmt: skip
 
-    def _steps(self, rows: int | None, groups: int) -> int:
-        """Steps of areal: a generation batch each."""
+    def _updates_of_an_epoch(self, rows: int | None) -> int | None:
+        """Return the updates with which TRL trains on all rows once. An incomplete last batch of rows is dropped."""
+        if rows is None:
+            return None
+        a = self._arguments
+        steps, groups = self._generation
+        batches = rows // max(1, groups)
+        return max(1, math.ceil(batches * a.num_iterations * steps / a.gradient_accumulation_steps))
+
+    def _steps(self) -> int:
+        """Return the steps of areal: a generation batch each, rounded up to whole batches."""
         a = self._arguments
         if a.max_steps > 0:
-            return math.ceil(a.max_steps / self.updates)
-        if rows is None:
+            updates = a.max_steps
+        elif self._epoch is not None:
+            updates = math.ceil(a.num_train_epochs * self._epoch)
+        else:
             self._refuse("max_steps", "the data set has no length, so the number of steps must be set")
             return 1
-        return max(1, math.floor(rows // groups * a.num_train_epochs))
+        steps = max(1, math.ceil(updates / self.updates))
+        if steps * self.updates != updates:
+            self.notes.append(
+                f"{steps * self.updates} updates are trained where TRL trains {updates}: a batch is trained on to its "
+                f"end, which takes {self.updates} updates"
+            )
+        return steps
 
     def _in_steps(self, value: float, steps: int) -> int:
         """Return an interval in steps of areal. Below 1 it is a share of the run, as in transformers."""
@@ -275,31 +311,31 @@ class Mapping:
                 self._refuse("vllm_importance_sampling_mode", "TRL has no such mode")
         return corrections
 
-    def _evaluation(self, steps: int, rows: int | None) -> dict[str, Any]:
+    def _evaluation(self, steps: int) -> dict[str, Any]:
         a = self._arguments
         strategy = str(getattr(a.eval_strategy, "value", a.eval_strategy))
         if strategy not in ("steps", "epoch"):
             self._refuse("eval_strategy", "choose no, steps or epoch")
         every = self._in_steps(a.eval_steps or a.logging_steps, steps)
         return {
-            "every": self._epoch(steps, rows) if strategy == "epoch" else every,
+            "every": self._epoch_in_steps(steps) if strategy == "epoch" else every,
             "samples_per_prompt": a.num_generations_eval or a.num_generations,
             "at_start": a.eval_on_start,
         }
 
-    def _checkpoint(self, steps: int, rows: int | None) -> dict[str, Any]:
+    def _checkpoint(self, steps: int) -> dict[str, Any]:
         a = self._arguments
         strategy = str(getattr(a.save_strategy, "value", a.save_strategy))
         if strategy not in ("no", "steps", "epoch"):
             self._refuse("save_strategy", "choose no, steps or epoch; trainer.run.best has the best model")
-        every = {"no": 0, "epoch": self._epoch(steps, rows)}.get(strategy, self._in_steps(a.save_steps, steps))
+        every = {"no": 0, "epoch": self._epoch_in_steps(steps)}.get(strategy, self._in_steps(a.save_steps, steps))
         kept = {} if a.save_total_limit is None else {"keep": a.save_total_limit}
         if a.save_total_limit is None:
             self.notes.append("the last two checkpoints are kept: set save_total_limit for more")
-        return {"every": every, **kept}
+        return {"every": every, "every_s": 0.0, **kept}  # TRL writes no checkpoint by the clock
 
-    def _epoch(self, steps: int, rows: int | None) -> int:
-        return max(1, round(steps / self._arguments.num_train_epochs)) if rows else steps
+    def _epoch_in_steps(self, steps: int) -> int:
+        return steps if self._epoch is None else max(1, round(self._epoch / self.updates))
 
     def _trackers(self) -> list[str]:
         wanted = self._arguments.report_to or []
@@ -359,23 +395,32 @@ def reward_sections(
     if weights is not None and len(weights) != len(functions):
         problems.append(f"reward_weights: there are {len(weights)} weights, and {len(functions)} reward functions")
         weights = None
-    sections = []
+    sections: list[dict[str, Any]] = []
     for function, weight in zip(functions, weights or [1.0] * len(functions), strict=True):
         if isinstance(function, str):
-            sections.append({"type": "rewards/reward_model", "path": function, "weight": weight})
+            name = _unused(function.rstrip("/").rpartition("/")[2], sections)
+            sections.append({"type": "rewards/reward_model", "name": name, "path": function, "weight": weight})
             continue
         if not callable(function) or hasattr(function, "parameters"):
             problems.append("reward_funcs: a model is given as its folder, or its name on the hub")
             continue
-        shown = getattr(function, "__name__", type(function).__name__)
+        inner = function.func if isinstance(function, functools.partial) else function
+        shown = getattr(inner, "__name__", type(inner).__name__)
         problems += [f"reward_funcs: {shown} requires {one}, which areal does not pass" for one in not_passed(function)]
         is_async = inspect.iscoroutinefunction(function)
         sections.append(
             {
                 "type": f"areal_core.trl.reward:{'AsyncReward' if is_async else 'Reward'}",
-                "name": shown.replace("<lambda>", "reward"),
+                "name": _unused(shown.replace("<lambda>", "reward"), sections),
                 "weight": weight,
                 "function": function,
             }
         )
     return sections
+
+
+def _unused(name: str, sections: Sequence[dict[str, Any]]) -> str:
+    """Return a name that no section has yet: two lambdas are `reward` and `reward_2`."""
+    taken = {section["name"] for section in sections}
+    numbered = (f"{name}_{number}" for number in itertools.count(2))
+    return name if name not in taken else next(one for one in numbered if one not in taken)

@@ -1,4 +1,4 @@
-"""Names of functions: a file and an attribute, an installed module, or a pickle with the source as its fingerprint."""
+"""Names of functions: a file and an attribute, an installed module, or a pickle in the folder of the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from areal_core.config.imports import import_reference
 from areal_core.errors import ConfigError
-from areal_core.library.functions import load, reference
+from areal_core.library.functions import reference
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -87,13 +87,41 @@ def test_what_has_no_name_in_a_file_is_pickled_with_what_it_uses(tmp_path: Path)
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "run" / "functions").iterdir()} == {0o600}
 
 
-def test_the_source_is_the_fingerprint(tmp_path: Path) -> None:
-    text = "def count(text):\n    return text.count('7')\ndef f(completion):\n    return BASE + count(completion)\n"
-    first = reference(program(text, BASE=1).f, tmp_path)
-    assert reference(program(text, BASE=1).f, tmp_path) == first
-    assert reference(program(text, BASE=2).f, tmp_path) != first, "a value that the function uses is part of it"
-    assert reference(program(text.replace("'7'", "'8'"), BASE=1).f, tmp_path) != first, "and so is what it calls"
-    assert loaded(first)("77") == 3
+def test_functions_with_one_source_and_different_values_stay_apart(tmp_path: Path) -> None:
+    def worth(value: float) -> Any:
+        return lambda completion: value * len(completion)
+
+    def scaled(completion: str, factor: float) -> float:
+        return factor * len(completion)
+
+    text = "def f(completion):\n    return BASE.value\n"
+    bases = [type("Base", (), {"value": value}) for value in (1.0, 2.0)]
+    for first, second in (
+        (functools.partial(scaled, factor=1.0), functools.partial(scaled, factor=2.0)),
+        (Reward(1.0), Reward(2.0)),
+        [lambda completion: 1.0, lambda completion: 2.0],
+        (worth(1.0), worth(2.0)),
+        (worth(Reward(1.0).worth), worth(Reward(2.0).worth)),
+        tuple(program(text, BASE=base).f for base in bases),
+    ):
+        names = [reference(target, tmp_path) for target in (first, second)]
+        assert [loaded(name)("a") for name in names] == [1.0, 2.0]
+
+
+def test_the_source_and_the_plain_values_that_it_uses_stand_beside_the_pickle(tmp_path: Path) -> None:
+    module = program("def f(completion):\n    return BASE * len(completion)\n", BASE=3, unused=4)
+    shown = Path(reference(module.f, tmp_path).rpartition(":")[0]).read_text()
+    assert "BASE = 3" in shown
+    assert "unused" not in shown
+    assert "(the source of f is not known)" in shown
+
+
+def test_a_pickle_that_was_exchanged_is_refused(tmp_path: Path) -> None:
+    names = [reference(Reward(worth), tmp_path) for worth in (1.0, 2.0)]
+    first, second = (Path(name.rpartition(":")[0]).with_suffix(".pickle") for name in names)
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(Exception, match=r"\.pickle has changed since the run started: restore it"):
+        loaded(names[0])
 
 
 def test_a_value_that_no_other_process_can_have_is_reported(tmp_path: Path) -> None:
@@ -104,14 +132,13 @@ def test_a_value_that_no_other_process_can_have_is_reported(tmp_path: Path) -> N
 
 
 def test_another_python_refuses_the_pickle(tmp_path: Path) -> None:
-    name, _, attribute = reference(program("def f(completion):\n    return 1.0\n").f, tmp_path).rpartition(":")
+    name = reference(program("def f(completion):\n    return 1.0\n").f, tmp_path)
+    module = Path(name.rpartition(":")[0])
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert load(name, own)("") == 1.0
-    with pytest.raises(ConfigError, match=rf"f was pickled by Python 2\.7, and this is Python {own}.*resume the run"):
-        load(name, "2.7")
-    Path(name).write_text(Path(name).read_text().replace(f'"{own}"', '"2.7"'))
-    with pytest.raises(Exception, match=r"f was pickled by Python 2\.7"):
-        loaded(f"{name}:{attribute}")
+    assert loaded(name)("") == 1.0
+    module.write_text(module.read_text().replace(f'python="{own}"', 'python="2.7"'))
+    with pytest.raises(Exception, match=rf"f was pickled by Python 2\.7, and this is Python {own}.*resume the run"):
+        loaded(name)
 
 
 def test_cloudpickle_is_needed_for_nothing_else() -> None:

@@ -108,6 +108,8 @@ def test_rows_may_be_those_of_a_data_set_of_hugging_face(tmp_path: Path) -> None
         _written({"dataset": [{"prompt": "a"}, {"prompt": object()}]}, tmp_path)
     with pytest.raises(ConfigError, match="the key 7 is int, and keys are text"):
         _written({"dataset": [{"prompt": "a", "scores": [{7: 1}]}]}, tmp_path)
+    with pytest.raises(ConfigError, match=r"row 0 .*\(1, 2\) is a tuple, which JSON makes a list: write a list"):
+        _written({"dataset": [{"prompt": "a", "answers": [{"right": (1, 2)}]}]}, tmp_path)
     splits = pytest.importorskip("datasets").DatasetDict({"train": given, "test": given})
     with pytest.raises(ConfigError, match=r"dataset: has the splits train, test: take one, as dataset\['train'\]"):
         _written({"dataset": splits}, tmp_path)

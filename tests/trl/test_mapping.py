@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from areal_core.config import resolve
+from areal_core.config.sections import reward_name
 from areal_core.config.yaml_text import dump
 from areal_core.errors import ConfigError
 from areal_core.library.start import _written
@@ -122,6 +124,48 @@ def test_batches_updates_and_steps(tmp_path: Path) -> None:
     assert (read.checkpoint.every, read.checkpoint.keep) == (2, 5)
 
 
+def test_the_batch_grows_with_the_processes_of_trl() -> None:
+    arguments = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_generations": 4}
+    made = trainer(arguments=arguments, num_processes=4)
+    assert made._config["rollout"]["batch_size"] == 8 * 4 * 4 / 4
+    assert made._config["training"]["num_minibatches"] == 2
+    assert "a batch has 128 answers, 4 for each prompt, as TRL's with 4 process(es)" in "".join(made._notes)
+    made = trainer(arguments={"generation_batch_size": 64}, num_processes=4)
+    assert (made._config["rollout"]["batch_size"], made._config["training"]["num_minibatches"]) == (8, 2)
+    with pytest.raises(ConfigError, match=r"must be a multiple of per_device_train_batch_size x num_processes, .* 32"):
+        trainer(arguments={"generation_batch_size": 16}, num_processes=4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "arguments", "steps", "note"),
+    [
+        (64, {"max_steps": 10, "num_iterations": 4}, 3, "12 updates are trained where TRL trains 10"),
+        (64, {"max_steps": 12, "num_iterations": 4}, 3, ""),
+        (3, {"num_train_epochs": 0.5}, 2, ""),
+        (3, {"num_train_epochs": 0.5, "num_iterations": 3}, 2, "6 updates are trained where TRL trains 5"),
+        (5, {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "num_train_epochs": 1}, 3, ""),
+        (1, {"per_device_train_batch_size": 64, "num_train_epochs": 2}, 2, ""),
+    ],
+)
+def test_epochs_and_updates_are_rounded_as_in_transformers(
+    rows: int, arguments: dict[str, Any], steps: int, note: str
+) -> None:
+    made = trainer(rows=ROWS[:rows], arguments=arguments)
+    assert made._config["steps"] == steps
+    assert [one.partition(":")[0] for one in made._notes if "are trained" in one] == ([note] if note else [])
+
+
+def test_an_epoch_has_the_length_of_the_rows_whatever_max_steps_is() -> None:
+    made = trainer(arguments={"max_steps": 200, "save_strategy": "epoch"})
+    assert made._config["checkpoint"]["every"] == 64
+
+
+@pytest.mark.parametrize("strategy", ["no", "steps", "epoch"])
+def test_checkpoints_are_not_written_by_the_clock(tmp_path: Path, strategy: str) -> None:
+    checkpoint = config(tmp_path, save_strategy=strategy, save_steps=8).checkpoint
+    assert (checkpoint.every, checkpoint.every_s) == ({"no": 0, "steps": 8, "epoch": 64}[strategy], 0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -174,6 +218,17 @@ def test_rewards_and_their_weights(tmp_path: Path) -> None:
     assert read.algorithm.settings.advantage.keywords()["weights"] == {"right": 1.0, "short": 0.5}
 
 
+def test_every_reward_has_a_name_of_its_own(tmp_path: Path) -> None:
+    read = config(
+        tmp_path, rewards=["models/judge", lambda completions, **_: [0.0], lambda completions, **_: [1.0],
+                           functools.partial(short), short, "other/judge"],
+        multi_objective_aggregation="normalize_then_sum",
+    )  # fmt: skip
+    names = ["judge", "reward", "reward_2", "short", "short_2", "judge_2"]
+    assert [reward_name(one) for one in read.rewards] == names
+    assert read.algorithm.settings.advantage.keywords()["weights"] == dict.fromkeys(names, 1.0)
+
+
 def test_sampling_that_trl_trains_on_as_it_is(tmp_path: Path) -> None:
     assert not config(tmp_path).sampling.allow_mismatched_sampling
     read = config(tmp_path, top_p=0.9, min_p=0.1).sampling
@@ -218,6 +273,15 @@ def test_one_that_cannot_be_honored(arguments: dict[str, Any], name: str) -> Non
     assert [line.partition(":")[0].partition("=")[0] for line in problems(**arguments)] == [name]
 
 
+def test_arguments_that_areal_does_not_map_are_readable_as_in_trl(capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = GRPOConfig("out", log_completions=True)
+    assert (arguments.push_to_hub, arguments.log_completions, arguments.resume_from_checkpoint) == (False, True, None)
+    with pytest.raises(AttributeError, match="has no 'log_completion'"):
+        _ = arguments.log_completion
+    trainer(arguments={}).push_to_hub(dataset_name="rows")
+    assert "nothing is uploaded: `hf upload OWNER/NAME trainer.run.model`" in "".join(capfd.readouterr())
+
+
 def test_arguments_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     def watches(completions, trainer_state, **kwargs):  # type: ignore[no-untyped-def]
         return [0.0]
@@ -227,6 +291,39 @@ def test_arguments_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
         GRPOTrainer(object(), watches, train_dataset=iter(ROWS), callbacks=[1], optimizers=(None, None), peft=1)  # type: ignore[arg-type]
     found = [line.partition(":")[0] for line in caught.value.problems]
     assert found == ["max_steps=-1", "model", "reward_funcs", "callbacks", "peft", "WORLD_SIZE"]
+
+
+@pytest.mark.slow
+def test_a_tokenizer_that_was_changed_is_refused(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("areal_grpo.demonstration.model").make_model(tmp_path / "model", hidden=32, layers=1, heads=2)
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained("model")
+    tokenizer.pad_token = tokenizer.eos_token
+    trainer(arguments={}, processing_class=tokenizer)
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    with pytest.raises(ConfigError, match="processing_class: its chat template differs from that of model"):
+        trainer(arguments={}, processing_class=tokenizer)
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.eos_token = "7"
+    with pytest.raises(ConfigError, match="its chat template, special tokens, vocabulary differs from that of model"):
+        trainer(arguments={}, processing_class=tokenizer)
+
+
+@pytest.mark.slow
+def test_a_resume_takes_the_arguments_of_the_script(tmp_path: Path) -> None:
+    values = _written(trainer(arguments={})._config, tmp_path / "functions")
+    (tmp_path / "run.yaml").write_text(dump({**values, "preset": "grpo/defaults"}))
+    folder = tmp_path / "out" / "run-1"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(resolve("run.yaml", environment={}).to_yaml())
+    for found in (True, folder):
+        with pytest.raises(ConfigError) as caught:
+            trainer(arguments={"learning_rate": 5e-6, "max_steps": 300}).train(resume_from_checkpoint=found)
+        assert caught.value.hints[0] == "train_engine.learning_rate: 1e-06 -> 5e-06"
+        assert "steps" not in caught.value.hints[0]
+    with pytest.raises(ConfigError, match=r"rewards cannot change on a resume: the run has \{'right': 1\.0\}"):
+        trainer(rewards=short, arguments={}).train(resume_from_checkpoint=folder)
 
 
 def test_an_adapter(tmp_path: Path) -> None:
