@@ -9,6 +9,7 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import yaml
@@ -93,6 +94,7 @@ class GRPOTrainer:
         args: the arguments.
         state: `log_history` and `global_step`, once `train` has returned.
         run: the `Run`, once it has been started.
+        accelerator: `print` and `is_main_process`, which the scripts of TRL use to log.
 
     Raises:
         ConfigError: areal cannot honor some of the arguments. The hints name all of them.
@@ -116,6 +118,7 @@ class GRPOTrainer:
         self.args = args or GRPOConfig()
         self.state = TrainerState()
         self.run: Run | None = None
+        self.accelerator = SimpleNamespace(print=print, is_main_process=True, is_local_main_process=True)
         self._output_dir = Path(self.args.output_dir or f"{Path(str(model)).name}-GRPO")
         rows = len(train_dataset) if isinstance(train_dataset, Sized) else None
         mapping = Mapping(self.args, rows, has_evaluation=eval_dataset is not None, num_processes=num_processes)

@@ -278,8 +278,12 @@ def test_arguments_that_areal_does_not_map_are_readable_as_in_trl(capfd: pytest.
     assert (arguments.push_to_hub, arguments.log_completions, arguments.resume_from_checkpoint) == (False, True, None)
     with pytest.raises(AttributeError, match="has no 'log_completion'"):
         _ = arguments.log_completion
-    trainer(arguments={}).push_to_hub(dataset_name="rows")
-    assert "nothing is uploaded: `hf upload OWNER/NAME trainer.run.model`" in "".join(capfd.readouterr())
+    made = trainer(arguments={})
+    made.push_to_hub(dataset_name="rows")
+    made.accelerator.print("saved")
+    printed = "".join(capfd.readouterr())
+    assert "nothing is uploaded: `hf upload OWNER/NAME trainer.run.model`" in printed
+    assert "saved" in printed
 
 
 def test_arguments_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
