@@ -116,4 +116,4 @@ def test_the_outcome_is_left_in_the_run_folder(tmp_path):
 
 def test_a_script_can_train():
     """`scripts/train.py` of this project calls it so; a run takes longer than a test should."""
-    inspect.signature(train).bind({"dataset": CountingDataset}, plugins=["outside"], run_dir="run", resume=True)
+    inspect.signature(train).bind({"dataset": CountingDataset}, plugins=["outside"], run_dir="run")
