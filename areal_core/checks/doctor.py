@@ -9,13 +9,13 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.plugins import Finding, HealthCheck, PluginManager
 from areal_core.runtime.process_tree import end_session
+from areal_core.waiting import polls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,17 +72,17 @@ def ask_health_checks(
     records = [record for plugin in plugins for _, record in plugin.records if isinstance(record, HealthCheck)]
     records = [record for record in records if record.of_model == (model is not None)]
     deadline_s = DEADLINE_S if model is None else MODEL_DEADLINE_S
-    deadline = time.monotonic() + deadline_s
     with tempfile.TemporaryDirectory(prefix="areal-doctor-") as folder:
         checks = [_Check.start(record, model, Path(folder, str(number))) for number, record in enumerate(records)]
         running = list(checks)
         try:
-            while running and (remaining_s := deadline - time.monotonic()) > 0:
-                on_progress(f"{len(checks) - len(running)} of {len(checks)} answers, {deadline_s - remaining_s:.0f} s")
-                time.sleep(_POLL_S)
+            for waited_s in polls(_POLL_S, deadline_s):
+                on_progress(f"{len(checks) - len(running)} of {len(checks)} answers, {waited_s:.0f} s")
                 for check in [check for check in running if check.process.poll() is not None]:
                     end_session(check.process)
                     running.remove(check)
+                if not running:
+                    break
         finally:
             for check in running:
                 end_session(check.process)

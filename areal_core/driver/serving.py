@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from areal_core.errors import RunError
 from areal_core.messages.servers import ServerJoins, ServerLeaves, ServerStanding
 from areal_core.runtime.attempts import ask_role
 from areal_core.runtime.rpc import Failed
+from areal_core.waiting import polls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,12 +65,10 @@ class Joining:
         Args:
             patience_s: seconds that the server's requests may take to end.
         """
-        deadline = time.monotonic() + patience_s + MARGIN_S
-        while time.monotonic() < deadline:
+        for _ in polls(INTERVAL_S, patience_s + MARGIN_S):
             state = self._ask(ServerLeaves(self._name, self._address))
             if isinstance(state, str) or state.state in ("", "gone", "refused"):
                 return
-            time.sleep(INTERVAL_S)
 
     def _ask(self, request: ServerJoins | ServerLeaves) -> ServerStanding | str:
         """Return the server's state in the run, or why the run does not answer."""
