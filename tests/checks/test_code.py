@@ -160,12 +160,14 @@ def test_a_child_that_dies_is_a_problem_with_its_last_line(problems):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["", "os._exit(7)"])
-def test_processes_that_the_code_has_started_end_with_the_child(problems, write, end):
+@pytest.mark.parametrize(("end", "is_daemon"), [("", False), ("", True), ("os._exit(7)", False)])
+def test_processes_that_the_code_has_started_end_with_the_child(problems, write, end, is_daemon):
+    """A daemon has left the session of the child, which alone can find it: so not after the child was killed."""
     code = f"""\
 import os, subprocess, sys
 if sys.argv[0].endswith('child.py'):
-    Path(__file__).with_name("left").write_text(str(subprocess.Popen(["sleep", "600"]).pid))
+    process = subprocess.Popen(["sleep", "600"], start_new_session={is_daemon})
+    Path(__file__).with_name("left").write_text(str(process.pid))
     {end}
 """
     assert bool(problems(code)) is bool(end)
