@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import pluggy
@@ -128,6 +127,17 @@ def read_implementations(module: object, title: str) -> dict[str, tuple[Callable
     return implementations
 
 
+class _Implementations:
+    """The object that pluggy registers for a plugin: its functions as attributes.
+
+    Unlike two equal `SimpleNamespace`s, two of these are never equal: pluggy refuses an object that it already has,
+    and any number of plugins may have no function at all.
+    """
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        vars(self).update(functions)
+
+
 def connect(plugins: Iterable[Imported], events: Events) -> pluggy.PluginManager:
     """Return pluggy's manager with the hooks and implementations of some plugins.
 
@@ -152,7 +162,7 @@ def connect(plugins: Iterable[Imported], events: Events) -> pluggy.PluginManager
             for guard in [_guard(plugin.installed, options["specname"] or name, kinds, events)]
         }
         try:
-            relay.register(SimpleNamespace(**functions), plugin.installed.name)
+            relay.register(_Implementations(functions), plugin.installed.name)
         except pluggy.PluginValidationError as error:
             title = plugin.installed.title
             raise PluginBrokenError(f"{title} does not fit the hooks of this core: {error}") from error

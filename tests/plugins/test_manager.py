@@ -55,6 +55,12 @@ def test_a_dash_in_a_name_is_read_as_an_underscore(box):
     )
 
 
+def test_plugins_that_supply_nothing_are_loaded_beside_each_other(box):
+    box.plugin("one")
+    box.plugin("two")
+    assert load(box, "one", "two") == "loaded ['one', 'two']\n"
+
+
 def test_what_nobody_named_is_never_imported(box):
     box.plugin("grpo", RLOO.format(package="grpo_package"))
     box.plugin("other", "raise SystemExit('must not be imported')")
