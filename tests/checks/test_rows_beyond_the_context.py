@@ -62,7 +62,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", TRAINS)
+@pytest.mark.parametrize("kind", ["rl", pytest.param("fine-tuning", marks=pytest.mark.nightly)])
 def test_a_row_beyond_the_context_is_refused_or_counted(
     kind: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

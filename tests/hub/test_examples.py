@@ -74,8 +74,7 @@ def test_it_is_planned_for_gpus(path: Path, tmp_path: Path, whole_hub: LocalHub)
         assert groups["server"]["gpus"] == [0]
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-@pytest.mark.parametrize(("gpus", "is_colocated"), [("0", True), ("0,1", False)])
+@pytest.mark.parametrize(("engine", "gpus", "is_colocated"), [("sglang", "0", True), ("vllm", "0,1", False)])
 def test_an_example_places_itself_on_the_gpus_of_the_machine(
     engine: str, gpus: str, is_colocated: bool, tmp_path: Path, whole_hub: LocalHub
 ) -> None:

@@ -30,13 +30,17 @@ FAMILIES = {
     "mamba2": "mixers",
 }
 """How each is trained."""
+TRIED_OFTEN = ("qwen3_5_text", "gpt_oss", "gemma2")
+"""One of each way that takes another path. The nightly tests try all families."""
 CONTEXT = 512
 MOST = 0.001
 """By how much a log-probability may differ between the engines, in float32."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=[pytest.mark.nightly] * (family not in TRIED_OFTEN)) for family in FAMILIES]
+)
 def test_a_run_of_a_model_from_the_hub(family: str, at_hub: AtHub, hub: LocalHub, model_on_hub: Path) -> None:
     folder = at_hub.folder / "published"
     tokenizer = AutoTokenizer.from_pretrained(model_on_hub)

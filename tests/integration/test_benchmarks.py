@@ -33,7 +33,7 @@ def test_a_benchmark_runs(command: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_comparison_that_is_asked_to_end_leaves_no_process(tmp_path: Path) -> None:
     pytest.importorskip("areal_hf", reason="the first-party plugins are not installed")
     folder, metrics = tmp_path / "runs", tmp_path / "runs" / "sync" / "metrics.jsonl"

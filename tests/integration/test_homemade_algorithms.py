@@ -65,6 +65,7 @@ def test_a_critic_warms_up_and_learns_beside_the_policy(homemade: Workplace) -> 
     assert homemade.areal("audit", "run").code == 0
 
 
+@pytest.mark.nightly
 def test_preferences_are_learned_from_a_file(homemade: Workplace) -> None:
     rows = homemade.folder / "pairs.jsonl"
     rows.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))

@@ -75,6 +75,7 @@ def test_a_script_without_a_main_guard_and_the_run_that_it_makes(workplace: Work
     assert set(trained["version"]) == {0}
 
 
+@pytest.mark.nightly
 def test_the_old_form_is_complete_by_itself(workplace: Workplace) -> None:
     (workplace.folder / "script.py").write_text(
         f"{REWARD}\nif __name__ == '__main__':\n"
@@ -112,7 +113,14 @@ def test_mistakes_name_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         open_run(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.nightly),
+        signal.SIGTERM,
+        pytest.param(signal.SIGKILL, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_program_that_is_asked_to_end_leaves_a_checkpoint(workplace: Workplace, number: signal.Signals) -> None:
     (workplace.folder / "script.py").write_text(f"{REWARD}{TRAIN.replace('STEPS', '100000')}")
     program = subprocess.Popen(

@@ -61,7 +61,9 @@ def test_the_parts_that_it_shows_train_together(workplace: Workplace) -> None:
     assert workplace.metrics()[-1]["reward/score"] < 1
 
 
-@pytest.mark.parametrize(("page", "least"), [(README, 5), (START, 9)], ids=["README", "get-started"])
+@pytest.mark.parametrize(
+    ("page", "least"), [(README, 5), pytest.param(START, 9, marks=pytest.mark.nightly)], ids=["README", "get-started"]
+)
 def test_the_commands_that_it_shows_are_understood(workplace: Workplace, page: str, least: int) -> None:
     """Every `areal` command of the page, with `--dry-run` where it would train; placeholders filled in."""
     (workplace.folder / "my.py").write_text(blocks(README, "python")[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+import pytest
 import torch
 import transformers
 from torch.distributed.tensor import DTensor
@@ -22,13 +23,19 @@ from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
+    from _pytest.mark.structures import ParameterSet
     from transformers import PreTrainedModel
 
     from areal_core.data import Metric
 
+TRAINED_MOST = {
+    "deepseek_v3", "gemma3_text", "glm4_moe", "gpt_oss", "kimi_linear", "llama", "minimax_m2", "mistral", "nemotron_h",
+    "olmo3", "phi3", "qwen2", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "smollm3",
+}  # fmt: skip
+"""Families that `make test-all` tries. The nightly tests try the others, too."""
 LENGTHS = (9, 5, 14, 3, 14)
 WINDOW = 4
 VOCABULARY = 61
@@ -332,6 +339,18 @@ class Row(NamedTuple):
 
     rung: str
     why: str
+
+
+def by_tier(families: Iterable[str], fast: Collection[str]) -> list[ParameterSet]:
+    """Return families as parameters of a test, each with the mark of its tier: none for those in `fast`."""
+    return [pytest.param(family, marks=tier_of(family, fast)) for family in families]
+
+
+def tier_of(family: str, fast: Collection[str]) -> list[pytest.MarkDecorator]:
+    """Return the marks of a test of a family."""
+    if family in fast:
+        return []
+    return [pytest.mark.slow if family in TRAINED_MOST else pytest.mark.nightly]
 
 
 def make_model(family: str, folder: Path, **changes: object) -> None:

@@ -14,7 +14,7 @@ from areal_fsdp.lora.adapter import install
 from areal_fsdp.lora.settings import LoraSettings
 
 FAST = ("qwen3_moe", "lfm2", "longcat_flash")
-EVERY = [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in small_models.FAMILIES]
+EVERY = small_models.by_tier(small_models.FAMILIES, FAST)
 PAGE = models_page.read()
 READ_PAST = {"falcon_mamba": "dt_proj", "jamba": "dt_proj", "mamba": "dt_proj"}
 """Families whose mixers read a matrix's weight and never call its layer."""

@@ -26,7 +26,7 @@ OF_THE_PAGE = transformers.__version__ == models_page.versions()["transformers"]
 """Whether this is the transformers that the page was made with."""
 LADDER = ("packed", "mixers", "rows", "refused")
 MIXERS = sorted(family for family, row in PAGE.items() if row.train.text == "mixers")
-EVERY = [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in small_models.FAMILIES]
+EVERY = small_models.by_tier(small_models.FAMILIES, FAST)
 
 
 @pytest.mark.parametrize("family", EVERY)
@@ -51,7 +51,7 @@ def test_the_page_has_all_families():
     assert models_page.read(models_page.page(PAGE, models_page.versions())) == PAGE
 
 
-@pytest.mark.parametrize("family", [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in MIXERS])
+@pytest.mark.parametrize("family", small_models.by_tier(MIXERS, FAST))
 def test_without_rows_a_mixer_is_wrong_and_the_probe_sees_it(family, tmp_path, monkeypatch):
     small_models.make_model(family, tmp_path)
     batch = small_models.make_batch()

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FAST = ("qwen3", "qwen3_5_text", "llama4_text", "gemma2", "phi3")
-EVERY = [pytest.param(small_models, name, marks=[] if name in FAST else pytest.mark.slow, id=name)
-         for name in small_models.FAMILIES]  # fmt: skip
-EVERY += [pytest.param(composite_models, name, marks=pytest.mark.slow, id=name) for name in composite_models.FAMILIES]
+EVERY = [
+    pytest.param(module, name, marks=small_models.tier_of(name, FAST), id=name)
+    for module in (small_models, composite_models)
+    for name in module.FAMILIES
+]
 
 
 @pytest.mark.parametrize(("module", "family"), EVERY)

@@ -64,7 +64,7 @@ def _load(path):
 
 
 small_models = _load(HERE / "small_models.py")
-EVERY = [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in small_models.FAMILIES]
+EVERY = small_models.by_tier(small_models.FAMILIES, FAST)
 
 
 def choose(folder, longest=48):

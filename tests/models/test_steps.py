@@ -40,7 +40,7 @@ def plain_loop(folder, batch):
     return {name: parameter.detach() for name, parameter in parameters.items()}
 
 
-@pytest.mark.parametrize("family", [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in FAMILIES])
+@pytest.mark.parametrize("family", small_models.by_tier(FAMILIES, FAST))
 def test_three_updates_are_those_of_a_plain_loop(family, tmp_path):
     small_models.make_model(family, tmp_path)
     batch = small_models.make_batch()
