@@ -109,7 +109,9 @@ def goes_on(prompt: tuple[int, ...], policy: Policy) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize(
+    "template", [pytest.param(name, marks=[pytest.mark.nightly] * (name != "thinking")) for name in TEMPLATES]
+)
 def test_what_is_trained_is_what_was_sampled(play, template):
     forward = make_forward()
     names = "calls", "malformed_calls", "rewritten_prefixes", "ambiguous_prefixes", "conversations", "turns"

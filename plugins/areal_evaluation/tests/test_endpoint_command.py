@@ -213,11 +213,12 @@ def test_interrupted_it_tells_what_it_has(place, ask):
         ("agent.py:solve", ["--category", "color"], 2, "row 0 (counted from 0) has no 'color' for --category, only"),
         ("agent.py:solve", ["--k", "2"], 2, "pass@k needs k from 1 to the number of answers to each prompt, 1"),
         ("agent.py:solve", ["evaluation.dataset.count=0"], 2, "sums.py:Sums is empty; it must have at least one row"),
-        (
+        pytest.param(
             "workflow='sums.py:Tokens'",
             [],
             2,
             "deals in tokens, of which an address of others tells nothing\n  bring it",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             *("agent.py:fails", ["--limit", "1", "rollout.max_consecutive_failures=1"], 1, "ValueError: no zeros"),
