@@ -20,7 +20,8 @@ from areal_core.testing.conformance.naive import NaiveEngine
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from areal_core.interfaces import GenerationRequest, ModelReference
+    from areal_core.engines import ModelReference
+    from areal_core.servers import GenerationRequest
 
 TURN = "<|im_start|>"
 SUM = re.compile(r"(\d+)\+(\d+)=")

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 TEMPLATE_KEY: Final = "chat_template_kwargs"
 """The row's key with arguments of the chat template, as TRL and vLLM call it."""
+IMAGE_KEYS: Final = ("image", "images")
+"""Keys of a row that hold its images."""
 
 
 @dataclass(frozen=True)

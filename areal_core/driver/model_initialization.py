@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from areal_core.config.selection import Selection
-    from areal_core.interfaces import ModelSource
+    from areal_core.interfaces.model import ModelSource
     from areal_core.runtime.member import Member
 
 

@@ -20,7 +20,7 @@ from areal_core.inference.lifecycle import Lifecycle
 from areal_core.inference.pool import ServerPool
 from areal_core.inference.routing import Router
 from areal_core.inference.server import State
-from areal_core.interfaces import InferenceEngine
+from areal_core.interfaces.inference import InferenceEngine
 from areal_core.messages.servers import ServerJoins, ServerLeaves, ServerStanding
 
 if TYPE_CHECKING:
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from areal_core.inference.adapter import ServerAdapter
     from areal_core.inference.lifecycle import DriverConnection
     from areal_core.inference.settings import ServerSettings
-    from areal_core.interfaces import (
+    from areal_core.interfaces.inference import (
         BroadcastGroup,
         GenerationRequest,
         LeaseHolder,
-        ModelReference,
         SlotRequest,
         Slots,
         WeightUpdate,
     )
+    from areal_core.interfaces.model import ModelReference
 
 
 class ServerFleet(InferenceEngine):

@@ -21,7 +21,7 @@ from areal_core.inference.errors import (
     known_form,
 )
 from areal_core.inference.server import InferenceServer, State
-from areal_core.interfaces import ServerLostError, ServerUnreachableError, WeightUpdate
+from areal_core.interfaces.inference import ServerLostError, ServerUnreachableError, WeightUpdate
 from areal_core.runtime.messages import ColocatedTraining, RestartMember
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from areal_core.inference.broadcast import BroadcastGroups
     from areal_core.inference.pool import ServerPool
     from areal_core.inference.settings import ServerSettings
-    from areal_core.interfaces import BroadcastGroup, ModelReference
+    from areal_core.interfaces.inference import BroadcastGroup
+    from areal_core.interfaces.model import ModelReference
     from areal_core.runtime.messages import RoleMembers, ServingMember
 
 POLL_S, START_POLL_S, RESTART_POLL_S = 0.25, 0.05, 0.05

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from areal_core.config import RunConfig
     from areal_core.inference.adapter import ServerCommand
     from areal_core.inference.gpu_share import GPUShare
-    from areal_core.interfaces import ModelReference, StoredModel
     from areal_core.interfaces.launcher import ProcessGroup
+    from areal_core.interfaces.model import ModelReference, StoredModel
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OWN_OPTIONS = {"host", "port", "model", "model_path", "tp", "tp_size", "tensor_parallel_size", "data_parallel_size"}
@@ -55,6 +55,7 @@ def _option(value: Any) -> Any:
 
 
 OptionValue = Annotated[_Plain | list[int | float | str], BeforeValidator(_option)]
+"""A value of a server option: a number, text, bool, or a list of numbers and texts."""
 
 
 class ServerSettings(Settings):

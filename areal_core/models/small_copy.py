@@ -53,6 +53,7 @@ _CHOICES = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
 
 
 Dtype = Literal["float32", "bfloat16"]
+"""The dtypes in which a small copy is computed, by their names in PyTorch."""
 _DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 
 

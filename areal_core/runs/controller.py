@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from areal_core.config import Resolved, RunConfig
     from areal_core.config.sections import EvaluationSection
-    from areal_core.interfaces import InferenceEngine
+    from areal_core.interfaces.inference import InferenceEngine
     from areal_core.runtime.folder import RunFolder
     from areal_core.runtime.member import Member
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from areal_core.interfaces.model import ModelReference
     from areal_core.interfaces.workflow import WorkflowContext
 
+__all__ = ["GRANT", "CountingDataset", "FakeClient", "FakeEngine", "FakeTokenizer", "FakeWorkflow"]
 
 GRANT = Grant("fake", "", version=0, run_id="", labels_tokens=True, context=1 << 31, vocabulary=50)
 """The slot of a `FakeEngine`, with version 0."""

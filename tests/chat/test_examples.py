@@ -11,7 +11,7 @@ from areal_core.chat.answers import answer_text, end_mark, end_tokens, opened_by
 from areal_core.chat.examples import learned_text, learned_turns
 from areal_core.chat.messages import read_conversation, read_tools
 from areal_core.chat.template import Conversation, between_turns, encode, render, render_conversation
-from areal_core.interfaces import RowError
+from areal_core.sdk import RowError
 from tests.chat.conftest import CHATML, EMPTY_THOUGHT, OPENS_A_THOUGHT, PLAIN, SYSTEM_LAST, WITHOUT_AN_END
 
 ASKED = {"role": "user", "content": "2+2?"}

@@ -9,14 +9,15 @@ from dataclasses import replace
 import pytest
 
 from areal_core import background
+from areal_core.engines import TensorDescription, WeightUpdate
 from areal_core.errors import RunError
 from areal_core.inference import server as server_module
 from areal_core.inference.adapter import ServerIdentity
 from areal_core.inference.errors import RequestRefusedError
 from areal_core.inference.fleet import ServerFleet
 from areal_core.inference.settings import FleetSettings
-from areal_core.interfaces import ServerLostError, TensorDescription, WeightUpdate
 from areal_core.messages.servers import ServerJoins, ServerLeaves
+from areal_core.servers import ServerLostError
 from areal_core.testing.virtual_time import run_virtually
 
 TOKENS = 16

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from areal_core.engines import WeightUpdate
 from areal_core.errors import RunError
-from areal_core.interfaces import WeightUpdate
 from areal_core.rollout import clocks
 from areal_core.rollout.clocks import EpisodeClock
 from areal_core.testing.fakes import FakeEngine, FakeWorkflow

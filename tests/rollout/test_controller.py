@@ -14,13 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from areal_core.engines import WeightUpdate
 from areal_core.errors import RunError
-from areal_core.interfaces import SkippedRowError, WeightUpdate
 from areal_core.ledger.audit import audit
 from areal_core.messages.rollouts import FolderNeeded, Manifest
 from areal_core.rollout import controller as controller_module
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.samples import SampleLog
+from areal_core.sdk import SkippedRowError
 from areal_core.testing.fakes import FakeEngine, FakeWorkflow
 from areal_core.testing.virtual_time import run_virtually
 from areal_core.training.batches import token_staleness
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.data import Episode
-    from areal_core.interfaces import WorkflowContext
     from areal_core.ledger.store import Ledger
+    from areal_core.sdk import WorkflowContext
 
     Build = Callable[..., tuple[RolloutController, Ledger]]
     Audited = Callable[[Path], list[str]]

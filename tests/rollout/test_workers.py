@@ -23,7 +23,7 @@ from tests.rollout.worker_parts import HANG_S, Workers, group, read, run, runnin
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from areal_core.interfaces import GenerationRequest
+    from areal_core.servers import GenerationRequest
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,12 @@ import pytest
 from safetensors.torch import load_file
 
 from areal_core.config.sections import WeightSyncSection
+from areal_core.engines import ModelReference, WeightUpdate
 from areal_core.errors import RunError
-from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
 from areal_core.messages.servers import ServerJoins, ServerLeaves
 from areal_core.rollout.service import RolloutService
 from areal_core.runtime.rpc import Failed
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_core.testing.conformance.models import make_model
 from areal_core.training.broadcast import Broadcast
 from areal_core.training.weight_sync import WeightFolder, WeightSync

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from areal_core.interfaces import ModelReference, WeightUpdate
+from areal_core.engines import ModelReference, WeightUpdate
 from areal_core.messages.servers import ServerJoins
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters
+from areal_core.engines import ModelReference
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_core.testing.fakes import FakeEngine
 
 if TYPE_CHECKING:

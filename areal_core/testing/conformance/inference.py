@@ -1,4 +1,4 @@
-"""What every inference engine must do: `areal_core.interfaces.InferenceEngine` as tests."""
+"""What every inference engine must do: `areal_core.servers.InferenceEngine` as tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 
 from areal_core.data import FinishReason
 from areal_core.errors import RunError
-from areal_core.interfaces import ModelReference, SamplingParameters
+from areal_core.interfaces.inference import SamplingParameters
+from areal_core.interfaces.model import ModelReference
 from areal_core.testing.conformance.engine_session import PROMPTS, check_logprobs, request
 from areal_core.testing.conformance.models import CONTEXT, VOCABULARY, make_model, next_token_logprobs
 from areal_core.testing.conformance.weight_updates import WeightUpdates

@@ -16,11 +16,12 @@ import torch
 from areal_core.data import FinishReason
 from areal_core.data.trajectory import Generation
 from areal_core.errors import RunError
-from areal_core.interfaces import InferenceCapabilities, SamplingParameters
+from areal_core.interfaces.inference import InferenceCapabilities, SamplingParameters
 from areal_core.testing.conformance.served import Served
 
 if TYPE_CHECKING:
-    from areal_core.interfaces import GenerationRequest, ModelReference, WeightUpdate
+    from areal_core.interfaces.inference import GenerationRequest, WeightUpdate
+    from areal_core.interfaces.model import ModelReference
 
 _SERVED = {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy"}
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from areal_core.errors import RunError
-from areal_core.interfaces import TensorDescription, WeightUpdate
+from areal_core.interfaces.inference import TensorDescription, WeightUpdate
 from areal_core.testing.conformance.engine_session import (
     PROMPTS,
     EngineSession,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.data.trajectory import Generation
-    from areal_core.interfaces import GenerationRequest, InferenceEngine
+    from areal_core.interfaces.inference import GenerationRequest, InferenceEngine
 
 BROADCAST_TIMEOUT = timedelta(seconds=120)
 UPDATES = 6

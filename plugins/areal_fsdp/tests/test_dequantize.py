@@ -9,9 +9,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, Mxfp4Config
 
 from areal_core.disk import read_shapes
+from areal_core.engines import ModelReference
 from areal_core.errors import RunError, UsageError
-from areal_core.interfaces import ACTOR, REFERENCE, ModelReference
 from areal_core.models.quantization import plain_shapes
+from areal_core.sdk import ACTOR, REFERENCE
 from areal_fsdp.dequantize import main
 from areal_fsdp.models.model import load_model
 

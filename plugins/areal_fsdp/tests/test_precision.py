@@ -19,8 +19,9 @@ from transformers import (
     Mistral3Config,
 )
 
-from areal_core.interfaces import ACTOR, REFERENCE, ModelReference
+from areal_core.engines import ModelReference
 from areal_core.models.images import loader_of
+from areal_core.sdk import ACTOR, REFERENCE
 from areal_fsdp.models.model import load_model
 from areal_fsdp.models.precision import kept_in_float32, round_frozen, stored_buffers
 

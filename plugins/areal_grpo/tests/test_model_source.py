@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from areal_core.config import resolve
-from areal_core.interfaces import FindsModel
+from areal_core.engines import FindsModel
 from areal_core.testing.conformance import ModelSourceSuite
 from areal_grpo.demonstration.model import make_model
 

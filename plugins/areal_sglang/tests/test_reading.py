@@ -13,13 +13,13 @@ import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from areal_core.config import resolve
+from areal_core.engines import SharedMemory, SharedTensor, TensorDescription, WeightUpdate
 from areal_core.errors import ConfigError, RunError
 from areal_core.inference.broadcast import BroadcastGroups
 from areal_core.inference.http_client import ServerConnection
 from areal_core.inference.lifecycle import Lifecycle
 from areal_core.inference.pool import ServerPool
 from areal_core.inference.server import InferenceServer, State
-from areal_core.interfaces import SharedMemory, SharedTensor, TensorDescription, WeightUpdate
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 from areal_sglang.reading import Reading, pickled

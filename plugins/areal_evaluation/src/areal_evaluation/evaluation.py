@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from areal_core.checks.preflight import check_evaluation
-from areal_core.cli.output import print_error
 from areal_core.config import EvaluationSection
 from areal_core.driver import Supervisor, claim, model_group, preparation, rollout_groups
 from areal_core.errors import RunError, UsageError
-from areal_core.interfaces import ProcessGroup
-from areal_core.runs import RunFolder, model_reference
-from areal_core.runtime.rpc import private_folder
+from areal_core.launchers import ProcessGroup
+from areal_core.processes import private_folder
+from areal_core.programs import RunFolder, check_evaluation, model_reference, print_error
 from areal_evaluation.figures import work_out
 from areal_evaluation.messages import EpisodePlayed, EpisodesExpected
 from areal_evaluation.progress import show_progress

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.config import load_run
 from areal_core.driver import ASKED_TO_STOP
-from areal_core.runs import RunFolder, run_event_loop, run_role
+from areal_core.processes import run_event_loop, run_role
+from areal_core.programs import RunFolder
 from areal_evaluation.messages import EpisodePlayed, EpisodesExpected
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
     from areal_core.config import Resolved
     from areal_core.data import Episode
-    from areal_core.rollout.evaluation import Evaluator, Played
-    from areal_core.runs import Member
+    from areal_core.processes import Member
+    from areal_core.programs import Evaluator, Played
 
     Describe = Callable[[Played], Mapping[str, Any]]
     """What is noted of an episode."""

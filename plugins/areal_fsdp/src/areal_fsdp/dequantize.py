@@ -15,7 +15,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from areal_core.cli.output import print_error
 from areal_core.errors import RunError, UsageError
 from areal_core.models.quantization import (
     DEQUANTIZED,
@@ -25,6 +24,7 @@ from areal_core.models.quantization import (
     MXFP4_SCALES,
     quantization_of,
 )
+from areal_core.programs import print_error
 from areal_core.runs.models import MODEL_FILES, WEIGHTS_INDEX, weight_files
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings
-from areal_core.models.small_copy import Dtype, tried_model, try_dtypes
+from areal_core.models import Dtype, tried_model, try_dtypes
 from areal_core.plugins import Finding
+from areal_core.sdk import ACTOR
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 

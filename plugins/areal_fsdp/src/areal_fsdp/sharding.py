@@ -18,7 +18,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from areal_core.errors import RunError
-from areal_core.models.images import sees_images
+from areal_core.models import sees_images
 from areal_fsdp.attention.hugging_face import kernel_head_size
 from areal_fsdp.attention.kernels import choose_kernel
 from areal_fsdp.models.precision import kept_in_float32, stored_buffers

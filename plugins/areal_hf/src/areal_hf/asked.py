@@ -13,8 +13,7 @@ import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from areal_core.models.images import set_attention
-from areal_core.models.shown_masks import shown_mask, telling_places
+from areal_core.models import set_attention, shown_mask, telling_places
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

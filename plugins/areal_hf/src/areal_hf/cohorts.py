@@ -19,7 +19,7 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
-from areal_core.models.images import as_text
+from areal_core.models import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

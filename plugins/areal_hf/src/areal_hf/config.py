@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from areal_core.config import Seconds, ServerBounds  # noqa: TC001 - pydantic reads annotations
-from areal_core.gpus import GPUS, count_gpus
-from areal_core.inference.settings import ServerSettings
+from areal_core.gpus import GPUS
+from areal_core.processes import count_gpus
 from areal_core.runtime.environment import SCRATCH_VARIABLE
 from areal_core.runtime.member import LOADING_SILENCE_S
+from areal_core.servers import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import ModelReference, ProcessGroup
-    from areal_core.runs import Member
+    from areal_core.engines import ModelReference
+    from areal_core.launchers import ProcessGroup
+    from areal_core.processes import Member
 
 _SERVERS = ("sglang", "vllm")
 

@@ -18,22 +18,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from areal_core.cli.output import print_error, print_out
-from areal_core.cli.request import add_request_arguments, read_request
-from areal_core.config import resolve
-from areal_core.config.needs import roles_of
+from areal_core.config import resolve, roles_of
 from areal_core.data import FinishReason, Generation, PackedBatch, shift_to_predictions
 from areal_core.data.packing import pack_group
 from areal_core.driver.model_initialization import prepare_model
+from areal_core.engines import ModelReference
 from areal_core.errors import ArealError, RunError, UsageError, own_lines
-from areal_core.interfaces import InferenceCapabilities, ModelReference
 from areal_core.messages.workflows import RunGroup
+from areal_core.programs import add_request_arguments, load_tokenizer, model_path, print_error, print_out, read_request
 from areal_core.rewards.worker import build_rewards
 from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
 from areal_core.rollout.shaping import shape
-from areal_core.runs.models import end_tokens, load_tokenizer, model_path, sampling_parameters
+from areal_core.runs.models import end_tokens, sampling_parameters
 from areal_core.runs.trainer import build_engines
 from areal_core.runtime.folder import cache_folder
+from areal_core.servers import InferenceCapabilities
 from areal_core.training.context import BatchContext
 from areal_core.training.examples import ExampleSource
 from areal_hf.config import HFConfig
@@ -46,7 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.config import Resolved, RunConfig
-    from areal_core.interfaces import Algorithm, GenerationRequest
+    from areal_core.sdk import Algorithm
+    from areal_core.servers import GenerationRequest
 
 
 def main(words: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from areal_core.models.images import as_text
+from areal_core.models import as_text
 from areal_hf.cache import RowCache, rounded
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from areal_core.errors import RunError
-from areal_core.interfaces import SamplingParameters
-from areal_core.models.images import FAMILIES, as_text, set_attention
+from areal_core.models import FAMILIES, as_text, set_attention
 from areal_core.plugins import extra_module
+from areal_core.servers import SamplingParameters
 from areal_hf.asked import Asked, asked_of_attention
 from areal_hf.attention import NAME as GROUPED
 from areal_hf.cohorts import CohortDecoder

@@ -13,15 +13,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.cli.request import read_request
 from areal_core.errors import UsageError
-from areal_core.runtime.terminal import log
+from areal_core.programs import log, read_request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from areal_core.cli.request import Request
-    from areal_core.runtime.folder import RunFolder
+    from areal_core.programs import Request, RunFolder
 
 AGENT = ("-m", "areal_core", "nodes", "node")
 """Arguments of Python that start the agent of rank 0's own machine."""
@@ -50,7 +48,7 @@ def main(words: Sequence[str]) -> int:
         UsageError: RUN_DIR cannot be a run folder, or there are arguments for rank 0 and no scheduler has set a rank.
         RunError: the run has not begun in time, or has failed.
     """
-    from areal_core.runtime.folder import RunFolder
+    from areal_core.programs import RunFolder
     from areal_nodes.joining import join_run
     from areal_nodes.ranks import take_rank
 

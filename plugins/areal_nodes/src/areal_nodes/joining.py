@@ -7,15 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from areal_core.errors import RunError
+from areal_core.processes import Credentials, polls
 from areal_core.runtime.attempts import exit_code_of, read_note
-from areal_core.runtime.rpc import Credentials
-from areal_core.waiting import polls
 from areal_nodes.agent import run_agent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from areal_core.runtime.folder import AttemptFolder, RunFolder
+    from areal_core.programs import AttemptFolder, RunFolder
 
 POLL_S = 0.5
 """Seconds between two checks of the run folder."""

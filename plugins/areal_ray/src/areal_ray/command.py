@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.cli.commands import run
-from areal_core.cli.output import print_out
-from areal_core.cli.request import read_request
 from areal_core.errors import RunError, UsageError
+from areal_core.programs import print_out, read_request
 from areal_ray.config import INSTALL, RaySettings
 
 if TYPE_CHECKING:

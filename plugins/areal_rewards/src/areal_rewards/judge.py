@@ -60,7 +60,7 @@ class Judge:
         return (verdict - settings.lowest) / (settings.highest - settings.lowest)
 
     def take_metrics(self) -> dict[str, float]:
-        """Requests, tokens and cost since the last call; see `areal_core.interfaces.Reward`."""
+        """Requests, tokens and cost since the last call; see `areal_core.sdk.Reward`."""
         taken: dict[str, float] = dict(self._counts)
         self._counts.clear()
         return taken

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.errors import ConfigError, RunError
-from areal_core.interfaces.sandbox import SandboxResult
+from areal_core.sdk import SandboxResult
 from areal_sandboxes.cgroups import Cgroups
 from areal_sandboxes.config import MEBIBYTE
 from areal_sandboxes.request import Request, sealed

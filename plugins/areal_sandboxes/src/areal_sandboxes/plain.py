@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.interfaces.sandbox import SandboxResult
+from areal_core.sdk import SandboxResult
 from areal_sandboxes.request import Request
 from areal_sandboxes.running import Watched
 

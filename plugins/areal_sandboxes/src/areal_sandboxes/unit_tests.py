@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from areal_core.interfaces.sandbox import Sandbox, SandboxResult
+    from areal_core.sdk import Sandbox, SandboxResult
     from areal_sandboxes.config import UnitTestsSettings
 
 HARNESS: Final = "harness.py"

@@ -17,14 +17,21 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from areal_core.errors import RunError
-from areal_core.inference.adapter import Chunk, ServerCommand, ServerIdentity
-from areal_core.inference.answer import is_resumable
-from areal_core.inference.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_core.inference.http_client import HTTPAdapter, raise_refusal
-from areal_core.inference.settings import OptionValue, option_arguments
-from areal_core.interfaces import InferenceCapabilities
-from areal_core.models.experts import MoEShape, column_of
-from areal_core.models.images import ImagePrompts
+from areal_core.models import ImagePrompts, MoEShape, column_of
+from areal_core.servers import (
+    Chunk,
+    HTTPAdapter,
+    InferenceCapabilities,
+    OptionValue,
+    RequestRefusedError,
+    ServerCommand,
+    ServerIdentity,
+    ServerRefusedError,
+    UpdateRefusedError,
+    is_resumable,
+    option_arguments,
+    raise_refusal,
+)
 from areal_sglang import graphs, images, lora
 from areal_sglang.events import EVENTS
 
@@ -33,9 +40,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.data.trajectory import Values
-    from areal_core.inference.adapter import PartialGeneration, WeightGroup
-    from areal_core.inference.http_client import ServerConnection
-    from areal_core.interfaces import ModelReference, SamplingParameters, TensorDescription, UpdateMode
+    from areal_core.engines import ModelReference, TensorDescription
+    from areal_core.servers import PartialGeneration, SamplingParameters, ServerConnection, UpdateMode, WeightGroup
     from areal_sglang.config import SGLangConfig
     from areal_sglang.events import Reason
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from areal_core.inference.fleet import ServerFleet
+from areal_core.servers import ServerFleet
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.reading import Reading
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from areal_core.interfaces import SharedTensor, WeightUpdate
-    from areal_core.runtime.member import Member
+    from areal_core.engines import SharedTensor, WeightUpdate
+    from areal_core.processes import Member
     from areal_sglang.config import SGLangConfig
 
 

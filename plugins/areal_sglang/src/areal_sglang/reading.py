@@ -10,16 +10,17 @@ import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from areal_core.errors import RunError
-from areal_core.inference.errors import FAULTS, in_time, known_form
+from areal_core.inference.errors import FAULTS, known_form
 from areal_core.inference.server import State
+from areal_core.servers import in_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from areal_core.engines import SharedMemory, SharedTensor, TensorDescription, WeightUpdate
     from areal_core.inference.lifecycle import Lifecycle
     from areal_core.inference.pool import ServerPool
-    from areal_core.inference.server import InferenceServer
-    from areal_core.interfaces import SharedMemory, SharedTensor, TensorDescription, WeightUpdate
+    from areal_core.servers import InferenceServer
     from areal_sglang.adapter import SGLangAdapter
 
 

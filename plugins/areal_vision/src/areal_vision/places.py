@@ -8,7 +8,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from areal_core.errors import RunError
-from areal_core.models.images import as_text
+from areal_core.models import as_text
 from areal_vision.images import ImageInputs, token_counts
 
 if TYPE_CHECKING:

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from areal_core.chat.messages import kind_of
-from areal_core.chat.rows import prompt_of
-from areal_core.chat.template import Conversation
-from areal_core.interfaces import RowError
-from areal_core.workflows.settings import IMAGE_KEYS
+from areal_core.chat import IMAGE_KEYS, Conversation, kind_of, prompt_of
+from areal_core.sdk import RowError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from areal_core.chat.messages import Message
-    from areal_core.chat.settings import PromptSettings
+    from areal_core.chat import Message, PromptSettings
 
 TEXT_PLACEHOLDER: Final = "<image>"
 """A placeholder inside a text, as many public data sets have it."""

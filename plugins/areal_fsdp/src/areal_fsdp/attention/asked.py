@@ -19,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from areal_core.errors import RunError
-from areal_core.models.shown_masks import ShownMask, shown_mask, telling_places
+from areal_core.models import ShownMask, shown_mask, telling_places
 from areal_fsdp.attention.hugging_face import BOUNDARIES, packed_attention_of_a_layer
 
 if TYPE_CHECKING:

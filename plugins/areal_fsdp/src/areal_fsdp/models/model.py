@@ -11,8 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from areal_core.errors import RunError
-from areal_core.models.images import as_text, loader_of, sees_images, set_attention
-from areal_core.models.quantization import refuse_quantized
+from areal_core.models import as_text, loader_of, refuse_quantized, sees_images, set_attention
 from areal_core.plugins import extra_module
 from areal_fsdp.attention.asked import register_checked_attention
 from areal_fsdp.attention.hugging_face import PACKED, Layout, register_packed_attention
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import ModelReference, Role
+    from areal_core.engines import ModelReference
+    from areal_core.sdk import Role
     from areal_fsdp.parallel.context import Context
     from areal_fsdp.parallel.loading import ModelFiles
     from areal_fsdp.parallel.tensor import Vocabulary

@@ -122,7 +122,7 @@ class AdditionModel:
 
     def prepare(self, cache: Path) -> Path:
         """The fine-tuned model's folder; see `ModelSource.prepare`."""
-        from areal_core.driver import execute
+        from areal_core.programs import execute
 
         if found := self.find(cache):
             return found
