@@ -42,6 +42,8 @@ __all__ = [
     "PluginMissingError",
     "RunError",
     "UsageError",
+    "traceback_of",
+    "writable",
 ]
 
 _STEERING = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -5,6 +5,7 @@ from areal_core.waiting import polls as polls
 from areal_core.waiting import polls_async as polls_async
 from areal_core.proxies import bypass_proxies as bypass_proxies
 from areal_core.gpus import count_gpus as count_gpus
+from areal_core.gpus import has_nvidia_driver as has_nvidia_driver
 from areal_core.runtime.network import http_address as http_address
 from areal_core.runtime.network import own_address as own_address
 from areal_core.runtime.frames import Message as Message
@@ -23,4 +24,5 @@ from areal_core.runtime.logs import last_words as last_words
 from areal_core.runtime.process_tree import kill_tree as kill_tree
 from areal_core.runtime.member import Member as Member
 from areal_core.runtime.member import run_role as run_role
+from areal_core.runtime.member import ASKED_TO_STOP as ASKED_TO_STOP
 from areal_core.runtime.event_loops import run_event_loop as run_event_loop

@@ -34,6 +34,7 @@ from areal_core.interfaces.model import CRITIC as CRITIC
 from areal_core.interfaces.model import REFERENCE as REFERENCE
 from areal_core.interfaces.model import EMA as EMA
 from areal_core.interfaces.model import Role as Role
+from areal_core.workflows.single_turn import SingleTurn as SingleTurn
 from areal_core.algorithms.passes import run_passes as run_passes
 from areal_core.algorithms.settings import PolicyGradientSettings as PolicyGradientSettings
 from areal_core.algorithms.settings import PolicyLossSettings as PolicyLossSettings

@@ -34,7 +34,7 @@ ROOMS: dict[str, set[str]] = {
     "plugins": {"errors", "metric_names"},
     "config": {"errors", "files", "gpus", "plugins", "interfaces", "proxies"},
     "cli": {"errors", "files", "plugins", "config", "runtime", "proxies", "runs", "checks", "driver", "inference",
-            "testing"},
+            "models", "testing"},
     "data": {"errors"},
     "interfaces": {"data", "errors", "exports"},
     "models": {"errors", "exports", "disk", "config", "data", "interfaces", "plugins"},
@@ -56,17 +56,20 @@ ROOMS: dict[str, set[str]] = {
                "messages", "runtime", "ledger", "training", "runs", "waiting"},
     "inference": {"errors", "background", "disk", "config", "plugins", "data", "gpus", "interfaces", "messages",
                 "runtime", "models", "proxies", "runs", "driver", "waiting"},
+    "debugging": {"errors", "cli", "config", "data", "driver", "interfaces", "messages", "rewards", "rollout", "runs",
+                  "runtime", "training"},
     "library": {"errors", "background", "cli", "config", "data", "disk", "files", "ledger", "plugins", "runtime"},
     "trl": {"errors", "config", "files", "library", "runtime"},
     "testing": {"errors", "algorithms", "background", "config", "plugins", "data", "interfaces", "runtime", "rewards",
                 "training"},
     # Public modules: the names of other rooms.
-    "sdk": {"exports", "algorithms", "interfaces"},
+    "sdk": {"exports", "algorithms", "interfaces", "workflows"},
     "engines": {"exports", "interfaces"},
     "servers": {"exports", "inference", "interfaces", "runtime"},
     "launchers": {"exports", "interfaces", "runtime"},
     "processes": {"exports", "background", "gpus", "proxies", "runtime", "waiting"},
-    "programs": {"exports", "checks", "cli", "diagnostics", "driver", "rewards", "rollout", "runs", "runtime"},
+    "programs": {"exports", "checks", "cli", "debugging", "diagnostics", "driver", "rewards", "rollout", "runs",
+                 "runtime"},
 }  # fmt: skip
 """For each room of the core the rooms that it knows; of a public module those that its stub names."""
 

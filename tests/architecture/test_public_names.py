@@ -16,57 +16,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = [*sorted(ROOT.glob("plugins/*/src")), ROOT / "examples"]
-PRIVATE: set[str] = {
-    "areal_core.cli.commands.run",
-    "areal_core.config.yaml_text.parse",
-    "areal_core.data.packing.pack_group",
-    "areal_core.data.tables.ArrowRows",
-    "areal_core.data.trajectory.Values",
-    "areal_core.driver.ASKED_TO_STOP",
-    "areal_core.driver.Supervisor",
-    "areal_core.driver.claim",
-    "areal_core.driver.model_group",
-    "areal_core.driver.model_initialization.prepare_model",
-    "areal_core.driver.preparation",
-    "areal_core.driver.rollout_groups",
-    "areal_core.errors.own_lines",
-    "areal_core.errors.traceback_of",
-    "areal_core.errors.writable",
-    "areal_core.gpus.GPUS",
-    "areal_core.inference.errors.FAULTS",
-    "areal_core.inference.errors.known_form",
-    "areal_core.inference.lifecycle.Lifecycle",
-    "areal_core.inference.pool.ServerPool",
-    "areal_core.inference.server.State",
-    "areal_core.messages.workflows.RunGroup",
-    "areal_core.models.quantization.DEQUANTIZED",
-    "areal_core.models.quantization.FP8_FACTORS",
-    "areal_core.models.quantization.FP8_SCALE",
-    "areal_core.models.quantization.MXFP4_BLOCKS",
-    "areal_core.models.quantization.MXFP4_SCALES",
-    "areal_core.models.quantization.quantization_of",
-    "areal_core.rewards.worker.build_rewards",
-    "areal_core.rollout.episodes.EpisodeError",
-    "areal_core.rollout.episodes.EpisodeRunner",
-    "areal_core.rollout.shaping.shape",
-    "areal_core.runs.controller.RolloutHalf",
-    "areal_core.runs.models.MODEL_FILES",
-    "areal_core.runs.models.WEIGHTS_INDEX",
-    "areal_core.runs.models.end_tokens",
-    "areal_core.runs.models.sampling_parameters",
-    "areal_core.runs.models.weight_files",
-    "areal_core.runs.trainer.build_engines",
-    "areal_core.runtime.attempts.exit_code_of",
-    "areal_core.runtime.attempts.read_note",
-    "areal_core.runtime.environment.LOGS_VARIABLE",
-    "areal_core.runtime.environment.SCRATCH_VARIABLE",
-    "areal_core.runtime.folder.cache_folder",
-    "areal_core.runtime.member.LOADING_SILENCE_S",
-    "areal_core.training.context.BatchContext",
-    "areal_core.training.examples.ExampleSource",
-    "areal_core.workflows.single_turn.SingleTurn",
-}
-"""Private names that first-party plugins still import. The list may only shrink."""
+PRIVATE: set[str] = set()
+"""Private names that first-party plugins may import. The list may only shrink."""
 
 
 def public_names(module: str) -> set[str]:

@@ -18,7 +18,7 @@ from areal_core.data import Episode
 from areal_core.errors import ConfigError, RunError, traceback_of, writable
 from areal_core.processes import watch_event_loop
 from areal_core.programs import Evaluator, Played, RewardPool
-from areal_core.workflows.single_turn import SingleTurn
+from areal_core.sdk import SingleTurn
 from areal_evaluation.address import Address, look_for
 from areal_evaluation.recording import RecordingProxy
 

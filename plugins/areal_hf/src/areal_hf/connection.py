@@ -19,7 +19,7 @@ from areal_hf.messages import Aborted, Cancel, Finished, Generate, Loaded, Refus
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from areal_core.data.trajectory import Values
+    from areal_core.data import Values
     from areal_core.errors import RunError
     from areal_core.processes import Message
     from areal_core.servers import SamplingParameters

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
-    from areal_core.data.trajectory import Values
+    from areal_core.data import Values
     from areal_core.engines import ModelReference, TensorDescription
     from areal_core.servers import PartialGeneration, SamplingParameters, ServerConnection, UpdateMode, WeightGroup
     from areal_sglang.config import SGLangConfig

@@ -31,7 +31,7 @@ class SGLangEngine(ServerFleet):
         settings = settings.with_key(log_dir.parent, member.host if member else "")
         self._speaker = SGLangAdapter(settings)
         super().__init__(settings, self._speaker, log_dir, member, gpus)
-        self._reading = Reading(self._speaker, self.pool, self.lifecycle, settings.update_timeout_s)
+        self._reading = Reading(self._speaker, self)
 
     async def read_tensors(self, version: int, tensors: Sequence[SharedTensor]) -> list[int]:
         """See `InferenceEngine.read_tensors`."""

@@ -40,7 +40,7 @@ from areal_vllm import images, lora
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from areal_core.data.trajectory import Values
+    from areal_core.data import Values
     from areal_core.engines import ModelReference, TensorDescription
     from areal_core.servers import PartialGeneration, ServerConnection, UpdateMode, WeightGroup
     from areal_vllm.config import VLLMConfig
