@@ -10,7 +10,7 @@ from areal_core.interfaces.model import ModelReference as ModelReference
 from areal_core.interfaces.model import StoredModel as StoredModel
 from areal_core.interfaces.model import Estimate as Estimate
 from areal_core.interfaces.model import ModelSource as ModelSource
-from areal_core.interfaces.model import FindsModel as FindsModel
+from areal_core.interfaces.model import ModelResolver as ModelResolver
 from areal_core.interfaces.transport import WeightTransport as WeightTransport
 from areal_core.interfaces.transport import TransferFailedError as TransferFailedError
 from areal_core.interfaces.inference import BroadcastGroup as BroadcastGroup

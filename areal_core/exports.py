@@ -90,6 +90,14 @@ def deprecated_names(module: str, names: Mapping[str, str]) -> Callable[[str], A
     return lambda name: _renamed(module, names, name)
 
 
+def renamed_method(cls: type, old: str, new: str) -> None:
+    """Let a class that defines a method under its old name have it under the new one, with a `DeprecationWarning`."""
+    if old in vars(cls) and new not in vars(cls):
+        message = f"{cls.__qualname__}.{old} is deprecated and will be ignored in the next minor version: call it {new}"
+        warnings.warn(message, DeprecationWarning, stacklevel=3)
+        setattr(cls, new, vars(cls)[old])
+
+
 def _renamed(module: str, names: Mapping[str, str], name: str) -> Any:
     """Return the new object of an old name, with a `DeprecationWarning` at the line that uses it."""
     if name not in names:

@@ -4,7 +4,7 @@ from areal_core.interfaces.launcher import ProcessGroup as ProcessGroup
 from areal_core.interfaces.launcher import Node as Node
 from areal_core.interfaces.launcher import Place as Place
 from areal_core.interfaces.launcher import AcceptsNodes as AcceptsNodes
-from areal_core.interfaces.launcher import EndMeans as EndMeans
+from areal_core.interfaces.launcher import OnExit as OnExit
 from areal_core.interfaces.launcher import ProcessEnd as ProcessEnd
 from areal_core.interfaces.launcher import describe_exit as describe_exit
 from areal_core.runtime.environment import member_environment as member_environment

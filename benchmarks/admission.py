@@ -124,7 +124,7 @@ class SimulatedServer(FakeEngine):
         version, done = self.version, asyncio.get_running_loop().create_future()
         self._new.append((length, done))
         self._arrived.set()
-        request.on_slot(True)
+        request.on_slot_change(True)
         await done
         return Generation([1] * 2, [-1.0] * 2, [version, self.version], FinishReason.STOP)
 

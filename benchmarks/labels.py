@@ -282,7 +282,7 @@ class Audited:
             self.live.append(self.slots.live)
             await self.engine.update_weights(WeightUpdate(version, self.folder / f"model{version}"))
             self._version = version
-            told = self.engine.take_metrics()
+            told = self.engine.pop_metrics()
             self.counts.update({name: int(told.get(f"servers/{name}", 0)) for name in COUNTED})
             ended = time.monotonic()
             line = f"{ended - began:.1f} s: version {version}, which took {ended - asked:.2f} s"

@@ -59,7 +59,7 @@ class ZeroLatencyEngine(FakeEngine):
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """At once."""
-        request.on_slot(True)
+        request.on_slot_change(True)
         return Generation(self._ids, self._logprobs, [self.version] * len(self._ids), FinishReason.STOP)
 
 
@@ -87,7 +87,7 @@ class ZeroLatencyClient:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """As soon as there is a slot."""
-        async with SlotLease(self._slots, SlotRequest(), request.on_slot) as grant:
+        async with SlotLease(self._slots, SlotRequest(), request.on_slot_change) as grant:
             return Generation(self._ids, self._logprobs, [grant.version] * len(self._ids), FinishReason.STOP)
 
 

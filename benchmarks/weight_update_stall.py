@@ -201,7 +201,7 @@ async def stall(arguments: argparse.Namespace) -> None:
                 await work
                 seconds = time.monotonic() - began
                 await asyncio.sleep(1.0)
-                report(transport, version, joined, seconds, engine.take_metrics(), arrivals, began)
+                report(transport, version, joined, seconds, engine.pop_metrics(), arrivals, began)
             answers = await asyncio.gather(*tasks)
             crossed = sum(len(set(answer.versions)) > 1 for answer in answers)
             print(f"{transport}: {len(answers)} requests of {arguments.tokens} tokens, {crossed} crossed an update")

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from areal_core import interfaces, sdk
+from areal_core import interfaces, launchers, sdk
 from areal_core.exports import PUBLIC_MODULES
+from areal_core.rewards.scoring import RewardSum, RewardTerm
+from areal_core.testing.fakes import FakeEngine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,6 +89,31 @@ def test_names_of_the_former_interfaces_warn_and_work() -> None:
     assert caught[0].filename == __file__
     with pytest.raises(AttributeError):
         interfaces.NoSuchName  # noqa: B018
+
+
+def test_a_method_under_its_old_name_warns_and_is_called() -> None:
+    class Counting:
+        def __call__(self, completion: str) -> float:
+            return 1.0
+
+        def take_metrics(self) -> dict[str, float]:
+            return {"calls": 2.0}
+
+    with pytest.warns(DeprecationWarning, match="take_metrics is deprecated .*: call it pop_metrics"):
+        rewards = RewardSum([RewardTerm("mine", Counting())])
+    assert rewards.pop_metrics() == {"mine/calls": 2.0}
+    with pytest.warns(DeprecationWarning, match="Old.take_metrics is deprecated"):
+
+        class Old(FakeEngine):
+            def take_metrics(self) -> dict[str, float]:
+                return {"mine": 1.0}
+
+    assert Old().pop_metrics() == {"mine": 1.0}
+
+
+def test_renamed_names_of_the_former_interfaces_warn_and_work() -> None:
+    with pytest.warns(DeprecationWarning, match=r"use areal_core\.launchers\.OnExit"):
+        assert interfaces.EndMeans is launchers.OnExit
 
 
 @pytest.mark.parametrize("module", sorted({*PUBLIC_MODULES} - {"areal_core.testing.conformance"}))

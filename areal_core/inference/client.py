@@ -74,7 +74,7 @@ class ServersClient:
                 is_resumable=is_resumable(request.sampling),
             )
             try:
-                async with SlotLease(self._slots, slot_request, request.on_slot) as grant:
+                async with SlotLease(self._slots, slot_request, request.on_slot_change) as grant:
                     request.check(grant.vocabulary, grant.context, "the servers take")
                     server = grant.server
                     await self._generate_partial(grant, answer)

@@ -211,8 +211,8 @@ class ServerFleet(InferenceEngine):
         """See `InferenceEngine.describe`."""
         return self.pool.describe()
 
-    def take_metrics(self) -> dict[str, float]:
-        """See `InferenceEngine.take_metrics`."""
+    def pop_metrics(self) -> dict[str, float]:
+        """See `InferenceEngine.pop_metrics`."""
         versions = [server.version for server in self.pool.in_state(State.READY, State.UPDATING)]
         metrics = {**self._router.counts, **self.lifecycle.timings, "servers/ready": float(len(versions))}
         metrics["servers/version_skew"] = float(max(versions) - min(versions)) if versions else 0.0

@@ -203,7 +203,7 @@ class ServerSettings(Settings):
     def process_groups(self, config: RunConfig, run_dir: Path) -> list[ProcessGroup]:
         """Return a process group for each server, so that each is restarted alone."""
         from areal_core.driver import role_group
-        from areal_core.interfaces.launcher import EndMeans
+        from areal_core.interfaces.launcher import OnExit
 
         placement = config.placement
         has_gpus = placement.generation is not None or (self.is_elastic and placement.training is not None)
@@ -215,7 +215,7 @@ class ServerSettings(Settings):
                 gpus_each=self.gpus_each if has_gpus else 0,
                 gpus=None if placement.is_counted else gpus or None,
                 cores_each=0,
-                end=EndMeans.REPLACED,
+                on_exit=OnExit.RESTART,
                 restarts=self.restarts,
                 shares_gpus=placement.colocated,
             )

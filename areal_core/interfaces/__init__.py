@@ -18,5 +18,6 @@ __getattr__ = deprecated_names(
         for stub in _STUBS
         for name, module in stub_names(stub).items()
         if module.startswith(__name__)
-    },
+    }
+    | {"EndMeans": "areal_core.launchers.OnExit", "FindsModel": "areal_core.engines.ModelResolver"},
 )

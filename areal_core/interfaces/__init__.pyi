@@ -37,7 +37,6 @@ from areal_core.interfaces.inference import TensorDescription as TensorDescripti
 from areal_core.interfaces.inference import UpdateMode as UpdateMode
 from areal_core.interfaces.inference import WeightUpdate as WeightUpdate
 from areal_core.interfaces.launcher import AcceptsNodes as AcceptsNodes
-from areal_core.interfaces.launcher import EndMeans as EndMeans
 from areal_core.interfaces.launcher import Launcher as Launcher
 from areal_core.interfaces.launcher import Node as Node
 from areal_core.interfaces.launcher import Place as Place
@@ -50,7 +49,6 @@ from areal_core.interfaces.model import CRITIC as CRITIC
 from areal_core.interfaces.model import EMA as EMA
 from areal_core.interfaces.model import REFERENCE as REFERENCE
 from areal_core.interfaces.model import Estimate as Estimate
-from areal_core.interfaces.model import FindsModel as FindsModel
 from areal_core.interfaces.model import ModelReference as ModelReference
 from areal_core.interfaces.model import ModelSource as ModelSource
 from areal_core.interfaces.model import Role as Role

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from areal_core.errors import RunError
+from areal_core.exports import renamed_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -95,9 +96,9 @@ class GenerationRequest:
             request is a conversation of its own.
         images: image files, such as PNG, in base64, in the order in which they occur in `input_ids`. There, each image
             is a run of the model's image tokens, one per patch.
-        on_slot: called in the caller's event loop: with False when the request waits for a slot, at first or after it
-            has lost one, and with True when it has got one. It is not called after the answer. The time of an episode
-            is stopped while one of its requests waits.
+        on_slot_change: called in the caller's event loop: with False when the request waits for a slot, at first or
+            after it has lost one, and with True when it has got one. It is not called after the answer. The time of an
+            episode is stopped while one of its requests waits.
     """
 
     request_id: str
@@ -107,7 +108,7 @@ class GenerationRequest:
     affinity: str = ""
     conversation: str = ""
     images: tuple[str, ...] = ()
-    on_slot: Callable[[bool], None] = field(default=lambda _: None, repr=False, compare=False)
+    on_slot_change: Callable[[bool], None] = field(default=lambda _: None, repr=False, compare=False)
 
     def check(self, vocabulary: int, limit: int, limited_by: str) -> None:
         """Check what an engine cannot serve. A token outside of the vocabulary, for example, would end most engines.
@@ -334,6 +335,10 @@ class InferenceEngine(Slots, ABC):
 
     capabilities: InferenceCapabilities
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        renamed_method(cls, "take_metrics", "pop_metrics")
+
     @abstractmethod
     async def start(self, model: ModelReference) -> None:
         """Load the model. On return the engine generates with its weights as version 0.
@@ -444,7 +449,7 @@ class InferenceEngine(Slots, ABC):
         """Return the engine's state in a few words for the live view. Default: empty, nothing is shown."""
         return ""
 
-    def take_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return metrics since the last call: counts since then, latest durations. Default: none.
 
         areal logs them with the prefix `servers/`, unless a name has it already or begins with `weight_sync/`.

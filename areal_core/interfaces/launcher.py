@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class EndMeans(StrEnum):
-    """The restart policy of a process group."""
+class OnExit(StrEnum):
+    """What the driver does if a member of a process group ends before the attempt does."""
 
-    ENDS_ATTEMPT = "ends the attempt"
-    """If a member ends, the attempt ends, and the run continues from its last checkpoint."""
-    REPLACED = "replaced"
-    """If a member ends, only this member is restarted."""
+    END_ATTEMPT = "ends the attempt"
+    """End the attempt. The run continues from its last checkpoint."""
+    RESTART = "replaced"
+    """Restart this member only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ProcessGroup:
         gpus: numbers of these GPUs, member by member, if the config names them; None for any GPUs.
         cores_each: number of CPU cores that each member computes with.
         beside: name of a group; the members run on the node of its first member. Empty for any node.
-        end: the restart policy.
+        on_exit: what the driver does if a member ends.
         restarts: how often a member that was ready is restarted within five minutes; None for no limit.
         shares_gpus: whether another group uses the same GPUs.
         environment: variables that are added to the node's own.
@@ -56,7 +56,7 @@ class ProcessGroup:
     gpus: tuple[int, ...] | None = None
     cores_each: int = 1
     beside: str = ""
-    end: EndMeans = EndMeans.ENDS_ATTEMPT
+    on_exit: OnExit = OnExit.END_ATTEMPT
     restarts: int | None = None
     shares_gpus: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)

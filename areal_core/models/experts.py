@@ -91,7 +91,7 @@ class MoEShape:
         return len(self.layers), self.choices
 
 
-def column_of(experts: np.ndarray, moe: MoEShape, tokens: int) -> dict[str, Values]:
+def routed_experts_field(experts: np.ndarray, moe: MoEShape, tokens: int) -> dict[str, Values]:
     """Return the routed experts of a generation as a column.
 
     Args:

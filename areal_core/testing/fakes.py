@@ -106,7 +106,7 @@ class FakeClient:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `InferenceClient.generate`."""
-        async with SlotLease(self._slots, SlotRequest(), request.on_slot) as grant:
+        async with SlotLease(self._slots, SlotRequest(), request.on_slot_change) as grant:
             return await self._engine.draw(request, grant.version)
 
     async def close(self) -> None:

@@ -43,7 +43,7 @@ ROOMS: dict[str, set[str]] = {
     "algorithms": {"config", "data", "errors", "interfaces"},
     "chat": {"config", "exports", "interfaces"},
     "workflows": {"chat", "config", "data", "interfaces"},
-    "rewards": {"errors", "files", "background", "interfaces", "messages", "runtime", "config"},
+    "rewards": {"errors", "exports", "files", "background", "interfaces", "messages", "runtime", "config"},
     "ledger": {"errors", "background", "disk", "data", "interfaces"},
     "rollout": {"errors", "background", "disk", "config", "data", "interfaces", "messages", "metric_names", "ledger",
                 "rewards", "runtime"},

@@ -105,7 +105,7 @@ def test_a_request_tells_when_it_has_a_place_on_a_server_and_not_before(running)
             first, behind = [], []
             server.is_open.clear()
             asked = [
-                asyncio.create_task(fleet.generate(replace(running.request(f"r{n}"), on_slot=places.append)))
+                asyncio.create_task(fleet.generate(replace(running.request(f"r{n}"), on_slot_change=places.append)))
                 for n, places in enumerate((first, behind))
             ]
             await running.until(lambda: first == [False, True], "a place for the first")
@@ -125,7 +125,7 @@ def test_a_request_under_which_a_server_is_lost_waits_again_and_says_so(running)
             places = []
             server.fault = ServerLostError("500")
             server.is_healthy = False
-            asked = asyncio.create_task(fleet.generate(replace(running.request(), on_slot=places.append)))
+            asked = asyncio.create_task(fleet.generate(replace(running.request(), on_slot_change=places.append)))
             await running.until(lambda: running.states(fleet) == {"a": "lost"}, "a lost server")
             await asyncio.sleep(0.05)
             assert places[-1:] != [True]

@@ -269,7 +269,7 @@ def test_a_server_that_needs_a_folder_is_reported_only_while_no_batch_is_ready(t
 
 def test_metrics_of_an_engine_cannot_overwrite_those_of_the_run(tmp_path: Path, build: Build) -> None:
     class Counting(FakeEngine):
-        def take_metrics(self) -> dict[str, float]:
+        def pop_metrics(self) -> dict[str, float]:
             return {"reward": -1.0, "time/wait_for_rollouts_s": -1.0, "servers/ready": 2.0, "weight_sync/pause_s": 3.0}
 
     async def run() -> None:

@@ -251,9 +251,9 @@ def test_a_request_that_a_failed_attempt_left_behind_stops_the_next_ones_clock()
 
     class Full(FakeEngine):
         async def generate(self, request: GenerationRequest) -> Generation:
-            request.on_slot(False)
+            request.on_slot_change(False)
             await places.wait()
-            request.on_slot(True)
+            request.on_slot_change(True)
             return await super().generate(request)
 
     class Leaves:

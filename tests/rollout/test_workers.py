@@ -68,7 +68,7 @@ class Counting(RewardSum):
         super().__init__([])
         self.counted = {"judged": 3.0}
 
-    def take_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         taken, self.counted = self.counted, {}
         return taken
 

@@ -106,9 +106,9 @@ class Client:
     async def generate(self, request: GenerationRequest) -> Generation:
         while True:
             try:
-                async with SlotLease(self._slots, SlotRequest(), request.on_slot) as grant:
+                async with SlotLease(self._slots, SlotRequest(), request.on_slot_change) as grant:
                     assert grant == GRANT
-                    return await self._engine.generate(replace(request, on_slot=lambda _: None))
+                    return await self._engine.generate(replace(request, on_slot_change=lambda _: None))
             except ServerLostError:
                 pass
 

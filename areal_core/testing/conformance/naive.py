@@ -80,9 +80,9 @@ class NaiveEngine(Served):
         logprobs: list[float] = []
         versions: list[int] = []
         finish_reason = FinishReason.LENGTH
-        request.on_slot(False)
+        request.on_slot_change(False)
         async with self._slots:
-            request.on_slot(True)
+            request.on_slot_change(True)
             generator = self._generator(request)
             while len(ids) < request.sampling.max_new_tokens and finish_reason is FinishReason.LENGTH:
                 await asyncio.sleep(0)

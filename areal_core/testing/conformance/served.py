@@ -104,7 +104,7 @@ class ServedClient:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `InferenceClient.generate`."""
-        async with SlotLease(self._slots, SlotRequest(), request.on_slot) as grant:
+        async with SlotLease(self._slots, SlotRequest(), request.on_slot_change) as grant:
             if self._opening is None:
                 self._opening = start_task(connect(grant.address, CONNECT_S, "worker"), "connecting to the engine")
             peer = await asyncio.shield(self._opening)

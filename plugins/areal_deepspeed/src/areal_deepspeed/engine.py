@@ -13,7 +13,7 @@ import torch
 
 from areal_core.data import Metric
 from areal_core.errors import RunError
-from areal_core.models import sees_images
+from areal_core.models import is_vlm
 from areal_deepspeed import checkpoint
 from areal_deepspeed.refusals import no_float32, no_images
 from areal_deepspeed.zero import deepspeed, initialize
@@ -92,7 +92,7 @@ class DeepSpeedEngine(RoleEngine):
     def _load(self, model: ModelReference, role: Role, temperature: float, *, is_divided: bool) -> RoleModule:
         """The model, compared with transformers where it is before ZeRO has it: on the CPU if it is to be divided."""
         loaded, _ = load_model(model, role)
-        if sees_images(loaded.config):
+        if is_vlm(loaded.config):
             raise RunError(no_images(loaded.config.model_type))
         if (kept := kept_in_float32(loaded, self._dtype)) and (role.trains or is_divided):
             raise RunError(no_float32(loaded.config.model_type, next(iter(kept))))

@@ -12,12 +12,12 @@ from areal_core.chat import (
     PromptSettings,
     conversation_of,
     is_conversation,
-    kind_of,
     learned_text,
     learned_turns,
     looks_like_a_conversation,
     plain,
     read_conversation,
+    type_name_of,
 )
 from areal_core.data import FinishReason, Trajectory
 from areal_core.sdk import RowError
@@ -161,7 +161,7 @@ class _Encoding:
         """
         for name, value in (("prompt", prompt), ("completion", completion)):
             if not isinstance(plain(value), str | list | Mapping):
-                raise RowError(f"'{name}' is {kind_of(value)}; it must be text, or a list of messages")
+                raise RowError(f"'{name}' is {type_name_of(value)}; it must be text, or a list of messages")
         if isinstance(prompt, str) and isinstance(completion, str):
             if shown := [key for key in ("system", *TOOL_KEYS, "documents") if self._row.get(key)]:
                 raise RowError(

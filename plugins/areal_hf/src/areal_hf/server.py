@@ -20,7 +20,7 @@ from transformers import AutoConfig
 from transformers.utils import logging
 
 from areal_core.errors import RunError
-from areal_core.models import loader_of
+from areal_core.models import auto_class_of
 from areal_core.plugins import extra_module
 from areal_core.processes import Credentials, Done, Failed, Peer, PeerClosed, serve
 from areal_hf.limits import Limits
@@ -52,7 +52,7 @@ def load_model(reference: ModelReference, device: str) -> PreTrainedModel:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     path, dtype, trusted = reference.path, getattr(torch, reference.dtype), reference.trust_remote_code
     config = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
-    model: PreTrainedModel = loader_of(config).from_pretrained(path, dtype=dtype, trust_remote_code=trusted)
+    model: PreTrainedModel = auto_class_of(config).from_pretrained(path, dtype=dtype, trust_remote_code=trusted)
     return model.to(device).eval().requires_grad_(False)
 
 

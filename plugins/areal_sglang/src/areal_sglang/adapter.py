@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from areal_core.errors import RunError
-from areal_core.models import ImagePrompts, MoEShape, column_of
+from areal_core.models import ImagePrompts, MoEShape, routed_experts_field
 from areal_core.servers import (
     Chunk,
     HTTPAdapter,
@@ -246,7 +246,7 @@ class SGLangAdapter(HTTPAdapter):
         """From base64 of int32; an answer that was aborted has none."""
         if self.moe is None or told is None:
             return {}
-        return column_of(np.frombuffer(b64decode(told), np.int32), self.moe, tokens)
+        return routed_experts_field(np.frombuffer(b64decode(told), np.int32), self.moe, tokens)
 
     def _sampling(self, partial: PartialGeneration) -> dict[str, Any]:
         sampling: SamplingParameters = partial.sampling

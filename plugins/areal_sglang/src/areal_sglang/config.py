@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from areal_core.models import keeps_states
+from areal_core.models import has_recurrent_states
 from areal_core.servers import FleetSettings
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class SGLangConfig(FleetSettings):
 
     def unplanned(self, model: StoredModel) -> str:
         """See `FleetSettings.unplanned`. The pool of states takes a part of what is free, not of max_total_tokens."""
-        if keeps_states(model.description):
+        if has_recurrent_states(model.description):
             return "SGLang keeps states of the model's recurrent layers, in memory that the plan does not count"
         return ""
 

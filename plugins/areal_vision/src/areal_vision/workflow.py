@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from areal_core.chat import answer_text, encode, opened_by_template, render_conversation
+from areal_core.chat import answer_text, encode, render_conversation, template_opening
 from areal_core.data import Episode, TrajectoryBuilder
 from areal_core.sdk import RowError
 from areal_vision.files import ImageFile, files_of, shown_image
@@ -41,7 +41,7 @@ class VisionTurn:
         images = await asyncio.to_thread(reader.cut, pictures)
         rendered = render_conversation(tokenizer, conversation, add_generation_prompt=True)
         ids, text = encode(tokenizer, rendered)
-        opened = opened_by_template(tokenizer, conversation, rendered)
+        opened = template_opening(tokenizer, conversation, rendered)
         prompt = text[: len(text) - len(opened)]
         counts = reader.counts(images.grid)
         input_ids = expand(ids, image_token(tokenizer), counts)

@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from areal_core.errors import RunError
-from areal_core.models import ImagePrompts, MoEShape, column_of
+from areal_core.models import ImagePrompts, MoEShape, routed_experts_field
 from areal_core.servers import (
     Chunk,
     HTTPAdapter,
@@ -248,7 +248,7 @@ class VLLMAdapter(HTTPAdapter):
         """From base64 of a numpy file; an answer that was aborted has none."""
         if self.moe is None or told is None:
             return {}
-        return column_of(np.load(BytesIO(b64decode(told)), allow_pickle=False), self.moe, tokens)
+        return routed_experts_field(np.load(BytesIO(b64decode(told)), allow_pickle=False), self.moe, tokens)
 
     def _sampling(self, partial: PartialGeneration) -> dict[str, Any]:
         sampling = partial.sampling
