@@ -36,7 +36,12 @@ from areal_core.interfaces.model import EMA as EMA
 from areal_core.interfaces.model import Role as Role
 from areal_core.workflows.single_turn import SingleTurn as SingleTurn
 from areal_core.algorithms.passes import run_passes as run_passes
+from areal_core.algorithms.composition import PolicyGradient as PolicyGradient
 from areal_core.algorithms.settings import PolicyGradientSettings as PolicyGradientSettings
 from areal_core.algorithms.settings import PolicyLossSettings as PolicyLossSettings
 from areal_core.algorithms.settings import CorrectionSettings as CorrectionSettings
 from areal_core.algorithms.settings import BatchTransformSettings as BatchTransformSettings
+from areal_core.algorithms.loss_aggregation import token_mean as token_mean
+from areal_core.algorithms.loss_aggregation import sequence_mean as sequence_mean
+from areal_core.algorithms.loss_aggregation import episode_mean as episode_mean
+from areal_core.algorithms.loss_aggregation import constant_length as constant_length

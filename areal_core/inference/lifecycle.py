@@ -55,7 +55,7 @@ _ADDRESSES_HINT = (
 
 
 class DriverConnection(Protocol):
-    """The connection to the run's driver, which starts the run's own servers; `areal_core.runs.Member` is one."""
+    """The connection to the run's driver, which starts the run's own servers; `areal_core.processes.Member` is one."""
 
     def watch(self, role: str, changed: Callable[[RoleMembers], None]) -> None:
         """Call `changed`, in any thread, with the processes of a role that serve, now and after each change."""

@@ -62,7 +62,7 @@ class ServerSettings(Settings):
     """Settings of inference servers of any kind.
 
     If a subclass defines `serve(config, model, member, run_dir)`, the processes that the run starts are servers
-    themselves; see `areal_core.runs.server`. Otherwise they start a program; see `FleetSettings.server_command`.
+    themselves. Otherwise they start a program; see `FleetSettings.server_command`.
     """
 
     model_config = ConfigDict(use_attribute_docstrings=True)

@@ -180,7 +180,7 @@ class Launcher(Protocol):
 
         1. `environment`, by which the member finds the driver;
         2. `group.environment`;
-        3. `areal_core.runtime.environment.member_environment(group, {index: place})`, which names its place.
+        3. `areal_core.launchers.member_environment(group, {index: place})`, which names its place.
 
         The working folder is this program's, if it exists on the node. What you start becomes the guard of the member:
         it forks the member, redirects the output of both to the member's log, and exits when nothing of the member is
@@ -222,12 +222,12 @@ class AcceptsNodes(Protocol):
         """Serve the connection of a machine until it closes.
 
         The driver's hub calls this for each connection that a machine opens with
-        `areal_core.runtime.rpc.connect(address, timeout_s, "node", credentials)`. A machine may still show the
+        `areal_core.processes.connect(address, timeout_s, "node", credentials)`. A machine may still show the
         credentials of an earlier attempt. The launcher sends the first message: other launchers refuse machines, and
-        then the hub sends `areal_core.runtime.rpc.Failed` first.
+        then the hub sends `areal_core.processes.Failed` first.
 
         Args:
-            connection: an `areal_core.runtime.rpc.Peer`; its messages are the launcher's.
+            connection: an `areal_core.processes.Peer`; its messages are the launcher's.
 
         Raises:
             PeerClosed: the machine has closed the connection. The hub expects this end.

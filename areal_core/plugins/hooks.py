@@ -8,8 +8,8 @@ areal calls a hook through pluggy. Plugins register in the order of their names,
 the plugin that registered last is called first; `tryfirst`, `trylast` and `wrapper=True` change that. Take only the
 arguments that you need, by their names and without a default: pluggy would pass the default instead of the value.
 
-Nothing that happens for each token or each sample is a hook. Such code is a method of a Protocol in
-`areal_core.interfaces`.
+Nothing that happens for each token or each sample is a hook. Such code is a method of an interface
+(`areal_core.sdk`, `.engines`, `.servers`, `.launchers`).
 """
 # A specification is a signature with documentation. pluggy never calls it, so it has no body.
 # mypy: disable-error-code="empty-body"

@@ -64,7 +64,7 @@ ROOMS: dict[str, set[str]] = {
                 "training"},
     # Public modules: the names of other rooms.
     "sdk": {"exports", "algorithms", "interfaces", "workflows"},
-    "engines": {"exports", "interfaces"},
+    "engines": {"exports", "interfaces", "training"},
     "servers": {"exports", "inference", "interfaces", "runtime"},
     "launchers": {"exports", "interfaces", "runtime"},
     "processes": {"exports", "background", "gpus", "proxies", "runtime", "waiting"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = [*sorted(ROOT.glob("plugins/*/src")), ROOT / "examples"]
+PAGES = [ROOT / "README.md", *sorted(path for path in ROOT.glob("docs/*/*.md") if path.parent.name != "reference")]
+MAINTAINERS = {"from_stub"}
+"""Names that pages show to maintainers of areal."""
 PRIVATE: set[str] = set()
 """Private names that first-party plugins may import. The list may only shrink."""
 
@@ -51,6 +55,14 @@ def test_it_imports_public_names_only(folder: Path) -> None:
         if name not in PRIVATE
     ]
     assert wrong == [], "use a public name, move the code, or make a name public: see CONTRIBUTING.md"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_docs_show_imports_public_names_only(page: Path) -> None:
+    lines = re.findall(r"^ *from (areal_core[\w.]*) import ([\w, ]+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    names = [(module, name.strip()) for module, some in lines for name in some.split(",")]
+    wrong = [f"{module}.{name}" for module, name in names if name not in public_names(module) | MAINTAINERS]
+    assert wrong == []
 
 
 def test_every_allowed_private_name_is_still_imported() -> None:

@@ -89,7 +89,7 @@ class Bubblewrap:
         input_text: str = "",
         timeout_s: float | None = None,
     ) -> SandboxResult:
-        """See `areal_core.interfaces.sandbox.Sandbox`; more limits are "cpu", "file", "memory" and "output"."""
+        """See `areal_core.sdk.Sandbox`; more limits are "cpu", "file", "memory" and "output"."""
         settings = self._settings
         request = Request.checked(command, files, input_text, settings.disk_mib * MEBIBYTE)
         time_s = min(settings.time_s, timeout_s or settings.time_s)

@@ -60,7 +60,7 @@ class Container:
         input_text: str = "",
         timeout_s: float | None = None,
     ) -> SandboxResult:
-        """See `areal_core.interfaces.sandbox.Sandbox`."""
+        """See `areal_core.sdk.Sandbox`."""
         settings = self._settings
         request = Request.checked(command, files, input_text, settings.disk_mib * MEBIBYTE)
         name = f"areal-{secrets.token_hex(8)}"

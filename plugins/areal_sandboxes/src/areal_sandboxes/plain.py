@@ -44,7 +44,7 @@ class PlainProcess:
         input_text: str = "",
         timeout_s: float | None = None,
     ) -> SandboxResult:
-        """See `areal_core.interfaces.sandbox.Sandbox`."""
+        """See `areal_core.sdk.Sandbox`."""
         settings = self._settings
         request = Request.checked(command, files, input_text)
         async with self._places:
