@@ -324,8 +324,8 @@ class InferenceEngine(Slots, ABC):
 
     A run constructs the engine with its settings and with those of these arguments that its constructor names:
     `scratch`, a private folder for sockets; `member`, this process in the run (`areal_core.processes.Member`; None
-    outside of a run); `log_dir`; `gpus`, the numbers of the GPUs that it may use, or None; `deterministic`, as in the config.
-    Constructing it starts nothing.
+    outside of a run); `log_dir`; `gpus`, the numbers of the GPUs that it may use, or None; `deterministic`, as in the
+    config. Constructing it starts nothing.
 
     A subclass implements `start`, `generate`, `client`, `acquire`, `release` and `update_weights`. The other methods
     have defaults, those of an engine with one copy of the weights that it reads from a folder. Override them for
