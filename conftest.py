@@ -26,8 +26,9 @@ from areal_core.background import on_failure
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 
+    from areal_core.engines import ModelReference
     from areal_core.inference.adapter import ServerAdapter
-    from areal_core.interfaces import InferenceEngine, ModelReference
+    from areal_core.servers import InferenceEngine
 
 HERE = Path(__file__).parent
 SERVERS_ON_CPU = HERE / "tests" / "servers_on_cpu"
@@ -236,7 +237,7 @@ def server_of_each_shape(tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     Called with an adapter, it gives a function from a folder of a model to the address of the server for it. The
     servers end with the module: a laptop has no room for those of the next one beside them.
     """
-    from areal_core.interfaces import ModelReference
+    from areal_core.engines import ModelReference
     from areal_core.testing.conformance.models import ARCHITECTURES, make_model
 
     folder = tmp_path_factory.mktemp("servers")

@@ -30,6 +30,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import TextIO
 
+__all__ = [
+    "ArealError",
+    "ComponentNotFoundError",
+    "ConfigError",
+    "LostError",
+    "PluginBrokenError",
+    "PluginConflictError",
+    "PluginError",
+    "PluginIncompatibleError",
+    "PluginMissingError",
+    "RunError",
+    "UsageError",
+    "traceback_of",
+    "writable",
+]
+
 _STEERING = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Matches control sequences of terminals, except for newlines and tabs."""
 

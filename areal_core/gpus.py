@@ -47,6 +47,11 @@ def count_gpus() -> int:
     return len(list(GPUS.glob("*")) if shown is None else shown)
 
 
+def has_nvidia_driver() -> bool:
+    """Return whether NVIDIA's driver lists GPUs on this machine, whatever this process sees of them."""
+    return any(GPUS.glob("*"))
+
+
 def show_gpus(numbers: Sequence[int]) -> None:
     """Let this process and what it starts see only these GPUs.
 

@@ -25,21 +25,23 @@ from typing import TYPE_CHECKING, Any
 from areal_core.config.sections import RolloutSection
 from areal_core.data import Episode, FinishReason, Generation, Trajectory
 from areal_core.data.sampler import PromptSampler
-from areal_core.interfaces import SamplingParameters, WeightUpdate
+from areal_core.engines import WeightUpdate
 from areal_core.ledger.segments import SegmentWriter
 from areal_core.ledger.store import Ledger
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
+from areal_core.servers import SamplingParameters
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer
 from areal_core.testing.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from areal_core.interfaces import GenerationRequest, WorkflowContext
     from areal_core.messages.workflows import GroupResult, RunGroup
+    from areal_core.sdk import WorkflowContext
+    from areal_core.servers import GenerationRequest
 
 ROWS = 100_000
 
@@ -122,7 +124,7 @@ class SimulatedServer(FakeEngine):
         version, done = self.version, asyncio.get_running_loop().create_future()
         self._new.append((length, done))
         self._arrived.set()
-        request.on_slot(True)
+        request.on_slot_change(True)
         await done
         return Generation([1] * 2, [-1.0] * 2, [version, self.version], FinishReason.STOP)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from areal_core.interfaces import WorkflowContext
+    from areal_core.sdk import WorkflowContext
 
 SIGMA = math.log(10) / 2.3263478740408408
 """Of a lognormal whose 99th percentile is ten times its median."""

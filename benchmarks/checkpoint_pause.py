@@ -24,8 +24,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from areal_core.config.sections import CheckpointSection
 from areal_core.data import PackedBatch, Ragged
 from areal_core.disk import tree_size
-from areal_core.interfaces import ACTOR, LossResult, LossSpec, ModelReference, OptimizerSettings
+from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.ledger.store import Ledger
+from areal_core.sdk import ACTOR, LossResult, LossSpec
 from areal_core.training.checkpointer import Checkpointer
 from areal_core.training.metrics_logger import SilentMetricsLogger
 from areal_core.training.state import TrainerState

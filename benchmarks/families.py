@@ -105,7 +105,7 @@ def make_model(family: str, folder: Path, seed: int) -> None:
 
 def way_of(folder: Path) -> str:
     """Return how the embedded engine generates with a model."""
-    from areal_core.interfaces import ModelReference
+    from areal_core.engines import ModelReference
     from areal_hf.server import load_model
     from areal_hf.ways import choose_way
 

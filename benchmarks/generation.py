@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters
+from areal_core.engines import ModelReference
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_hf.config import HFConfig
 from areal_hf.engine import HFEngine
 

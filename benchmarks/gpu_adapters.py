@@ -22,7 +22,8 @@ import torch
 from gpu_train_step import GIB, Setting, loss_of, make_batch, make_setting, matrix_rate
 from transformers import AutoModelForCausalLM
 
-from areal_core.interfaces import ACTOR, LossSpec, ModelReference, OptimizerSettings
+from areal_core.engines import ModelReference, OptimizerSettings
+from areal_core.sdk import ACTOR, LossSpec
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_fsdp.sharding import whole_of

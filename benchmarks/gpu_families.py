@@ -32,15 +32,10 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from areal_core.data import PackedBatch, Ragged
+from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.errors import RunError
-from areal_core.interfaces import (
-    ACTOR,
-    GenerationRequest,
-    LossSpec,
-    ModelReference,
-    OptimizerSettings,
-    SamplingParameters,
-)
+from areal_core.sdk import ACTOR, LossSpec
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 

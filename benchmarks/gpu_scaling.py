@@ -38,7 +38,8 @@ from gpu_train_step import Setting, ShardedEngine, loss_of, make_batch, make_set
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM
 
-from areal_core.interfaces import ACTOR, LossSpec, ModelReference, OptimizerSettings
+from areal_core.engines import ModelReference, OptimizerSettings
+from areal_core.sdk import ACTOR, LossSpec
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 

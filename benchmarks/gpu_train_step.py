@@ -33,7 +33,8 @@ from plain_loop import padded_loop, plain_loop
 from transformers import AutoModelForCausalLM
 
 from areal_core.data import Metric, PackedBatch, Ragged
-from areal_core.interfaces import ACTOR, LossResult, LossSpec, ModelReference, OptimizerSettings
+from areal_core.engines import ModelReference, OptimizerSettings
+from areal_core.sdk import ACTOR, LossResult, LossSpec
 from areal_fsdp.attention.hugging_face import Layout
 from areal_fsdp.attention.kernels import _MAKERS
 from areal_fsdp.attention.packed import Reach

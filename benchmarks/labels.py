@@ -49,7 +49,7 @@ from transformers.utils.logging import disable_progress_bar
 from areal_core.config.sections import RolloutSection
 from areal_core.data import Episode, PackedBatch
 from areal_core.data.trajectory import TrajectoryBuilder
-from areal_core.interfaces import ModelReference, SamplingParameters, WeightUpdate
+from areal_core.engines import ModelReference, WeightUpdate
 from areal_core.ledger.segments import SegmentWriter, read_record
 from areal_core.messages.workflows import RunGroup, Welcome, WorkflowsReady
 from areal_core.rewards.scoring import RewardSum
@@ -61,13 +61,15 @@ from areal_core.runtime.event_loops import run_event_loop
 from areal_core.runtime.network import free_port
 from areal_core.runtime.process_tree import kill_tree
 from areal_core.runtime.rpc import connect
+from areal_core.servers import SamplingParameters
 from areal_core.testing.conformance.models import VOCABULARY, make_constant_model, make_model
 from areal_core.testing.fakes import CountingDataset, FakeTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from areal_core.interfaces import LeaseHolder, SlotRequest, WorkflowContext
+    from areal_core.sdk import WorkflowContext
+    from areal_core.servers import LeaseHolder, SlotRequest
 
 SERVERS_ON_CPU = Path(__file__).parent.parent / "tests" / "servers_on_cpu"
 PROGRAMS = {"sglang": [str(SERVERS_ON_CPU / "sglang_cpu.py")], "vllm": ["-m", "vllm.entrypoints.openai.api_server"]}
@@ -280,7 +282,7 @@ class Audited:
             self.live.append(self.slots.live)
             await self.engine.update_weights(WeightUpdate(version, self.folder / f"model{version}"))
             self._version = version
-            told = self.engine.take_metrics()
+            told = self.engine.pop_metrics()
             self.counts.update({name: int(told.get(f"servers/{name}", 0)) for name in COUNTED})
             ended = time.monotonic()
             line = f"{ended - began:.1f} s: version {version}, which took {ended - asked:.2f} s"

@@ -29,7 +29,8 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from areal_core.interfaces import ACTOR, REFERENCE, ModelReference, OptimizerSettings
+from areal_core.engines import ModelReference, OptimizerSettings
+from areal_core.sdk import ACTOR, REFERENCE
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 

@@ -31,14 +31,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
+from areal_core.engines import ModelReference, WeightUpdate
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_core.testing.conformance.models import FIRST_FORCED, load_reference, make_constant_model, make_model
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from areal_core.data import Generation
-    from areal_core.interfaces import InferenceEngine
+    from areal_core.servers import InferenceEngine
 
 SERVERS_ON_CPU = Path(__file__).parent.parent / "tests" / "servers_on_cpu"
 TEMPERATURES = (0.7, 1.0, 1.3)

@@ -20,7 +20,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from areal_core.interfaces import ModelReference
+from areal_core.engines import ModelReference
 from areal_core.runtime.network import free_port
 from areal_core.runtime.process_tree import kill_tree
 from areal_sglang.adapter import SGLangAdapter

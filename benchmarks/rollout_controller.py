@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from areal_core.config.sections import RolloutSection
 from areal_core.data import Episode, FinishReason, Generation, Trajectory
 from areal_core.data.sampler import PromptSampler
-from areal_core.interfaces import Grant, SamplingParameters, SlotLease, SlotRequest, WeightUpdate
+from areal_core.engines import WeightUpdate
 from areal_core.ledger.segments import SegmentWriter
 from areal_core.ledger.store import Ledger
 from areal_core.messages.workflows import Welcome, WorkflowsReady
@@ -37,12 +37,14 @@ from areal_core.rollout.workers import RolloutWorkers
 from areal_core.runs.rollout_worker import GC_THRESHOLD
 from areal_core.runtime.event_loops import run_event_loop
 from areal_core.runtime.rpc import connect
+from areal_core.servers import Grant, SamplingParameters, SlotLease, SlotRequest
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from areal_core.interfaces import GenerationRequest, LeaseHolder, WorkflowContext
+    from areal_core.sdk import WorkflowContext
+    from areal_core.servers import GenerationRequest, LeaseHolder
 
 ROWS = 100_000
 SPAWN = multiprocessing.get_context("spawn")
@@ -57,7 +59,7 @@ class ZeroLatencyEngine(FakeEngine):
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """At once."""
-        request.on_slot(True)
+        request.on_slot_change(True)
         return Generation(self._ids, self._logprobs, [self.version] * len(self._ids), FinishReason.STOP)
 
 
@@ -85,7 +87,7 @@ class ZeroLatencyClient:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """As soon as there is a slot."""
-        async with SlotLease(self._slots, SlotRequest(), request.on_slot) as grant:
+        async with SlotLease(self._slots, SlotRequest(), request.on_slot_change) as grant:
             return Generation(self._ids, self._logprobs, [grant.version] * len(self._ids), FinishReason.STOP)
 
 

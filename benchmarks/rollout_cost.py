@@ -26,7 +26,7 @@ from aiohttp import web
 from areal_core.config.sections import RolloutSection
 from areal_core.data import Episode
 from areal_core.data.trajectory import TrajectoryBuilder
-from areal_core.interfaces import ModelReference, SamplingParameters
+from areal_core.engines import ModelReference
 from areal_core.ledger.segments import SegmentWriter
 from areal_core.messages.workflows import RunGroup, Welcome, WorkflowsReady
 from areal_core.rewards.scoring import RewardSum
@@ -37,6 +37,7 @@ from areal_core.rollout.workers import RolloutWorkers
 from areal_core.runs.rollout_worker import GC_THRESHOLD
 from areal_core.runtime.event_loops import run_event_loop
 from areal_core.runtime.rpc import connect
+from areal_core.servers import SamplingParameters
 from areal_core.testing.conformance.models import make_model
 from areal_core.testing.fakes import CountingDataset, FakeTokenizer
 from areal_sglang.config import SGLangConfig
@@ -45,7 +46,7 @@ from areal_sglang.engine import SGLangEngine
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from areal_core.interfaces import WorkflowContext
+    from areal_core.sdk import WorkflowContext
 
 PORT, INTERVAL, PROMPT, GROUP = 31987, 128, 64, 8
 SPAWN = multiprocessing.get_context("spawn")

@@ -23,16 +23,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig
 
 from areal_core.data import Metric, PackedBatch, Trajectory, shift_to_predictions
-from areal_core.interfaces import (
-    ACTOR,
-    GenerationRequest,
-    LossResult,
-    LossSpec,
-    ModelReference,
-    OptimizerSettings,
-    SamplingParameters,
-)
+from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.models.experts import ROUTED_EXPERTS
+from areal_core.sdk import ACTOR, LossResult, LossSpec
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_grpo.demonstration.additions import problems
@@ -42,7 +36,7 @@ from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 
 if TYPE_CHECKING:
-    from areal_core.interfaces import InferenceEngine
+    from areal_core.servers import InferenceEngine
 
 SERVER = Path(__file__).parents[1] / "tests" / "servers_on_cpu" / "sglang_cpu.py"
 PYTHON = Path("~/.cache/areal/servers/sglang/bin/python").expanduser()

@@ -21,7 +21,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from areal_core.data import PackedBatch, Ragged
-from areal_core.interfaces import ACTOR, LossSpec, ModelReference, OptimizerSettings
+from areal_core.engines import ModelReference, OptimizerSettings
+from areal_core.sdk import ACTOR, LossSpec
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 

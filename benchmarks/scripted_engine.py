@@ -20,7 +20,8 @@ from areal_core.testing.conformance.naive import NaiveEngine
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from areal_core.interfaces import GenerationRequest, ModelReference
+    from areal_core.engines import ModelReference
+    from areal_core.servers import GenerationRequest
 
 TURN = "<|im_start|>"
 SUM = re.compile(r"(\d+)\+(\d+)=")
@@ -53,7 +54,7 @@ class ScriptedEngine(NaiveEngine):
         text = self._tokenizer.decode(request.input_ids, skip_special_tokens=False)
         if TURN not in text:
             return await super().generate(request)
-        request.on_slot(True)
+        request.on_slot_change(True)
         await asyncio.sleep(0)
         ids = self._spell(self._scripted_answer(text), request.seed)[: request.sampling.max_new_tokens]
         is_whole = ids[-1] == self._tokenizer.eos_token_id
@@ -88,7 +89,7 @@ class ScriptedEngine(NaiveEngine):
         chosen = torch.log_softmax(logits.double(), -1).gather(1, torch.tensor(ids)[:, None])
         return [float(value) for value in chosen[:, 0]]
 
-    def take_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Tokens of scripted answers since this was last asked."""
         sampled, self._sampled = self._sampled, 0
         return {"scripted/tokens": float(sampled)}

@@ -110,7 +110,7 @@ def describe(lines: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def kind_of(run: str) -> str:
+def type_name_of(run: str) -> str:
     """A run without its seed."""
     row, *changes = run.split()
     return " ".join([row.partition("/")[0], *changes])
@@ -121,7 +121,7 @@ def report(runs: list[str], folder: Path) -> None:
     kinds: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
         if len(lines := steps_of(folder, run)) > 3:
-            kinds.setdefault(kind_of(run), []).append(describe(lines))
+            kinds.setdefault(type_name_of(run), []).append(describe(lines))
     for kind, found in kinds.items():
         print(f"\n{kind}")
         for one in found:

@@ -22,7 +22,7 @@ from areal_core.training.context import BatchContext
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from areal_core.interfaces import Algorithm, LossSpec
+    from areal_core.sdk import Algorithm, LossSpec
 
 CONTEXTS, POSITIONS, TOKENS, RANK = 48, 24, 16, 12
 PROMPTS, SAMPLES = 16, 8

@@ -20,7 +20,8 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from areal_core.data import Metric, PackedBatch, Ragged
-from areal_core.interfaces import ACTOR, LossResult, LossSpec, ModelReference, OptimizerSettings
+from areal_core.engines import ModelReference, OptimizerSettings
+from areal_core.sdk import ACTOR, LossResult, LossSpec
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 

@@ -34,9 +34,9 @@ from torch.distributed import PrefixStore, TCPStore
 from areal_core.config.sections import RolloutSection
 from areal_core.data import Episode, Trajectory
 from areal_core.data.sampler import PromptSampler
+from areal_core.engines import ModelReference, TensorDescription, WeightUpdate
 from areal_core.inference import http_client
 from areal_core.inference.fleet import ServerFleet
-from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, TensorDescription, WeightUpdate
 from areal_core.ledger.segments import SegmentWriter
 from areal_core.ledger.store import Ledger
 from areal_core.rewards.scoring import RewardSum
@@ -44,6 +44,7 @@ from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
 from areal_core.runtime.rpc import encode_frame
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_core.testing.fakes import CountingDataset
 from areal_core.training.batches import read_batch
 from areal_sglang.adapter import SGLangAdapter
@@ -200,7 +201,7 @@ async def stall(arguments: argparse.Namespace) -> None:
                 await work
                 seconds = time.monotonic() - began
                 await asyncio.sleep(1.0)
-                report(transport, version, joined, seconds, engine.take_metrics(), arrivals, began)
+                report(transport, version, joined, seconds, engine.pop_metrics(), arrivals, began)
             answers = await asyncio.gather(*tasks)
             crossed = sum(len(set(answer.versions)) > 1 for answer in answers)
             print(f"{transport}: {len(answers)} requests of {arguments.tokens} tokens, {crossed} crossed an update")

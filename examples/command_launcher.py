@@ -18,13 +18,12 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from areal_core.errors import RunError
-from areal_core.interfaces import Node, describe_exit
-from areal_core.runtime.environment import member_environment
+from areal_core.launchers import Node, describe_exit, member_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from areal_core.interfaces import Place, ProcessGroup
+    from areal_core.launchers import Place, ProcessGroup
 
 SSH = ("ssh", "-o", "BatchMode=yes", "{host}")
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import PolicyTerms, WorkflowContext
+    from areal_core.sdk import PolicyTerms, WorkflowContext
 
 
 def brevity(completion: str, *, free: int = 16) -> float:

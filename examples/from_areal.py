@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from areal_core.chat.template import apply_template, between_turns
+from areal_core.chat import apply_template, between_turns
 from areal_core.data import Episode, TrajectoryBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from areal_core.data import Generation
-    from areal_core.interfaces import RewardScore, WorkflowContext
+    from areal_core.sdk import RewardScore, WorkflowContext
 
 
 def last_number(completion: str, answer: str) -> float:

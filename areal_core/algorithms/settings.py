@@ -38,7 +38,7 @@ class CorrectionSettings(Settings):
     """The base of a correction's settings.
 
     Attributes:
-        only_masks: whether it returns a mask, and no importance weights: see `areal_core.interfaces.Correction`.
+        only_masks: whether it returns a mask, and no importance weights: see `areal_core.sdk.Correction`.
     """
 
     only_masks: ClassVar[bool] = False

@@ -8,5 +8,10 @@ agents and evaluation. A row takes four steps:
 3. `template` renders the conversation and encodes the text as a whole. Nothing else calls `apply_chat_template`.
 4. `answers` decides where an answer ends, and what a reward is shown of it.
 
-A row that cannot be used raises `RowError`, which names the field and the remedy.
+A row that cannot be used raises `RowError`, which names the field and the remedy. The names that this package exports
+are public.
 """
+
+from areal_core.exports import from_stub
+
+__all__, __dir__, __getattr__ = from_stub(__name__, __file__)

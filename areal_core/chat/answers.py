@@ -72,7 +72,7 @@ def end_mark(tokenizer: Any, conversation: Conversation | None = None) -> str:
     return min(places, key=lambda item: (item[0], -len(item[1])))[1] if places else ""
 
 
-def opened_by_template(tokenizer: Any, conversation: Conversation, text: str) -> str:
+def template_opening(tokenizer: Any, conversation: Conversation, text: str) -> str:
     """Return the end of a prompt that belongs to the answer: what the template writes only to open the policy's turn.
 
     Templates of reasoning models open the thought, so that the model's own tokens have no `<think>`. It is what the
@@ -104,7 +104,7 @@ def answer_text(tokenizer: Any, output_ids: Sequence[int], ends: Collection[int]
         tokenizer: of the model.
         output_ids: sampled tokens, the end token included.
         ends: tokens that end an answer; empty for those of the tokenizer alone. See `end_tokens`.
-        opened: see `opened_by_template`.
+        opened: see `template_opening`.
     """
     ends = ends or end_tokens(tokenizer)
     count = len(output_ids)
@@ -118,7 +118,7 @@ def ends_with_a_token(tokenizer: Any, text: str) -> bool:
     return text.rstrip("\n").endswith(special_tokens(tokenizer))
 
 
-def unshown(tokenizer: Any, conversation: Conversation) -> list[str]:
+def unrendered(tokenizer: Any, conversation: Conversation) -> list[str]:
     """Return what of a conversation the template leaves out, such as `message 0 (system)` or `the tools`.
 
     For messages see `left_out_messages`. Tools and calls count as shown if the rendering changes without them.
@@ -146,8 +146,8 @@ def unshown(tokenizer: Any, conversation: Conversation) -> list[str]:
     return missing
 
 
-def unshown_problem(missing: Sequence[str]) -> str:
-    """Return the sentence for what a template leaves out, as `unshown` lists it; empty if it shows everything."""
+def unrendered_problem(missing: Sequence[str]) -> str:
+    """Return the sentence for what a template leaves out, as `unrendered` lists it; empty if it shows everything."""
     if not missing:
         return ""
     return f"the chat template leaves out {', '.join(missing)}: take another template, or change the row"

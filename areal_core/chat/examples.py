@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from areal_core.chat.answers import end_mark, ends_with_a_token, left_out_messages, opened_by_template, unshown_problem
+from areal_core.chat.answers import end_mark, ends_with_a_token, left_out_messages, template_opening, unrendered_problem
 from areal_core.chat.messages import check_text
 from areal_core.chat.template import (
     PROBE,
@@ -131,7 +131,7 @@ def learned_turns(
         raise RowError("there is nothing to learn in it: no turn of the assistant")
     asked = ((n, context.messages[n]["role"]) for n in left_out_messages(tokenizer, context, before))
     # Templates drop old turns of the assistant on purpose.
-    if problem := unshown_problem([f"message {n} ({role})" for n, role in asked if role != "assistant"]):
+    if problem := unrendered_problem([f"message {n} ({role})" for n, role in asked if role != "assistant"]):
         raise RowError(problem)
     return [_encoded(tokenizer, sequence, end_token) for sequence in sequences]
 
@@ -146,7 +146,7 @@ def _turn(tokenizer: Any, conversation: Conversation, number: int, before: str, 
     content, thought = message.get("content"), message.get("reasoning_content")
     past = conversation.with_messages(conversation.messages[:number])
     turn = _added(tokenizer, conversation.with_messages(conversation.messages[: number + 1]), before, mark)
-    opened = opened_by_template(tokenizer, past, before).strip()
+    opened = template_opening(tokenizer, past, before).strip()
     if turn is None and not opened and not ends_with_a_closed_thought(before):
         # Such as Mistral's, which shows a system message only while the user's turn is the last one.
         alone = conversation.with_messages([{"role": "user", "content": "question"}])

@@ -78,14 +78,14 @@ def read_conversation(value: Any, where: str, *, images: bool = False, sampled: 
     if isinstance(value, Mapping):
         value = _transposed(value) or [dict(value)]
     if not isinstance(value, list):
-        raise RowError(f"{where} is {kind_of(value)}; it must be a list of messages, each with role and content")
+        raise RowError(f"{where} is {type_name_of(value)}; it must be a list of messages, each with role and content")
     if not value:
         raise RowError(f"{where} is an empty list; a conversation has at least one message")
     messages: list[Message] = []
     for number, message in enumerate(value):
         place = f"{where}[{number}]"
         if not isinstance(message, Mapping):
-            raise RowError(f"{place} is {kind_of(message)}; it must be a message with role and content")
+            raise RowError(f"{place} is {type_name_of(message)}; it must be a message with role and content")
         messages += read_message(message, place, images=images, sampled=sampled)
     return messages
 
@@ -191,7 +191,7 @@ def read_tools(value: Any, where: str = "tools") -> list[dict[str, Any]]:
     if isinstance(value, Mapping):
         value = [value]
     if not isinstance(value, list):
-        raise RowError(f"{where} is {kind_of(value)}; it must be a list of tools")
+        raise RowError(f"{where} is {type_name_of(value)}; it must be a list of tools")
     return [_read_tool(tool, f"{where}[{number}]") for number, tool in enumerate(value)]
 
 
@@ -210,7 +210,7 @@ def read_call(call: Any, where: str, *, sampled: bool = False) -> dict[str, Any]
     """
     call = _parsed(call, where) if isinstance(call, str) else call
     if not isinstance(call, Mapping):
-        raise RowError(f"{where} is {kind_of(call)}; a call is an object with a function")
+        raise RowError(f"{where} is {type_name_of(call)}; a call is an object with a function")
     call = _without_nulls(call)
     function = call.get("function", call)
     if isinstance(function, str):  # {"function": "name", "arguments": ...}
@@ -331,7 +331,7 @@ class _Content:
             raise RowError(f"{self.where}.content is an object; write it as text, such as JSON")
         listed = [content] if isinstance(content, str | Mapping) else content
         if not isinstance(listed, list):
-            raise RowError(f"{self.where}.content is {kind_of(content)}; it must be text or a list of parts")
+            raise RowError(f"{self.where}.content is {type_name_of(content)}; it must be text or a list of parts")
         for number, part in enumerate(listed):
             self._take_part(part, f"{self.where}.content[{number}]")
 
@@ -344,7 +344,7 @@ class _Content:
     def _take_part(self, part: Any, where: str) -> None:
         part = {"type": "text", "text": part} if isinstance(part, str) else part
         if not isinstance(part, Mapping):
-            raise RowError(f"{where} is {kind_of(part)}; a part is text or an object with a type")
+            raise RowError(f"{where} is {type_name_of(part)}; a part is text or an object with a type")
         part = _without_nulls(part)
         kind = part.get("type", "text" if "text" in part else None)
         text = next((part[key] for key in ("text", "refusal", kind) if isinstance(part.get(key), str)), None)
@@ -376,7 +376,7 @@ class _Content:
 def _read_tool(tool: Any, where: str) -> dict[str, Any]:
     tool = _parsed(tool, where) if isinstance(tool, str) else tool
     if not isinstance(tool, Mapping):
-        raise RowError(f"{where} is {kind_of(tool)}; a tool is an object with a function")
+        raise RowError(f"{where} is {type_name_of(tool)}; a tool is an object with a function")
     tool = _schema_without_nulls(tool)
     kind = tool.get("type", "function")
     function = tool.get("function", tool if "name" in tool else None)
@@ -403,7 +403,7 @@ def _arguments(written: Any, where: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         arguments = _parsed(arguments, f"{where}.arguments")
     if not isinstance(arguments, Mapping):
-        raise RowError(f"{where}.arguments is {kind_of(arguments)}; the arguments of a call are an object")
+        raise RowError(f"{where}.arguments is {type_name_of(arguments)}; the arguments of a call are an object")
     return dict(arguments)
 
 
@@ -430,7 +430,7 @@ def _schema_without_nulls(value: Any) -> Any:
     return [_schema_without_nulls(part) for part in value] if isinstance(value, list) else value
 
 
-def kind_of(value: Any) -> str:
+def type_name_of(value: Any) -> str:
     """Name the type of a value for a person."""
     names = {type(None): "null", str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list"}
     return names.get(type(value), "an object" if isinstance(value, Mapping) else type(value).__name__)

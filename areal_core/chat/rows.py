@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from areal_core.chat.answers import opened_by_template
+from areal_core.chat.answers import template_opening
 from areal_core.chat.messages import (
     check_text,
-    kind_of,
     looks_like_a_conversation,
     plain,
     read_conversation,
     read_message,
     read_tools,
     strings,
+    type_name_of,
 )
 from areal_core.chat.template import RUNS_OWN, Conversation, encode, guard, render_conversation, with_begin
 from areal_core.interfaces.workflow import RowError
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 TEMPLATE_KEY: Final = "chat_template_kwargs"
 """The row's key with arguments of the chat template, as TRL and vLLM call it."""
+IMAGE_KEYS: Final = ("image", "images")
+"""Keys of a row that hold its images."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def prompt_of(row: Mapping[str, Any], settings: PromptSettings, *, images: bool 
     elif settings.chat_template == "never":
         raise RowError(f"'{key}' is a list of messages, which needs a template: workflow.chat_template is 'never'")
     elif not isinstance(prompt, list | Mapping):
-        raise RowError(f"'{key}' is {kind_of(prompt)}; it must be text, or a list of messages")
+        raise RowError(f"'{key}' is {type_name_of(prompt)}; it must be text, or a list of messages")
     messages = read_conversation(prompt, f"'{key}'", images=images)
     if messages[-1]["role"] == "assistant":
         raise RowError(f"'{key}' ends with a turn of the assistant, which the policy is to write: leave that turn out")
@@ -147,7 +149,8 @@ def template_arguments(row: Mapping[str, Any], settings: Mapping[str, Any]) -> d
         row_arguments = {}
     if not isinstance(row_arguments, Mapping):
         raise RowError(
-            f"'{TEMPLATE_KEY}' is {kind_of(row_arguments)}; it must be an object, such as {{enable_thinking: false}}"
+            f"'{TEMPLATE_KEY}' is {type_name_of(row_arguments)}; "
+            "it must be an object, such as {enable_thinking: false}"
         )
     arguments = {**settings, **{key: value for key, value in row_arguments.items() if value is not None}}
     if documents := plain(row.get("documents")):
@@ -181,4 +184,4 @@ def _encoded(prompt: _Rendered) -> tuple[tuple[int, ...], str, str]:
     ids, written = encode(prompt.tokenizer, prompt.text)
     if prompt.conversation is None:
         return tuple(ids), written, ""
-    return tuple(ids), written, opened_by_template(prompt.tokenizer, prompt.conversation, prompt.text)
+    return tuple(ids), written, template_opening(prompt.tokenizer, prompt.conversation, prompt.text)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import Algorithm
+    from areal_core.interfaces.algorithm import Algorithm
 
 _OF_ROLLOUTS: Final = re.compile(r"[^']*'(reward\.|turn_rewards'|routed_experts')")
 """Matches a `KeyError` for a field that rewards, workflows or engines add, which the made-up batch lacks."""

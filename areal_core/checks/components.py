@@ -8,12 +8,12 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from areal_core import interfaces
 from areal_core.checks.findings import reported
 from areal_core.checks.rewards import reward_arguments
 from areal_core.config import selections
 from areal_core.config.problems import dotted
 from areal_core.errors import ConfigError
+from areal_core.interfaces import algorithm
 from areal_core.plugins.catalog import Catalog
 from areal_core.runtime.folder import RunFolder
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from areal_core.config import Resolved, Selection
 
 _PROTOCOLS: Final = {
-    "reward_shaping": interfaces.RewardShaping,
-    "group_filters": interfaces.GroupFilter,
-    "batch_transforms": interfaces.BatchTransform,
-    "advantages": interfaces.Advantage,
-    "corrections": interfaces.Correction,
-    "policy_losses": interfaces.PolicyLoss,
-    "regularizers": interfaces.Regularizer,
-    "auxiliary_losses": interfaces.AuxiliaryLoss,
-    "loss_aggregations": interfaces.LossAggregation,
-    "example_tokenizers": interfaces.ExampleTokenizer,
+    "reward_shaping": algorithm.RewardShaping,
+    "group_filters": algorithm.GroupFilter,
+    "batch_transforms": algorithm.BatchTransform,
+    "advantages": algorithm.Advantage,
+    "corrections": algorithm.Correction,
+    "policy_losses": algorithm.PolicyLoss,
+    "regularizers": algorithm.Regularizer,
+    "auxiliary_losses": algorithm.AuxiliaryLoss,
+    "loss_aggregations": algorithm.LossAggregation,
+    "example_tokenizers": algorithm.ExampleTokenizer,
 }
 """Kinds of functions that areal calls by position, each with the Protocol that defines the arguments."""
 _CALLED_BY_NAME: Final = ("agents", "tools", "reward_functions")

@@ -13,7 +13,7 @@ from areal_core.checks.models import has_tokenizer_files
 from areal_core.config.needs import roles_of
 from areal_core.disk import is_folder, read_shapes
 from areal_core.errors import RunError
-from areal_core.interfaces import ModelReference
+from areal_core.interfaces.model import ModelReference
 from areal_core.models.fit import check_weights_fit
 from areal_core.models.quantization import refuse_quantized
 from areal_core.runs.models import check_same_tokens, load_tokenizer, model_paths

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from areal_core.config import Resolved, RunConfig
-    from areal_core.interfaces import StoredModel
+    from areal_core.interfaces.model import StoredModel
 
 _TOKENIZER_PARTS: Final = ("token", "vocab", "spiece", "merges")
 """Parts of the names of files that a tokenizer is read from. Every kind of tokenizer has one of them."""

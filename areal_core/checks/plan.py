@@ -120,7 +120,7 @@ def group_rows(groups: Sequence[ProcessGroup]) -> Iterator[tuple[str, str]]:
     """Yield a line for the process groups of each kind."""
     groups_by_kind: dict[tuple[Any, ...], list[ProcessGroup]] = {}
     for group in groups:
-        groups_by_kind.setdefault((group.role, group.gpus_each, group.shares_gpus, group.end), []).append(group)
+        groups_by_kind.setdefault((group.role, group.gpus_each, group.shares_gpus, group.on_exit), []).append(group)
     for number, ((role, gpus_each, shares, end), alike) in enumerate(groups_by_kind.items()):
         count = sum(group.count for group in alike)
         size = f", {gpus_each} GPU(s) each" if gpus_each else ""
@@ -133,8 +133,8 @@ def group_rows(groups: Sequence[ProcessGroup]) -> Iterator[tuple[str, str]]:
 
 def group_figures(groups: Sequence[ProcessGroup]) -> list[dict[str, Any]]:
     """Return the process groups for programs."""
-    names = ("name", "role", "count", "gpus_each", "gpus", "end", "shares_gpus")
-    return [{name: getattr(group, name) for name in names} for group in groups]
+    names = ("name", "role", "count", "gpus_each", "gpus", "shares_gpus")
+    return [{name: getattr(group, name) for name in names} | {"end": group.on_exit} for group in groups]
 
 
 def batch_rows(config: RunConfig, row_count: int) -> Iterator[tuple[str, str]]:

@@ -22,8 +22,8 @@ from areal_core.checks.plan import ModelPlan, batch_rows, group_figures, group_r
 from areal_core.config import CONFIG_FILE
 from areal_core.errors import ConfigError, RunError
 from areal_core.files import KeptSources
-from areal_core.interfaces import ModelReference
 from areal_core.interfaces.launcher import describe_exit
+from areal_core.interfaces.model import ModelReference
 from areal_core.runs.models import MODEL_FILES, load_tokenizer
 from areal_core.runtime.process_tree import end_session
 

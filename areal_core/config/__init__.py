@@ -25,6 +25,7 @@ from areal_core.config.run_config import RunConfig
 from areal_core.config.sections import EvaluationSection, RewardTerm, ServerBounds
 from areal_core.config.selection import Selection, selections
 from areal_core.config.settings import Seconds, Secret, Settings, public_environment
+from areal_core.config.yaml_text import parse_yaml
 
 __all__ = [
     "CONFIG_FILE",
@@ -42,6 +43,7 @@ __all__ = [
     "component",
     "load_run",
     "needs_of",
+    "parse_yaml",
     "public_environment",
     "resolve",
     "roles_of",

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.config.yaml_text import Document, parse
+from areal_core.config.yaml_text import Document, parse_yaml
 from areal_core.errors import ConfigError, PluginBrokenError, PluginError, UsageError
 from areal_core.plugins.manager import joined, survey
 
@@ -105,7 +105,7 @@ def read_preset(manager: PluginManager, preset: Preset) -> Source:
 
 
 def _source(text: str, name: str, folder: Path, stem: str, plugins: tuple[str, ...] = ()) -> Source:
-    document = parse(text, name)
+    document = parse_yaml(text, name)
     document.values = {} if document.values is None else document.values
     if not isinstance(document.values, dict):
         raise ConfigError(f"{name}: a config is a mapping of sections, not a {type(document.values).__name__}")

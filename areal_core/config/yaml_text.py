@@ -79,8 +79,20 @@ class Document:
     lines: dict[Path, int] = field(default_factory=dict)
 
 
-def parse(text: str, name: str) -> Document:
-    """Read one YAML document; `name` stands for it in errors."""
+def parse_yaml(text: str, name: str) -> Document:
+    """Read one YAML 1.2 document.
+
+    Args:
+        text: the document.
+        name: its name in errors, such as the path of the file.
+
+    Returns:
+        The values, with the line of each key: `values` is a tree of plain Python objects, `lines` is by the tuple of
+        keys that leads to a value.
+
+    Raises:
+        ConfigError: the text is not valid YAML, or a key is there twice.
+    """
     try:
         node = yaml.compose(text, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # PyYAML lets the latter two through

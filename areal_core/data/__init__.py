@@ -9,8 +9,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from areal_core.data.tables import ArrowRows
 from areal_core.data.tokens import SampledTokens, TokenIds
-from areal_core.data.trajectory import Episode, FinishReason, Generation, Trajectory, TrajectoryBuilder
+from areal_core.data.trajectory import Episode, FinishReason, Generation, Trajectory, TrajectoryBuilder, Values
 
 if TYPE_CHECKING:
     from areal_core.data.batch import PackedBatch, Ragged
@@ -30,6 +31,7 @@ _IN_TORCH = {
 none of them, and importing torch takes a second."""
 
 __all__ = [
+    "ArrowRows",
     "Episode",
     "FinishReason",
     "Generation",
@@ -40,6 +42,7 @@ __all__ = [
     "TokenIds",
     "Trajectory",
     "TrajectoryBuilder",
+    "Values",
     "by_agent",
     "combine",
     "group_mean",

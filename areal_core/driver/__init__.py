@@ -4,10 +4,10 @@
     execution               from request to end: check, claim, start, watch, recover, release
     model_initialization    the process that prepares a model before the others start
     serving                 a server that joins a run from outside
+    supervision             processes of a program that trains nothing, such as an evaluation
     auditing, resume_hint   reports about a run that has ended
 
-The names below are public: a plugin may run process groups of its own as a run does. `areal_core.checks` has the checks
-before a run, and `areal_core.runtime` the processes themselves.
+`areal_core.checks` has the checks before a run, and `areal_core.runtime` the processes themselves.
 """
 
 from areal_core.driver.execution import execute, write_run_folder

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from areal_core.config.launching import launching
-from areal_core.interfaces.launcher import EndMeans, ProcessGroup
+from areal_core.interfaces.launcher import OnExit, ProcessGroup
 from areal_core.runtime.member import INTERFACE_VARIABLES
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def rollout_groups(config: RunConfig, run_dir: Path, beside: str) -> list[Proces
     """
     assert config.inference_engine is not None
     workers = [
-        role_group(f"worker-{number}", "rollout_worker", run_dir, beside=beside, end=EndMeans.REPLACED)
+        role_group(f"worker-{number}", "rollout_worker", run_dir, beside=beside, on_exit=OnExit.RESTART)
         for number in range(config.rollout.workers)
     ]
     server_groups = getattr(config.inference_engine.settings, "process_groups", None)

@@ -20,7 +20,7 @@ from areal_core.checks.preflight import check_made_model
 from areal_core.config import load_run
 from areal_core.errors import RunError
 from areal_core.files import KeptSources
-from areal_core.interfaces.model import FindsModel
+from areal_core.interfaces.model import ModelResolver
 from areal_core.runtime.folder import RunFolder, cache_folder
 from areal_core.runtime.member import run_role
 from areal_core.runtime.terminal import log
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from areal_core.config.selection import Selection
-    from areal_core.interfaces import ModelSource
+    from areal_core.interfaces.model import ModelSource
     from areal_core.runtime.member import Member
 
 
@@ -60,7 +60,7 @@ def prepare_model(selection: Selection, cache: Path, log: Callable[[str], None])
         log: called with the process to wait for, if another one prepares the same model.
     """
     source: ModelSource = selection.build()
-    folder = source.find(cache) if isinstance(source, FindsModel) else None
+    folder = source.find(cache) if isinstance(source, ModelResolver) else None
     if folder is not None:
         return folder
     text = json.dumps(selection.to_tree(), sort_keys=True)

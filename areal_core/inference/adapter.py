@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from areal_core.data import TokenIds
     from areal_core.data.trajectory import Values
-    from areal_core.interfaces import InferenceCapabilities, SamplingParameters, TensorDescription, UpdateMode
+    from areal_core.interfaces.inference import InferenceCapabilities, SamplingParameters, TensorDescription, UpdateMode
     from areal_core.interfaces.model import ModelReference
 
 
@@ -146,8 +146,8 @@ class ServerAdapter(ABC):
     """The base of adapters: speaks the protocol of one kind of server. All state of a server is in its connection.
 
     Rollout workers use `connect` and `generate`, the rollout controller all methods. A method that calls a server may
-    raise `ServerLostError` and `RequestRefusedError`; see `areal_core.inference.errors`. Adapters for servers that
-    speak HTTP derive from `areal_core.inference.http_client.HTTPAdapter`.
+    raise `ServerLostError` and `RequestRefusedError`; see `areal_core.servers`. Adapters for servers that
+    speak HTTP derive from `areal_core.servers.HTTPAdapter`.
 
     The methods with a default are for what only some servers can do. Leave them out if yours cannot.
     """

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 from areal_core.data import Generation, SampledTokens, TokenIds
 from areal_core.data.trajectory import FinishReason, joined_columns
 from areal_core.inference.adapter import PartialGeneration
-from areal_core.interfaces import ServerLostError
+from areal_core.interfaces.inference import ServerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from areal_core.data.trajectory import Values
     from areal_core.inference.adapter import Chunk
-    from areal_core.interfaces import GenerationRequest, Grant, SamplingParameters, UpdateMode
+    from areal_core.interfaces.inference import GenerationRequest, Grant, SamplingParameters, UpdateMode
 
 
 REMEMBERED = 1 << 16

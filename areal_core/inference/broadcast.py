@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from areal_core.background import start_task
 from areal_core.inference.adapter import WeightGroup
 from areal_core.inference.errors import FAULTS, in_time, known_form
-from areal_core.interfaces import BroadcastGroup
+from areal_core.interfaces.inference import BroadcastGroup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

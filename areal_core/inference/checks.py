@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from areal_core.inference.adapter import ServerIdentity
-    from areal_core.interfaces import ModelReference
+    from areal_core.interfaces.model import ModelReference
 
 _COMPARED_KEYS = (
     "architectures",

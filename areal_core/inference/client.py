@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from areal_core.inference.answer import Answer, Conversations, PartialTokens, is_resumable
 from areal_core.inference.errors import RequestRefusedError, known_form
-from areal_core.interfaces import ServerLostError, SlotLease, SlotRequest
+from areal_core.interfaces.inference import ServerLostError, SlotRequest
+from areal_core.interfaces.slots import SlotLease
 
 if TYPE_CHECKING:
     from areal_core.data import Generation
     from areal_core.inference.adapter import Connection, ServerAdapter
     from areal_core.inference.settings import ServerSettings
-    from areal_core.interfaces import GenerationRequest, Grant, Slots
+    from areal_core.interfaces.inference import GenerationRequest, Grant, Slots
 
 MOST_LOSSES = 4
 """Number of servers lost in a row under one request after which it is refused: it may be what kills them."""
@@ -73,7 +74,7 @@ class ServersClient:
                 is_resumable=is_resumable(request.sampling),
             )
             try:
-                async with SlotLease(self._slots, slot_request, request.on_slot) as grant:
+                async with SlotLease(self._slots, slot_request, request.on_slot_change) as grant:
                     request.check(grant.vocabulary, grant.context, "the servers take")
                     server = grant.server
                     await self._generate_partial(grant, answer)

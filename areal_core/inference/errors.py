@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import MsgspecError
 
-from areal_core.interfaces import ServerLostError
+from areal_core.interfaces.inference import ServerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator

@@ -16,29 +16,31 @@ from typing import TYPE_CHECKING
 from areal_core.errors import RunError
 from areal_core.inference.broadcast import BroadcastGroups
 from areal_core.inference.client import ServersClient
+from areal_core.inference.errors import FAULTS, in_time, known_form
 from areal_core.inference.lifecycle import Lifecycle
 from areal_core.inference.pool import ServerPool
 from areal_core.inference.routing import Router
 from areal_core.inference.server import State
-from areal_core.interfaces import InferenceEngine
+from areal_core.interfaces.inference import InferenceEngine
 from areal_core.messages.servers import ServerJoins, ServerLeaves, ServerStanding
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from areal_core.data import Generation
     from areal_core.inference.adapter import ServerAdapter
     from areal_core.inference.lifecycle import DriverConnection
+    from areal_core.inference.server import InferenceServer
     from areal_core.inference.settings import ServerSettings
-    from areal_core.interfaces import (
+    from areal_core.interfaces.inference import (
         BroadcastGroup,
         GenerationRequest,
         LeaseHolder,
-        ModelReference,
         SlotRequest,
         Slots,
         WeightUpdate,
     )
+    from areal_core.interfaces.model import ModelReference
 
 
 class ServerFleet(InferenceEngine):
@@ -165,6 +167,42 @@ class ServerFleet(InferenceEngine):
         """See `InferenceEngine.offer_folder`."""
         self.lifecycle.offer_folder(update)
 
+    async def begin_update(self) -> list[InferenceServer]:
+        """Announce an update of the weights, and return the servers that have freed their GPU memory until it.
+
+        No server is admitted until the next `update_weights` is over. For engines whose servers take weights in another
+        way than `update_weights`.
+        """
+        await self.lifecycle.announce_update()
+        return [server for server in self.pool.in_state(State.UPDATING) if not server.has_memory]
+
+    async def call_servers(
+        self, servers: Sequence[InferenceServer], call: Callable[[InferenceServer], Awaitable[None]], purpose: str
+    ) -> dict[str, Exception]:
+        """Make a call to each of some servers, concurrently. Servers that fail are lost, and synced later.
+
+        Args:
+            servers: the servers.
+            call: fails as calls of an adapter do, or takes longer than `update_timeout_s`.
+            purpose: completes the reason `did not ...` of a loss, such as `read version 3`.
+
+        Returns:
+            The error of each server that failed, by its name.
+        """
+
+        async def failure_of(server: InferenceServer) -> Exception | None:
+            try:
+                with known_form():
+                    await in_time(call(server), self.settings.update_timeout_s, "update_timeout_s")
+            except FAULTS as error:
+                self.pool.lose(server, f"did not {purpose}: {error}")
+                return error
+            return None
+
+        failures = await asyncio.gather(*map(failure_of, servers))
+        pairs = zip(servers, failures, strict=True)
+        return {server.name: error for server, error in pairs if error is not None}
+
     async def sleep(self) -> None:
         """See `InferenceEngine.sleep`."""
         await self.lifecycle.sleep()
@@ -173,8 +211,8 @@ class ServerFleet(InferenceEngine):
         """See `InferenceEngine.describe`."""
         return self.pool.describe()
 
-    def take_metrics(self) -> dict[str, float]:
-        """See `InferenceEngine.take_metrics`."""
+    def pop_metrics(self) -> dict[str, float]:
+        """See `InferenceEngine.pop_metrics`."""
         versions = [server.version for server in self.pool.in_state(State.READY, State.UPDATING)]
         metrics = {**self._router.counts, **self.lifecycle.timings, "servers/ready": float(len(versions))}
         metrics["servers/version_skew"] = float(max(versions) - min(versions)) if versions else 0.0

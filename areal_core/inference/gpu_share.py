@@ -21,8 +21,7 @@ from areal_core.models.sizes import cached_numbers, context_length
 
 if TYPE_CHECKING:
     from areal_core.config import RunConfig
-    from areal_core.interfaces import StoredModel
-    from areal_core.interfaces.model import Estimate
+    from areal_core.interfaces.model import Estimate, StoredModel
 
 GIB: Final = 1 << 30
 SPARED: Final = 0.1

@@ -21,7 +21,7 @@ from areal_core.data import TokenIds
 from areal_core.errors import writable
 from areal_core.inference.adapter import ServerAdapter
 from areal_core.inference.errors import RequestRefusedError
-from areal_core.interfaces import ServerLostError, ServerUnreachableError
+from areal_core.interfaces.inference import ServerLostError, ServerUnreachableError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

@@ -21,7 +21,7 @@ from areal_core.inference.errors import (
     known_form,
 )
 from areal_core.inference.server import InferenceServer, State
-from areal_core.interfaces import ServerLostError, ServerUnreachableError, WeightUpdate
+from areal_core.interfaces.inference import ServerLostError, ServerUnreachableError, WeightUpdate
 from areal_core.runtime.messages import ColocatedTraining, RestartMember
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from areal_core.inference.broadcast import BroadcastGroups
     from areal_core.inference.pool import ServerPool
     from areal_core.inference.settings import ServerSettings
-    from areal_core.interfaces import BroadcastGroup, ModelReference
+    from areal_core.interfaces.inference import BroadcastGroup
+    from areal_core.interfaces.model import ModelReference
     from areal_core.runtime.messages import RoleMembers, ServingMember
 
 POLL_S, START_POLL_S, RESTART_POLL_S = 0.25, 0.05, 0.05
@@ -54,7 +55,7 @@ _ADDRESSES_HINT = (
 
 
 class DriverConnection(Protocol):
-    """The connection to the run's driver, which starts the run's own servers; `areal_core.runs.Member` is one."""
+    """The connection to the run's driver, which starts the run's own servers; `areal_core.processes.Member` is one."""
 
     def watch(self, role: str, changed: Callable[[RoleMembers], None]) -> None:
         """Call `changed`, in any thread, with the processes of a role that serve, now and after each change."""

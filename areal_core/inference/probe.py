@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from areal_core.data import SampledTokens, TokenIds
 from areal_core.inference.adapter import PartialGeneration
 from areal_core.inference.errors import known_form
-from areal_core.interfaces import SamplingParameters, ServerLostError
+from areal_core.interfaces.inference import SamplingParameters, ServerLostError
 
 if TYPE_CHECKING:
     from areal_core.inference.adapter import Chunk

@@ -6,14 +6,14 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from areal_core.interfaces import Grant
+from areal_core.interfaces.inference import Grant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from areal_core.inference.pool import ServerPool
     from areal_core.inference.server import InferenceServer
-    from areal_core.interfaces import LeaseHolder, SlotRequest
+    from areal_core.interfaces.inference import LeaseHolder, SlotRequest
 
 REMEMBERED_PREFIXES = 1 << 16
 """Number of prefixes whose server is remembered. The one that was used longest ago is forgotten first."""

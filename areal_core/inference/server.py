@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from areal_core.inference.adapter import ServerAdapter, ServerIdentity, WeightGroup
-    from areal_core.interfaces import UpdateMode, WeightUpdate
+    from areal_core.interfaces.inference import UpdateMode, WeightUpdate
 
 ABORT_INTERVAL_S = 0.02
 """Seconds between two calls that abort the requests of a server, until it has none."""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from areal_core.config import RunConfig
     from areal_core.inference.adapter import ServerCommand
     from areal_core.inference.gpu_share import GPUShare
-    from areal_core.interfaces import ModelReference, StoredModel
     from areal_core.interfaces.launcher import ProcessGroup
+    from areal_core.interfaces.model import ModelReference, StoredModel
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OWN_OPTIONS = {"host", "port", "model", "model_path", "tp", "tp_size", "tensor_parallel_size", "data_parallel_size"}
@@ -55,13 +55,14 @@ def _option(value: Any) -> Any:
 
 
 OptionValue = Annotated[_Plain | list[int | float | str], BeforeValidator(_option)]
+"""A value of a server option: a number, text, bool, or a list of numbers and texts."""
 
 
 class ServerSettings(Settings):
     """Settings of inference servers of any kind.
 
     If a subclass defines `serve(config, model, member, run_dir)`, the processes that the run starts are servers
-    themselves; see `areal_core.runs.server`. Otherwise they start a program; see `FleetSettings.server_command`.
+    themselves. Otherwise they start a program; see `FleetSettings.server_command`.
     """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -202,7 +203,7 @@ class ServerSettings(Settings):
     def process_groups(self, config: RunConfig, run_dir: Path) -> list[ProcessGroup]:
         """Return a process group for each server, so that each is restarted alone."""
         from areal_core.driver import role_group
-        from areal_core.interfaces.launcher import EndMeans
+        from areal_core.interfaces.launcher import OnExit
 
         placement = config.placement
         has_gpus = placement.generation is not None or (self.is_elastic and placement.training is not None)
@@ -214,7 +215,7 @@ class ServerSettings(Settings):
                 gpus_each=self.gpus_each if has_gpus else 0,
                 gpus=None if placement.is_counted else gpus or None,
                 cores_each=0,
-                end=EndMeans.REPLACED,
+                on_exit=OnExit.RESTART,
                 restarts=self.restarts,
                 shares_gpus=placement.colocated,
             )

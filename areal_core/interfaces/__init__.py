@@ -1,173 +1,23 @@
-"""The interfaces of engines, workflows, rewards, algorithms and all other components.
+"""The definitions of what components implement: protocols, base classes with defaults, and the records they exchange.
 
-This package has protocols, base classes with defaults, and the records that they exchange. The rollout half and the
-training half of a run share only this package and `areal_core.data`.
+The rollout half and the training half of a run share only this package and `areal_core.data`. The public names are in
+`areal_core.sdk`, `areal_core.engines`, `areal_core.servers` and `areal_core.launchers`. Importing them from this
+package is deprecated.
 """
 
-from areal_core.interfaces.agent import Agent, Endpoint, Tool
-from areal_core.interfaces.algorithm import (
-    Advantage,
-    Algorithm,
-    AuxiliaryLoss,
-    BatchTransform,
-    Context,
-    Correction,
-    ExampleTokenizer,
-    ForwardPass,
-    GroupFilter,
-    Loss,
-    LossAggregation,
-    LossResult,
-    LossSpec,
-    PolicyLoss,
-    PolicyTerms,
-    Regularizer,
-    RewardShaping,
-)
-from areal_core.interfaces.dataset import Dataset
-from areal_core.interfaces.inference import (
-    BroadcastGroup,
-    GenerationRequest,
-    Grant,
-    InferenceCapabilities,
-    InferenceClient,
-    InferenceEngine,
-    LeaseHolder,
-    SamplingParameters,
-    ServerLostError,
-    ServerUnreachableError,
-    SharedMemory,
-    SharedTensor,
-    SlotRequest,
-    Slots,
-    TensorDescription,
-    UpdateMode,
-    WeightUpdate,
-)
-from areal_core.interfaces.launcher import (
-    AcceptsNodes,
-    EndMeans,
-    Launcher,
-    Node,
-    Place,
-    ProcessEnd,
-    ProcessGroup,
-    RunningGroup,
-    describe_exit,
-)
-from areal_core.interfaces.model import (
-    ACTOR,
-    CRITIC,
-    EMA,
-    REFERENCE,
-    Estimate,
-    FindsModel,
-    ModelReference,
-    ModelSource,
-    Role,
-    StoredModel,
-)
-from areal_core.interfaces.sandbox import Sandbox, SandboxResult
-from areal_core.interfaces.slots import SlotLease
-from areal_core.interfaces.tracker import Tracker
-from areal_core.interfaces.training import (
-    AdapterEngine,
-    ComparingEngine,
-    DescribingEngine,
-    MeasuringEngine,
-    OptimizerSettings,
-    SelectiveEngine,
-    SnapshotEngine,
-    TrainEngine,
-)
-from areal_core.interfaces.transport import TransferFailedError, WeightTransport
-from areal_core.interfaces.workflow import (
-    Environment,
-    Reward,
-    RewardScore,
-    RolloutWorkflow,
-    RowError,
-    SkippedRowError,
-    WorkflowContext,
-)
+from pathlib import Path
 
-__all__ = [
-    "ACTOR",
-    "CRITIC",
-    "EMA",
-    "REFERENCE",
-    "AcceptsNodes",
-    "AdapterEngine",
-    "Advantage",
-    "Agent",
-    "Algorithm",
-    "AuxiliaryLoss",
-    "BatchTransform",
-    "BroadcastGroup",
-    "ComparingEngine",
-    "Context",
-    "Correction",
-    "Dataset",
-    "DescribingEngine",
-    "EndMeans",
-    "Endpoint",
-    "Environment",
-    "Estimate",
-    "ExampleTokenizer",
-    "FindsModel",
-    "ForwardPass",
-    "GenerationRequest",
-    "Grant",
-    "GroupFilter",
-    "InferenceCapabilities",
-    "InferenceClient",
-    "InferenceEngine",
-    "Launcher",
-    "LeaseHolder",
-    "Loss",
-    "LossAggregation",
-    "LossResult",
-    "LossSpec",
-    "MeasuringEngine",
-    "ModelReference",
-    "ModelSource",
-    "Node",
-    "OptimizerSettings",
-    "Place",
-    "PolicyLoss",
-    "PolicyTerms",
-    "ProcessEnd",
-    "ProcessGroup",
-    "Regularizer",
-    "Reward",
-    "RewardScore",
-    "RewardShaping",
-    "Role",
-    "RolloutWorkflow",
-    "RowError",
-    "RunningGroup",
-    "SamplingParameters",
-    "Sandbox",
-    "SandboxResult",
-    "SelectiveEngine",
-    "ServerLostError",
-    "ServerUnreachableError",
-    "SharedMemory",
-    "SharedTensor",
-    "SkippedRowError",
-    "SlotLease",
-    "SlotRequest",
-    "Slots",
-    "SnapshotEngine",
-    "StoredModel",
-    "TensorDescription",
-    "Tool",
-    "Tracker",
-    "TrainEngine",
-    "TransferFailedError",
-    "UpdateMode",
-    "WeightTransport",
-    "WeightUpdate",
-    "WorkflowContext",
-    "describe_exit",
-]
+from areal_core.exports import deprecated_names, stub_names
+
+_STUBS = [Path(__file__).parents[1] / f"{module}.pyi" for module in ("sdk", "engines", "servers", "launchers")]
+
+__getattr__ = deprecated_names(
+    __name__,
+    {
+        name: f"areal_core.{stub.stem}.{name}"
+        for stub in _STUBS
+        for name, module in stub_names(stub).items()
+        if module.startswith(__name__)
+    }
+    | {"EndMeans": "areal_core.launchers.OnExit", "FindsModel": "areal_core.engines.ModelResolver"},
+)

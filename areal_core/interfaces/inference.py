@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from areal_core.errors import RunError
+from areal_core.exports import renamed_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -95,9 +96,9 @@ class GenerationRequest:
             request is a conversation of its own.
         images: image files, such as PNG, in base64, in the order in which they occur in `input_ids`. There, each image
             is a run of the model's image tokens, one per patch.
-        on_slot: called in the caller's event loop: with False when the request waits for a slot, at first or after it
-            has lost one, and with True when it has got one. It is not called after the answer. The time of an episode
-            is stopped while one of its requests waits.
+        on_slot_change: called in the caller's event loop: with False when the request waits for a slot, at first or
+            after it has lost one, and with True when it has got one. It is not called after the answer. The time of an
+            episode is stopped while one of its requests waits.
     """
 
     request_id: str
@@ -107,7 +108,7 @@ class GenerationRequest:
     affinity: str = ""
     conversation: str = ""
     images: tuple[str, ...] = ()
-    on_slot: Callable[[bool], None] = field(default=lambda _: None, repr=False, compare=False)
+    on_slot_change: Callable[[bool], None] = field(default=lambda _: None, repr=False, compare=False)
 
     def check(self, vocabulary: int, limit: int, limited_by: str) -> None:
         """Check what an engine cannot serve. A token outside of the vocabulary, for example, would end most engines.
@@ -322,9 +323,9 @@ class InferenceEngine(Slots, ABC):
     themselves.
 
     A run constructs the engine with its settings and with those of these arguments that its constructor names:
-    `scratch`, a private folder for sockets; `member`, this process in the run (`areal_core.runs.Member`; None outside
-    of a run); `log_dir`; `gpus`, the numbers of the GPUs that it may use, or None; `deterministic`, as in the config.
-    Constructing it starts nothing.
+    `scratch`, a private folder for sockets; `member`, this process in the run (`areal_core.processes.Member`; None
+    outside of a run); `log_dir`; `gpus`, the numbers of the GPUs that it may use, or None; `deterministic`, as in the
+    config. Constructing it starts nothing.
 
     A subclass implements `start`, `generate`, `client`, `acquire`, `release` and `update_weights`. The other methods
     have defaults, those of an engine with one copy of the weights that it reads from a folder. Override them for
@@ -333,6 +334,10 @@ class InferenceEngine(Slots, ABC):
     """
 
     capabilities: InferenceCapabilities
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        renamed_method(cls, "take_metrics", "pop_metrics")
 
     @abstractmethod
     async def start(self, model: ModelReference) -> None:
@@ -444,7 +449,7 @@ class InferenceEngine(Slots, ABC):
         """Return the engine's state in a few words for the live view. Default: empty, nothing is shown."""
         return ""
 
-    def take_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return metrics since the last call: counts since then, latest durations. Default: none.
 
         areal logs them with the prefix `servers/`, unless a name has it already or begins with `weight_sync/`.

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class EndMeans(StrEnum):
-    """The restart policy of a process group."""
+class OnExit(StrEnum):
+    """What the driver does if a member of a process group ends before the attempt does."""
 
-    ENDS_ATTEMPT = "ends the attempt"
-    """If a member ends, the attempt ends, and the run continues from its last checkpoint."""
-    REPLACED = "replaced"
-    """If a member ends, only this member is restarted."""
+    END_ATTEMPT = "ends the attempt"
+    """End the attempt. The run continues from its last checkpoint."""
+    RESTART = "replaced"
+    """Restart this member only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ProcessGroup:
         gpus: numbers of these GPUs, member by member, if the config names them; None for any GPUs.
         cores_each: number of CPU cores that each member computes with.
         beside: name of a group; the members run on the node of its first member. Empty for any node.
-        end: the restart policy.
+        on_exit: what the driver does if a member ends.
         restarts: how often a member that was ready is restarted within five minutes; None for no limit.
         shares_gpus: whether another group uses the same GPUs.
         environment: variables that are added to the node's own.
@@ -56,7 +56,7 @@ class ProcessGroup:
     gpus: tuple[int, ...] | None = None
     cores_each: int = 1
     beside: str = ""
-    end: EndMeans = EndMeans.ENDS_ATTEMPT
+    on_exit: OnExit = OnExit.END_ATTEMPT
     restarts: int | None = None
     shares_gpus: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class Launcher(Protocol):
 
         1. `environment`, by which the member finds the driver;
         2. `group.environment`;
-        3. `areal_core.runtime.environment.member_environment(group, {index: place})`, which names its place.
+        3. `areal_core.launchers.member_environment(group, {index: place})`, which names its place.
 
         The working folder is this program's, if it exists on the node. What you start becomes the guard of the member:
         it forks the member, redirects the output of both to the member's log, and exits when nothing of the member is
@@ -222,12 +222,12 @@ class AcceptsNodes(Protocol):
         """Serve the connection of a machine until it closes.
 
         The driver's hub calls this for each connection that a machine opens with
-        `areal_core.runtime.rpc.connect(address, timeout_s, "node", credentials)`. A machine may still show the
+        `areal_core.processes.connect(address, timeout_s, "node", credentials)`. A machine may still show the
         credentials of an earlier attempt. The launcher sends the first message: other launchers refuse machines, and
-        then the hub sends `areal_core.runtime.rpc.Failed` first.
+        then the hub sends `areal_core.processes.Failed` first.
 
         Args:
-            connection: an `areal_core.runtime.rpc.Peer`; its messages are the launcher's.
+            connection: an `areal_core.processes.Peer`; its messages are the launcher's.
 
         Raises:
             PeerClosed: the machine has closed the connection. The hub expects this end.

@@ -100,7 +100,7 @@ class ModelSource(Protocol):
 
 
 @runtime_checkable
-class FindsModel(Protocol):
+class ModelResolver(Protocol):
     """A `ModelSource` that can check for its model, so that a run with an existing model starts immediately."""
 
     def find(self, cache: Path) -> Path | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SlotLease:
-    """`async with SlotLease(slots, request, on_slot) as grant` waits for a slot and releases it at the end.
+    """`async with SlotLease(slots, request, on_slot_change) as grant` waits for a slot and releases it at the end.
 
     If the server is lost, the body is cancelled and `ServerLostError` raised, as `asyncio.timeout` does at a deadline.
     A `ServerLostError` that the body raises is reported to the pool as a failure of the server.
@@ -23,16 +23,18 @@ class SlotLease:
     Args:
         slots: where the slot comes from.
         request: which slot is wanted.
-        on_slot: see `GenerationRequest.on_slot`.
+        on_slot_change: see `GenerationRequest.on_slot_change`.
 
     Raises:
         RunError: no server will ever be ready again.
     """
 
-    def __init__(self, slots: Slots, request: SlotRequest, on_slot: Callable[[bool], None] = lambda _: None) -> None:
+    def __init__(
+        self, slots: Slots, request: SlotRequest, on_slot_change: Callable[[bool], None] = lambda _: None
+    ) -> None:
         self._slots = slots
         self._request = request
-        self._on_slot = on_slot
+        self._on_slot = on_slot_change
         self._granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
         self._loss = asyncio.timeout(None)
         self._is_inside = False

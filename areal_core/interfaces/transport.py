@@ -20,7 +20,7 @@ class WeightTransport(Protocol):
     - `gpu`: number of this rank's GPU, as in `placement`.
     - `timeout_s`: `weight_sync.timeout_s`, in seconds.
 
-    It sends messages of its own (`areal_core.messages.Message`). The inference engine answers them
+    It sends messages of its own (`areal_core.processes.Message`). The inference engine answers them
     (`InferenceEngine.answer`), and names the transport in `InferenceCapabilities.transports`. One of them is
     `SyncWeights`, with which the engine takes the new version: before the data of a broadcast, after the data that
     servers read.

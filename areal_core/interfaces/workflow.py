@@ -29,7 +29,7 @@ class Reward(Protocol):
     A coroutine function suits rewards that wait for others, such as a judge model on a server. Each process calls it
     for up to 32 completions concurrently, or for as many as its attribute `max_concurrency`. It must not block.
 
-    A method `take_metrics() -> dict[str, float]` returns counters since its last call. areal adds them up and logs them
+    A method `pop_metrics() -> dict[str, float]` returns counters since its last call. areal adds them up and logs them
     as `rewards/NAME/...`.
 
     A function gets only the arguments that it names, by keyword:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from areal_core.config import RunConfig
     from areal_core.data.trajectory import Values
-    from areal_core.interfaces import StoredModel
+    from areal_core.interfaces.model import StoredModel
 
 ROUTED_EXPERTS = "routed_experts"
 """Key of a batch's tokens: [T, layers, choices], for the layers that have experts."""
@@ -91,7 +91,7 @@ class MoEShape:
         return len(self.layers), self.choices
 
 
-def column_of(experts: np.ndarray, moe: MoEShape, tokens: int) -> dict[str, Values]:
+def routed_experts_field(experts: np.ndarray, moe: MoEShape, tokens: int) -> dict[str, Values]:
     """Return the routed experts of a generation as a column.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.errors import RunError
-from areal_core.models.images import loader_of
+from areal_core.models.images import auto_class_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,7 +75,7 @@ def check_weights_fit(
     options |= {"num_labels": 1} if scalar else {}
     try:
         config = AutoConfig.from_pretrained(folder, **options)
-        factory = AutoModelForSequenceClassification if scalar else loader_of(config)
+        factory = AutoModelForSequenceClassification if scalar else auto_class_of(config)
         with torch.device("meta"):
             empty = factory.from_config(config, trust_remote_code=trust_remote_code, attn_implementation="eager")
         model, report = type(empty).from_pretrained(

@@ -18,12 +18,12 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qw
 """Model types of VLMs whose image tokens are known here."""
 
 
-def sees_images(config: object) -> bool:
+def is_vlm(config: object) -> bool:
     """Return whether a model with this Hugging Face config is a VLM."""
     return getattr(config, "vision_config", None) is not None
 
 
-def loader_of(config: Any) -> Any:
+def auto_class_of(config: Any) -> Any:
     """Return the class of transformers that loads all parts of a model with this config.
 
     A composite model, whose language model has a config of its own, is loaded with its vision tower and other parts.
@@ -32,7 +32,7 @@ def loader_of(config: Any) -> Any:
 
     if config.get_text_config() is not config and type(config) in transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING:
         return transformers.AutoModelForMultimodalLM
-    return transformers.AutoModelForImageTextToText if sees_images(config) else transformers.AutoModelForCausalLM
+    return transformers.AutoModelForImageTextToText if is_vlm(config) else transformers.AutoModelForCausalLM
 
 
 def set_attention(model: Any, name: str) -> None:
@@ -41,7 +41,7 @@ def set_attention(model: Any, name: str) -> None:
     model.set_attn_implementation({"": name, "text_config": name, "vision_config": tower})
 
 
-def as_text(config: Any, input_ids: torch.Tensor) -> torch.Tensor:
+def without_image_tokens(config: Any, input_ids: torch.Tensor) -> torch.Tensor:
     """Return token ids as a model gets them when they contain no image.
 
     A policy may write image and video tokens itself. Models of `FAMILIES` get padding instead; see `ImagePrompts`.

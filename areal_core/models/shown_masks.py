@@ -2,7 +2,7 @@
 windows of thousands of tokens.
 
 Register `shown_mask` under the name of an attention in transformers' `ALL_MASK_ATTENTION_FUNCTIONS`. That attention
-then gets such masks, and can compare their functions at `telling_places`.
+then gets such masks, and can compare their functions at `probe_positions`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def shown_mask(
     return mask
 
 
-def telling_places(*sizes: int | None, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def probe_positions(*sizes: int | None, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return positions at which masks may differ: around powers of 2, and around multiples of sizes.
 
     Args:

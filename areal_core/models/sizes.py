@@ -69,7 +69,7 @@ def cached_numbers(description: Mapping[str, Any], tensor_parallel: int = 1) -> 
     return numbers
 
 
-def keeps_states(description: Mapping[str, Any]) -> bool:
+def has_recurrent_states(description: Mapping[str, Any]) -> bool:
     """Return whether layers of a model keep a recurrent state for each sequence, as Mamba and linear attention do."""
     text = text_config(description)
     kinds = {kind for kind in text.get("layer_types") or () if isinstance(kind, str)}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from areal_core.disk import weight_files
 from areal_core.errors import RunError
 from areal_core.models.experts import EXPERTS
-from areal_core.models.images import loader_of
+from areal_core.models.images import auto_class_of
 from areal_core.models.quantization import refuse_quantized
 from areal_core.models.sizes import HEADS, LAYERS, first_size
 from areal_core.plugins import Finding
@@ -53,6 +53,7 @@ _CHOICES = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
 
 
 Dtype = Literal["float32", "bfloat16"]
+"""The dtypes in which a small copy is computed, by their names in PyTorch."""
 _DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 
 
@@ -61,7 +62,7 @@ class NotTriedError(Exception):
 
 
 @contextmanager
-def tried_model(source: Path) -> Iterator[tuple[Path, str]]:
+def small_copy_of(source: Path) -> Iterator[tuple[Path, str]]:
     """Yield a folder with the model itself or a small copy, which loads in seconds, and a description of a copy.
 
     Args:
@@ -95,15 +96,15 @@ def try_dtypes(source: Path, attempt: Callable[[Path, Dtype], tuple[bool, str]])
 
     Args:
         source: the model's folder.
-        attempt: called with the folder of `tried_model` and a dtype. It returns whether a run would take the model,
+        attempt: called with the folder of `small_copy_of` and a dtype. It returns whether a run would take the model,
             and the answer, or raises `RunError` as a refusal.
 
     Raises:
-        NotTriedError: see `tried_model`.
+        NotTriedError: see `small_copy_of`.
     """
     answers: dict[Dtype, tuple[bool, str]] = {}
     try:
-        with tried_model(source) as (path, how):
+        with small_copy_of(source) as (path, how):
             for dtype in _DTYPES:
                 try:
                     answers[dtype] = attempt(path, dtype)
@@ -164,11 +165,11 @@ def _write(small: Any, folder: Path) -> None:
     import torch
 
     with torch.device("meta"):
-        size = sum(p.numel() for p in loader_of(small).from_config(small).parameters())
+        size = sum(p.numel() for p in auto_class_of(small).from_config(small).parameters())
     if size > _LARGEST_COPY:
         raise ValueError(f"it would have {size:,} parameters")
     torch.manual_seed(0)
-    model = loader_of(small).from_config(small, attn_implementation="eager").eval().float()
+    model = auto_class_of(small).from_config(small, attn_implementation="eager").eval().float()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -33,7 +33,7 @@ After `pip install areal-shortest`, a config chooses the component with `type: s
 shortest` shows what the plugin supplies. Event hooks observe a run (`areal_step_finished`), add metrics to its steps
 (`areal_add_metrics`) and stop it (`areal_should_stop`). A plugin may add kinds of components and hooks that other
 plugins implement (`areal_add_kinds`, `areal_add_hooks`). `areal_core.plugins.hooks` has every hook with an example.
-The interfaces that components implement are in `areal_core.interfaces`.
+The interfaces that components implement are in `areal_core.sdk`, `.engines`, `.servers` and `.launchers`.
 """
 
 from areal_core.plugins.catalog import extra_module, install_command

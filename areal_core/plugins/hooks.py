@@ -8,8 +8,8 @@ areal calls a hook through pluggy. Plugins register in the order of their names,
 the plugin that registered last is called first; `tryfirst`, `trylast` and `wrapper=True` change that. Take only the
 arguments that you need, by their names and without a default: pluggy would pass the default instead of the value.
 
-Nothing that happens for each token or each sample is a hook. Such code is a method of a Protocol in
-`areal_core.interfaces`.
+Nothing that happens for each token or each sample is a hook. Such code is a method of an interface
+(`areal_core.sdk`, `.engines`, `.servers`, `.launchers`).
 """
 # A specification is a signature with documentation. pluggy never calls it, so it has no body.
 # mypy: disable-error-code="empty-body"
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @hookspec
 def areal_train_engines() -> Iterable[Component]:
-    """Supply training engines, which hold a model in a role on each rank: `areal_core.interfaces.TrainEngine`.
+    """Supply training engines, which hold a model in a role on each rank: `areal_core.engines.TrainEngine`.
 
         @hookimpl
         def areal_train_engines():
@@ -60,7 +60,7 @@ def areal_train_engines() -> Iterable[Component]:
 
 @hookspec
 def areal_inference_engines() -> Iterable[Component]:
-    """Supply inference engines, which generate and take new weights: `areal_core.interfaces.InferenceEngine`.
+    """Supply inference engines, which generate and take new weights: `areal_core.servers.InferenceEngine`.
 
         @hookimpl
         def areal_inference_engines():
@@ -85,7 +85,7 @@ def areal_inference_engines() -> Iterable[Component]:
 
 @hookspec
 def areal_workflows() -> Iterable[Component]:
-    """Supply workflows, which run episodes: `areal_core.interfaces.RolloutWorkflow`.
+    """Supply workflows, which run episodes: `areal_core.sdk.RolloutWorkflow`.
 
         @hookimpl
         def areal_workflows():
@@ -110,7 +110,7 @@ def areal_workflows() -> Iterable[Component]:
 
 @hookspec
 def areal_environments() -> Iterable[Component]:
-    """Supply environments of multi-turn workflows: `areal_core.interfaces.Environment`.
+    """Supply environments of multi-turn workflows: `areal_core.sdk.Environment`.
 
         @hookimpl
         def areal_environments():
@@ -135,7 +135,7 @@ def areal_environments() -> Iterable[Component]:
 
 @hookspec
 def areal_agents() -> Iterable[Component]:
-    """Supply agents, which run an episode against an endpoint of the policy: `areal_core.interfaces.Agent`.
+    """Supply agents, which run an episode against an endpoint of the policy: `areal_core.sdk.Agent`.
 
         @hookimpl
         def areal_agents():
@@ -153,7 +153,7 @@ def areal_agents() -> Iterable[Component]:
 
 @hookspec
 def areal_tools() -> Iterable[Component]:
-    """Supply tools, which the policy may call: `areal_core.interfaces.Tool`.
+    """Supply tools, which the policy may call: `areal_core.sdk.Tool`.
 
         @hookimpl
         def areal_tools():
@@ -171,7 +171,7 @@ def areal_tools() -> Iterable[Component]:
 
 @hookspec
 def areal_sandboxes() -> Iterable[Component]:
-    """Supply sandboxes, which run commands that may be malicious: `areal_core.interfaces.Sandbox`.
+    """Supply sandboxes, which run commands that may be malicious: `areal_core.sdk.Sandbox`.
 
         @hookimpl
         def areal_sandboxes():
@@ -196,7 +196,7 @@ def areal_sandboxes() -> Iterable[Component]:
 
 @hookspec
 def areal_reward_functions() -> Iterable[Component]:
-    """Supply reward functions, each of which scores one answer: `areal_core.interfaces.Reward`.
+    """Supply reward functions, each of which scores one answer: `areal_core.sdk.Reward`.
 
         @hookimpl
         def areal_reward_functions():
@@ -221,7 +221,7 @@ def areal_reward_functions() -> Iterable[Component]:
 
 @hookspec
 def areal_datasets() -> Iterable[Component]:
-    """Supply data sets, which have a length and rows by index: `areal_core.interfaces.Dataset`.
+    """Supply data sets, which have a length and rows by index: `areal_core.sdk.Dataset`.
 
         @hookimpl
         def areal_datasets():
@@ -246,7 +246,7 @@ def areal_datasets() -> Iterable[Component]:
 
 @hookspec
 def areal_algorithms() -> Iterable[Component]:
-    """Supply algorithms, which turn a batch into losses: `areal_core.interfaces.Algorithm`.
+    """Supply algorithms, which turn a batch into losses: `areal_core.sdk.Algorithm`.
 
         @hookimpl
         def areal_algorithms():
@@ -271,7 +271,7 @@ def areal_algorithms() -> Iterable[Component]:
 
 @hookspec
 def areal_reward_shaping() -> Iterable[Component]:
-    """Supply reward shaping, which changes the rewards of a group: `areal_core.interfaces.RewardShaping`.
+    """Supply reward shaping, which changes the rewards of a group: `areal_core.sdk.RewardShaping`.
 
         @hookimpl
         def areal_reward_shaping():
@@ -289,7 +289,7 @@ def areal_reward_shaping() -> Iterable[Component]:
 
 @hookspec
 def areal_group_filters() -> Iterable[Component]:
-    """Supply group filters, which drop or shorten a finished group: `areal_core.interfaces.GroupFilter`.
+    """Supply group filters, which drop or shorten a finished group: `areal_core.sdk.GroupFilter`.
 
         @hookimpl
         def areal_group_filters():
@@ -307,7 +307,7 @@ def areal_group_filters() -> Iterable[Component]:
 
 @hookspec
 def areal_batch_transforms() -> Iterable[Component]:
-    """Supply batch transforms, which add fields to a batch: `areal_core.interfaces.BatchTransform`.
+    """Supply batch transforms, which add fields to a batch: `areal_core.sdk.BatchTransform`.
 
         @hookimpl
         def areal_batch_transforms():
@@ -331,7 +331,7 @@ def areal_batch_transforms() -> Iterable[Component]:
 
 @hookspec
 def areal_advantages() -> Iterable[Component]:
-    """Supply advantages, which turn rewards into the weight of each token: `areal_core.interfaces.Advantage`.
+    """Supply advantages, which turn rewards into the weight of each token: `areal_core.sdk.Advantage`.
 
         @hookimpl
         def areal_advantages():
@@ -355,7 +355,7 @@ def areal_advantages() -> Iterable[Component]:
 
 @hookspec
 def areal_policy_losses() -> Iterable[Component]:
-    """Supply policy losses, one number for each token: `areal_core.interfaces.PolicyLoss`.
+    """Supply policy losses, one number for each token: `areal_core.sdk.PolicyLoss`.
 
         @hookimpl
         def areal_policy_losses():
@@ -380,7 +380,7 @@ def areal_policy_losses() -> Iterable[Component]:
 
 @hookspec
 def areal_corrections() -> Iterable[Component]:
-    """Supply corrections for the distance between sampler and learner: `areal_core.interfaces.Correction`.
+    """Supply corrections for the distance between sampler and learner: `areal_core.sdk.Correction`.
 
         @hookimpl
         def areal_corrections():
@@ -404,7 +404,7 @@ def areal_corrections() -> Iterable[Component]:
 
 @hookspec
 def areal_regularizers() -> Iterable[Component]:
-    """Supply regularizers, which add a term to each token's loss: `areal_core.interfaces.Regularizer`.
+    """Supply regularizers, which add a term to each token's loss: `areal_core.sdk.Regularizer`.
 
         @hookimpl
         def areal_regularizers():
@@ -428,7 +428,7 @@ def areal_regularizers() -> Iterable[Component]:
 
 @hookspec
 def areal_auxiliary_losses() -> Iterable[Component]:
-    """Supply auxiliary losses, which train another role in the same update: `areal_core.interfaces.AuxiliaryLoss`.
+    """Supply auxiliary losses, which train another role in the same update: `areal_core.sdk.AuxiliaryLoss`.
 
         @hookimpl
         def areal_auxiliary_losses():
@@ -446,7 +446,7 @@ def areal_auxiliary_losses() -> Iterable[Component]:
 
 @hookspec
 def areal_loss_aggregations() -> Iterable[Component]:
-    """Supply loss aggregations, which give each token its share: `areal_core.interfaces.LossAggregation`.
+    """Supply loss aggregations, which give each token its share: `areal_core.sdk.LossAggregation`.
 
         @hookimpl
         def areal_loss_aggregations():
@@ -470,7 +470,7 @@ def areal_loss_aggregations() -> Iterable[Component]:
 
 @hookspec
 def areal_example_tokenizers() -> Iterable[Component]:
-    """Supply example tokenizers of fine-tuning, which encode a row: `areal_core.interfaces.ExampleTokenizer`.
+    """Supply example tokenizers of fine-tuning, which encode a row: `areal_core.sdk.ExampleTokenizer`.
 
         @hookimpl
         def areal_example_tokenizers():
@@ -494,7 +494,7 @@ def areal_example_tokenizers() -> Iterable[Component]:
 
 @hookspec
 def areal_models() -> Iterable[Component]:
-    """Supply model sources, which create or download a model: `areal_core.interfaces.ModelSource`.
+    """Supply model sources, which create or download a model: `areal_core.engines.ModelSource`.
 
         @hookimpl
         def areal_models():
@@ -519,7 +519,7 @@ def areal_models() -> Iterable[Component]:
 
 @hookspec
 def areal_weight_transports() -> Iterable[Component]:
-    """Supply weight transports, which send weights to servers: `areal_core.interfaces.WeightTransport`.
+    """Supply weight transports, which send weights to servers: `areal_core.engines.WeightTransport`.
 
         @hookimpl
         def areal_weight_transports():
@@ -537,7 +537,7 @@ def areal_weight_transports() -> Iterable[Component]:
 
 @hookspec
 def areal_launchers() -> Iterable[Component]:
-    """Supply launchers, which start the processes of a run: `areal_core.interfaces.Launcher`.
+    """Supply launchers, which start the processes of a run: `areal_core.launchers.Launcher`.
 
         @hookimpl
         def areal_launchers():
@@ -562,7 +562,7 @@ def areal_launchers() -> Iterable[Component]:
 
 @hookspec
 def areal_trackers() -> Iterable[Component]:
-    """Supply trackers, which receive the metrics of each step: `areal_core.interfaces.Tracker`.
+    """Supply trackers, which receive the metrics of each step: `areal_core.sdk.Tracker`.
 
         @hookimpl
         def areal_trackers():

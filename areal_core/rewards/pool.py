@@ -116,8 +116,8 @@ class RewardPool:
         self._dispatch()
         return await request.result
 
-    def take_metrics(self) -> dict[str, float]:
-        """See `Scorer.take_metrics`."""
+    def pop_metrics(self) -> dict[str, float]:
+        """See `Scorer.pop_metrics`."""
         metrics: dict[str, float] = dict(self._metrics)
         self._metrics.clear()
         return metrics

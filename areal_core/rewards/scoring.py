@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from areal_core.errors import line_of, writable
+from areal_core.exports import renamed_method
 from areal_core.interfaces.workflow import RewardScore
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Scorer(Protocol):
             RewardError: one of the rewards failed.
         """
 
-    def take_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return the counters of the reward functions since the last call, such as `NAME/tokens`."""
 
 
@@ -67,6 +68,8 @@ class RewardSum:
     """
 
     def __init__(self, terms: Sequence[RewardTerm]) -> None:
+        for term in terms:
+            renamed_method(type(term.function), "take_metrics", "pop_metrics")
         self._terms = [(term, reward_parameters(term.function)) for term in terms]
 
     @property
@@ -87,11 +90,11 @@ class RewardSum:
         values = [self._call(term, names, arguments) for term, names in self._terms]
         return self._sum(await asyncio.gather(*(_awaited(t, v) for (t, _), v in zip(self._terms, values, strict=True))))
 
-    def take_metrics(self) -> dict[str, float]:
-        """See `Scorer.take_metrics`. Rewards with a method `take_metrics` have counters."""
+    def pop_metrics(self) -> dict[str, float]:
+        """See `Scorer.pop_metrics`. Rewards with a method `pop_metrics` have counters."""
         metrics: dict[str, float] = {}
         for term, _ in self._terms:
-            take = getattr(term.function, "take_metrics", dict)
+            take = getattr(term.function, "pop_metrics", dict)
             metrics |= {f"{term.name}/{key}": float(value) for key, value in take().items()}
         return metrics
 

@@ -94,7 +94,7 @@ async def _serve_several(connection: socket.socket, rewards: RewardSum, timeout_
 
 
 def _scored(request: Score, score: RewardScore, rewards: RewardSum) -> Scored | ScoreFailed:
-    return Scored(request.number, score.value, score.components, rewards.take_metrics())
+    return Scored(request.number, score.value, score.components, rewards.pop_metrics())
 
 
 def _failed(request: Score, error: RewardError) -> ScoreFailed:

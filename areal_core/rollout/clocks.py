@@ -102,7 +102,7 @@ class EpisodeClock:
 
     @contextmanager
     def request(self) -> Iterator[Callable[[bool], None]]:
-        """Enclose a request. Yields its `GenerationRequest.on_slot`, which stops the clock while it waits."""
+        """Enclose a request. Yields its `GenerationRequest.on_slot_change`, which stops the clock while it waits."""
         has_slot = True
 
         def report(value: bool) -> None:

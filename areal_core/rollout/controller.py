@@ -217,7 +217,7 @@ class RolloutController:
         self.counts.consumed = (step + 1) * size
         self._admit()
         metrics = {"time/wait_for_rollouts_s": self._now() - began, **self._tally.take()}
-        metrics |= {of_engine(name): value for name, value in self._engine.take_metrics().items()}
+        metrics |= {of_engine(name): value for name, value in self._engine.pop_metrics().items()}
         metrics |= self._generation.take()
         records = tuple((group.number, group.record) for group in groups if group.record is not None)
         oldest = min((group.oldest for group in groups if group.oldest >= 0), default=self.version)

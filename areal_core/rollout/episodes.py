@@ -79,10 +79,10 @@ class EpisodeRunner:
         self._requests = itertools.count()
         self._conversations = itertools.count()
 
-    def take_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return the counts of the rewards since the last call."""
         failed, self._failed_rewards = self._failed_rewards, 0
-        return {**self._scorer.take_metrics(), **({"failed": float(failed)} if failed else {})}
+        return {**self._scorer.pop_metrics(), **({"failed": float(failed)} if failed else {})}
 
     async def run(self, row: Mapping[str, Any], task: RunGroup, sample_index: int) -> Episode:
         """Return an episode; a failed one is retried.
@@ -163,7 +163,7 @@ class EpisodeRunner:
                 raise ValueError("the workflow has images, and the inference engine takes none: choose one that does")
             if stop:
                 settings = replace(settings, stop=(*sampling.stop, *stop))
-            with clock.request() as on_slot:
+            with clock.request() as on_slot_change:
                 generation = await self._engine.generate(
                     GenerationRequest(
                         request_id=str(next(self._requests)),
@@ -173,7 +173,7 @@ class EpisodeRunner:
                         affinity=str(task.number),
                         conversation=own,
                         images=tuple(b64encode(image).decode() for image in images),
-                        on_slot=on_slot,
+                        on_slot_change=on_slot_change,
                     )
                 )
             if (count := len(generation)) > (most := settings.max_new_tokens):

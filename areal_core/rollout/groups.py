@@ -105,7 +105,7 @@ class GroupRunner:
             kept = await shape(task.number, kept, self._filters, self.runner.checks, self._section)
         failure = failures[-1] if failures else ""
         # The counts of evaluations are reported with the next training group.
-        counted = {} if task.is_evaluation else self.runner.take_metrics()
+        counted = {} if task.is_evaluation else self.runner.pop_metrics()
         outcome = GroupOutcome(
             rewards, metrics, shown, len(failures), failure, is_kept=kept is not None, counted=counted
         )

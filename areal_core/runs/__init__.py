@@ -1,8 +1,7 @@
 """The main functions of a run's processes, and the model that they load.
 
-`controller`, `trainer`, `rollout_worker` and `server` are the roles that the driver (`areal_core.driver`) starts. The
-names exported here are public: a plugin may read run folders and run roles of its own (`run_role`). With
-`areal_core.runs.controller.RolloutHalf` a plugin generates and scores as a run does. Only `trainer` imports torch.
+`controller`, `trainer`, `rollout_worker` and `server` are the roles that the driver (`areal_core.driver`) starts. Only
+`trainer` imports torch.
 """
 
 from areal_core.runs.models import model_reference

@@ -7,7 +7,7 @@ import gc
 import os
 import re
 import sqlite3
-from contextlib import closing, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -35,11 +35,11 @@ from areal_core.runtime.messages import Forward, Forwarded, RolloutStatus
 from areal_core.runtime.rpc import Failed, FrameDecoder, PeerCorrupt, encode_frame, serve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from areal_core.config import Resolved, RunConfig
     from areal_core.config.sections import EvaluationSection
-    from areal_core.interfaces import InferenceEngine
+    from areal_core.interfaces.inference import InferenceEngine
     from areal_core.runtime.folder import RunFolder
     from areal_core.runtime.member import Member
 
@@ -120,6 +120,28 @@ class RolloutHalf:
     async def close(self) -> None:
         """Close the engine and the workers; safe to call twice."""
         await _close(self.starting, self.engine, self.workers)
+
+
+@asynccontextmanager
+async def open_evaluator(resolved: Resolved, run: RunFolder, member: Member) -> AsyncIterator[tuple[Evaluator, Any]]:
+    """Start the config's inference engine and rollout workers. Yield an evaluator of `evaluation`, and the tokenizer.
+
+    Args:
+        resolved: the config. It has an `evaluation` section.
+        run: the run folder.
+        member: this process. `rollout_groups` starts the workers and the servers beside it.
+
+    Raises:
+        RunError: the engine does not support the config, does not start, or the model has no tokenizer.
+    """
+    assert resolved.config.evaluation is not None
+    half = await RolloutHalf.begin(resolved, run, member, trains=False)
+    try:
+        with member.phase("starting the inference engine"):
+            await half.starting
+        yield half.evaluator(resolved.config.evaluation), half.tokenizer
+    finally:
+        await half.close()
 
 
 async def _close(starting: asyncio.Future[None], engine: InferenceEngine, workers: RolloutWorkers) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import InferenceEngine
+    from areal_core.interfaces.inference import InferenceEngine
     from areal_core.runtime.folder import RunFolder
     from areal_core.runtime.member import Member
 

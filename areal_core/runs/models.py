@@ -13,7 +13,8 @@ from areal_core.disk import WEIGHTS_INDEX as WEIGHTS_INDEX  # noqa: PLC0414 - pl
 from areal_core.disk import is_folder, read_shapes
 from areal_core.disk import weight_files as weight_files  # noqa: PLC0414 - plugins import it from here
 from areal_core.errors import RunError
-from areal_core.interfaces import ModelReference, SamplingParameters, StoredModel
+from areal_core.interfaces.inference import SamplingParameters
+from areal_core.interfaces.model import ModelReference, StoredModel
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from areal_core.config import Resolved
-    from areal_core.interfaces import ModelReference
+    from areal_core.interfaces.model import ModelReference
     from areal_core.runtime.folder import RunFolder
     from areal_core.runtime.member import Member
 

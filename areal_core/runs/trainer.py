@@ -20,7 +20,7 @@ from areal_core.config import load_run
 from areal_core.config.needs import roles_of
 from areal_core.diagnostics import Watch
 from areal_core.errors import RunError
-from areal_core.interfaces import AdapterEngine, ComparingEngine, OptimizerSettings
+from areal_core.interfaces.training import AdapterEngine, ComparingEngine, OptimizerSettings
 from areal_core.ledger.store import Ledger
 from areal_core.runs.models import check_same_tokens, load_tokenizer, model_path, model_reference
 from areal_core.runtime.environment import NODES_VARIABLE, SCRATCH_VARIABLE
@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 
     from areal_core.config import Resolved, RunConfig
     from areal_core.config.sections import TrainingSection
-    from areal_core.interfaces import ModelReference, Role, TrainEngine
+    from areal_core.interfaces.model import ModelReference, Role
+    from areal_core.interfaces.training import TrainEngine
     from areal_core.runtime.folder import AttemptFolder, RunFolder
     from areal_core.runtime.member import Member
 

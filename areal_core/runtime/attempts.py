@@ -91,7 +91,7 @@ def next_attempt(run: RunFolder, log: Callable[[str], None]) -> AttemptFolder:
         return run.attempt(1)
     require_no_driver(run)
     if not former.released.exists():
-        note, token = read_note(former)
+        note, token = driver_of(former)
         _wait_for_driver(former, note, log)
         _wait_for_processes(former, token)
     return run.attempt(former.number + 1)
@@ -168,7 +168,7 @@ def exit_code_of(attempt: AttemptFolder) -> int | None:
 def ask_driver(attempt: AttemptFolder, question: Any, timeout_s: float) -> Any:
     """Return the answer of an attempt's driver to a question; None if it does not answer."""
     try:
-        note, token = read_note(attempt)
+        note, token = driver_of(attempt)
         connection = connect_blocking(note.address, timeout_s, "client", Credentials(token, attempt.number))
     except (OSError, ValueError, PeerClosed):
         return None
@@ -194,10 +194,10 @@ def ask_role(attempt: AttemptFolder, role: str, question: Message, timeout_s: fl
 
 def driver_has_ended(attempt: AttemptFolder) -> bool:
     """Return whether the driver of an attempt is known to be gone; False if it was on another machine."""
-    return has_ended(read_note(attempt)[0].process) is True
+    return has_ended(driver_of(attempt)[0].process) is True
 
 
-def read_note(attempt: AttemptFolder) -> tuple[DriverNote, str]:
+def driver_of(attempt: AttemptFolder) -> tuple[DriverNote, str]:
     """Return the driver of an attempt and the run's token. Both files are complete as soon as the folder exists."""
     return DriverNote(**json.loads(attempt.driver.read_text())), attempt.token.read_text()
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -69,6 +70,11 @@ def member_environment(group: ProcessGroup, places: Mapping[int, Place]) -> dict
     """
     rows = [[index, group.member(index), place.node, place.gpus] for index, place in places.items()]
     return {GROUP_VARIABLE: group.name, PLACES_VARIABLE: json.dumps(rows)}
+
+
+def run_name(environment: Mapping[str, str]) -> str:
+    """Return the name of the run folder, from the environment that `Launcher.start` gets; `run` if it is not there."""
+    return Path(environment.get(LOGS_VARIABLE, "run/logs")).parent.name
 
 
 @dataclass(frozen=True, slots=True)

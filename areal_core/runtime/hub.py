@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from areal_core.interfaces.launcher import EndMeans, Place, ProcessEnd, ProcessGroup
+from areal_core.interfaces.launcher import OnExit, Place, ProcessEnd, ProcessGroup
 from areal_core.runtime.logs import last_words
 from areal_core.runtime.messages import (
     Announce,
@@ -106,7 +106,7 @@ class Process:
     @property
     def is_essential(self) -> bool:
         """Whether its end is the end of the attempt."""
-        return self.group.end is EndMeans.ENDS_ATTEMPT
+        return self.group.on_exit is OnExit.END_ATTEMPT
 
     @property
     def silent_s(self) -> float:

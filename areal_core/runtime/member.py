@@ -164,6 +164,15 @@ class Member:
         self._phase = _Phase(name, limit_s, silence_s)
         self.notify(Heartbeat(name, 0.0, limit_s, silence_s))
 
+    def enter_loading(self, name: str, limit_s: float = 0.0) -> None:
+        """Begin a phase of imports or loading, in which the interpreter may be held for long; see `phase`."""
+        self.enter(name, limit_s, LOADING_SILENCE_S)
+
+    @property
+    def scratch(self) -> Path:
+        """The folder of this process for sockets and temporary files. It is removed when the process has ended."""
+        return Path(os.environ[SCRATCH_VARIABLE])
+
     def notify(self, message: Any, number: int = 0) -> None:
         """Send a message to the driver. Do nothing if it is gone, because then this process is about to end.
 

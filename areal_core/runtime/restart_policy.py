@@ -1,6 +1,6 @@
 """The restart policy of a run: what happens when one of its processes ends or hangs, and when an attempt is lost.
 
-A process is *essential* or *replaceable*, as its group says (`ProcessGroup.end`). Trainer ranks and the rollout
+A process is *essential* or *replaceable*, as its group says (`ProcessGroup.on_exit`). Trainer ranks and the rollout
 controller are essential; rollout workers and servers are replaceable. A process is *ready* when it has announced an
 address.
 

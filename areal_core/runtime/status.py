@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from areal_core.config.yaml_text import parse
+from areal_core.config.yaml_text import parse_yaml
 from areal_core.diagnostics import read_findings
 from areal_core.errors import ArealError, RunError, UsageError
 from areal_core.runtime.attempts import ask_driver, driver_has_ended
@@ -133,7 +133,7 @@ def _last_attempt(run: RunFolder) -> AttemptFolder:
 def _configured_steps(run: RunFolder) -> int | None:
     """Return the number of steps in the run's config; None if it cannot be read."""
     try:
-        return int(parse(run.config.read_text(), str(run.config)).values["steps"])
+        return int(parse_yaml(run.config.read_text(), str(run.config)).values["steps"])
     except (OSError, ArealError, ValueError, LookupError, TypeError):
         return None
 

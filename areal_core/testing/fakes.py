@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from areal_core.interfaces.model import ModelReference
     from areal_core.interfaces.workflow import WorkflowContext
 
+__all__ = ["GRANT", "CountingDataset", "FakeClient", "FakeEngine", "FakeTokenizer", "FakeWorkflow"]
 
 GRANT = Grant("fake", "", version=0, run_id="", labels_tokens=True, context=1 << 31, vocabulary=50)
 """The slot of a `FakeEngine`, with version 0."""
@@ -105,7 +106,7 @@ class FakeClient:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `InferenceClient.generate`."""
-        async with SlotLease(self._slots, SlotRequest(), request.on_slot) as grant:
+        async with SlotLease(self._slots, SlotRequest(), request.on_slot_change) as grant:
             return await self._engine.draw(request, grant.version)
 
     async def close(self) -> None:

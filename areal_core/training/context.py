@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
-    """A `Context`; see `areal_core.interfaces.Context` for what an algorithm may rely on.
+    """A `Context`; see `areal_core.sdk.Context` for what an algorithm may rely on.
 
     Attributes:
         section: settings; how many updates a batch is cut into.

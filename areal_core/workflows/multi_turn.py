@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from areal_core.chat.answers import answer_text, opened_by_template
+from areal_core.chat.answers import answer_text, template_opening
 from areal_core.chat.messages import read_conversation
 from areal_core.chat.rows import conversation_of, prompt_of
 from areal_core.chat.template import Conversation, RewrittenPrefixError, between_turns, encode, render_conversation
@@ -64,7 +64,7 @@ class MultiTurn:
         written = render_conversation(tokenizer, asked, add_generation_prompt=True)
         input_ids, opening = encode(tokenizer, written)
         text = opening
-        opened = opened_by_template(tokenizer, asked, written)
+        opened = template_opening(tokenizer, asked, written)
         builder = TrajectoryBuilder()
         builder.add_context(input_ids)
         finished: list[Trajectory] = []
@@ -106,7 +106,7 @@ class MultiTurn:
             builder.add_context(added)
             text += between
             messages += [turn, *following]
-            opened = opened_by_template(tokenizer, conversation, written)
+            opened = template_opening(tokenizer, conversation, written)
         return Episode([*finished, _built(builder, rewards)], total, text=text, prompt=opening)
 
 

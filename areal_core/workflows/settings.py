@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from areal_core.chat.answers import unshown, unshown_problem
+from areal_core.chat.answers import unrendered, unrendered_problem
 from areal_core.chat.examples import undecided_text
-from areal_core.chat.rows import prompt_of, read_prompt
+from areal_core.chat.rows import IMAGE_KEYS, prompt_of, read_prompt
 from areal_core.chat.settings import PromptSettings
 from areal_core.chat.template import Conversation
 from areal_core.config import Selection, component
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from areal_core.chat.rows import Prompt
 
-IMAGE_KEYS = ("image", "images")
-"""Keys of a row that hold its images."""
 _FIRST_BYTES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*")
 """The first bytes of PNG, JPEG, GIF and TIFF files."""
 UNSHOWN = "choose workflow: vision/single_turn (areal-vision), or take the images out of the data"
@@ -51,7 +49,7 @@ class SingleTurnSettings(PromptSettings):
             prompt = prompt_of(row, self)
             if tokenizer is None:
                 return ""
-            missing = unshown(tokenizer, prompt) if isinstance(prompt, Conversation) else []
+            missing = unrendered(tokenizer, prompt) if isinstance(prompt, Conversation) else []
             if not missing:
                 self.check_length(read_prompt(tokenizer, row, self), tokenizer)
         except SkippedRowError:
@@ -59,7 +57,7 @@ class SingleTurnSettings(PromptSettings):
         except RowError as error:
             return str(error)
         if missing:
-            return unshown_problem(missing)
+            return unrendered_problem(missing)
         if self.text_has_special_tokens is None:
             return undecided_text(tokenizer, row, [self.prompt_key], "workflow.text_has_special_tokens")
         return ""

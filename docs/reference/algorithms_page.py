@@ -10,8 +10,8 @@ from docstrings import protocol_of, text_of
 
 from areal_core.algorithms.settings import PolicyGradientSettings
 from areal_core.config.schema import json_schema
-from areal_core.interfaces import Algorithm
 from areal_core.plugins import KINDS, PluginManager
+from areal_core.sdk import Algorithm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

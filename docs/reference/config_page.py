@@ -8,9 +8,9 @@ from docstrings import protocol_of
 
 from areal_core.cli.commands.run import SAFE_ON_RESUME
 from areal_core.config.schema import describe_default, describe_values, json_schema
-from areal_core.interfaces import Algorithm
 from areal_core.plugins import PluginManager
 from areal_core.plugins.records import KINDS, with_article
+from areal_core.sdk import Algorithm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

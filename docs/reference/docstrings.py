@@ -9,13 +9,15 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from areal_core import interfaces
+from areal_core import engines, launchers, sdk, servers
 from areal_core.plugins import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
+INTERFACES: Final = (sdk, engines, servers, launchers)
+"""The public modules with the Protocols of components."""
 _SECTIONS: Final = {"Args:", "Attributes:", "Returns:", "Raises:", "Yields:"}
 _SPECIAL: Final = {"__call__", "__len__", "__getitem__"}
 _PROTOCOLS: Final = {"workflows": "RolloutWorkflow", "reward_functions": "Reward", "models": "ModelSource"}
@@ -28,9 +30,10 @@ def protocol_of(kind: str) -> type:
         return KINDS[kind].record
     name = kind.replace("losses", "losss").removesuffix("s").replace("_", " ").title().replace(" ", "")
     for candidate in (_PROTOCOLS.get(kind, ""), name, f"{name}s", KINDS[kind].noun.title().replace(" ", "")):
-        if hasattr(interfaces, candidate):
-            return getattr(interfaces, candidate)
-    raise LookupError(f"no Protocol of areal_core.interfaces is that of '{kind}'")
+        for module in INTERFACES:
+            if candidate in module.__all__:
+                return getattr(module, candidate)
+    raise LookupError(f"no public Protocol is that of '{kind}'")
 
 
 def first_sentence(documented: Any) -> str:
@@ -70,7 +73,9 @@ def markdown(text: str) -> str:
 def exported(package: ModuleType) -> dict[str, list[str]]:
     """The names in `__all__` of a package by the module that they come from, both in the order of its imports."""
     found: dict[str, list[str]] = {}
-    for node in ast.walk(ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8"))):
+    file = Path(str(package.__file__))
+    stub = file.with_suffix(".pyi")
+    for node in ast.walk(ast.parse((stub if stub.is_file() else file).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             names = [alias.name for alias in node.names if alias.name in package.__all__]
             if names:

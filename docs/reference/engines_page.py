@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import InferenceCapabilities
+    from areal_core.servers import InferenceCapabilities
 
 ENGINES: Final = {
     "hf": ["inference_engine=hf"],

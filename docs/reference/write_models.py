@@ -20,8 +20,8 @@ import adapters
 import small_models
 import two_ranks
 
+from areal_core.engines import ModelReference
 from areal_core.inference.installations import find_server
-from areal_core.interfaces import ModelReference
 from areal_hf.server import load_model
 from areal_hf.ways import choose_way
 from areal_sglang.architectures import registered as registered_by_sglang

@@ -11,12 +11,18 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from areal_core.inference.adapter import Chunk, ServerCommand, ServerIdentity
-from areal_core.inference.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_core.inference.fleet import ServerFleet
-from areal_core.inference.http_client import HTTPAdapter
-from areal_core.inference.settings import FleetSettings
-from areal_core.interfaces import InferenceCapabilities
+from areal_core.servers import (
+    Chunk,
+    FleetSettings,
+    HTTPAdapter,
+    InferenceCapabilities,
+    RequestRefusedError,
+    ServerCommand,
+    ServerFleet,
+    ServerIdentity,
+    ServerRefusedError,
+    UpdateRefusedError,
+)
 
 
 class ToyConfig(FleetSettings):

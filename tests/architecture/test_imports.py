@@ -28,7 +28,7 @@ TORCH_FREE = (
     "runtime",
     "models",
 )
-WITH_TORCH = {"areal_core.checks.algorithm_trial", "areal_core.models.shown_masks"}
+WITH_TORCH = {"areal_core.checks.algorithm_trial", "areal_core.models.dequantize", "areal_core.models.shown_masks"}
 """Modules of these rooms that make tensors, and are imported by code that does too."""
 FIRST_PARTY = {path.name.removeprefix("areal_") for path in PLUGINS} | {"deepspeed", "ray", "slurm"}
 NAMES_PLUGINS = {"plugins/catalog.py", "config/schema.py", "trl/mapping.py", "trl/trainer.py", "trl/arguments.py"}

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from areal_core.chat.answers import answer_text, end_mark, end_tokens, opened_by_template, unshown
+from areal_core.chat.answers import answer_text, end_mark, end_tokens, template_opening, unrendered
 from areal_core.chat.examples import learned_text, learned_turns
 from areal_core.chat.messages import read_conversation, read_tools
 from areal_core.chat.template import Conversation, between_turns, encode, render, render_conversation
-from areal_core.interfaces import RowError
+from areal_core.sdk import RowError
 from tests.chat.conftest import CHATML, EMPTY_THOUGHT, OPENS_A_THOUGHT, PLAIN, SYSTEM_LAST, WITHOUT_AN_END
 
 ASKED = {"role": "user", "content": "2+2?"}
@@ -128,9 +128,9 @@ def test_a_system_message_that_moves_stays_where_the_policy_saw_it(make_tokenize
 def test_what_a_template_leaves_out_is_found(make_tokenizer):
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "weather", "arguments": {}}]}
     talk = conversation("a", call, {"role": "tool", "content": "dry"}, "No rain.", "b", tools=TOOLS)
-    assert unshown(make_tokenizer(), talk) == []
+    assert unrendered(make_tokenizer(), talk) == []
     deaf = make_tokenizer("{{ messages[-1].content }}{# tools tool_calls #}")
-    assert unshown(deaf, talk) == [
+    assert unrendered(deaf, talk) == [
         "message 0 (user)",
         "the calls of message 1",
         "message 2 (tool)",
@@ -138,9 +138,9 @@ def test_what_a_template_leaves_out_is_found(make_tokenizer):
         "the tools",
     ]
     with pytest.raises(RowError, match="the chat template shows no tools"):
-        unshown(make_tokenizer(PLAIN), talk)
+        unrendered(make_tokenizer(PLAIN), talk)
     with pytest.raises(RowError, match="the chat template does not read 'enable_thinkng'"):
-        unshown(make_tokenizer(), conversation("a", enable_thinkng=False))
+        unrendered(make_tokenizer(), conversation("a", enable_thinkng=False))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_an_answer_begins_with_what_the_template_opened(make_tokenizer, template
     tokenizer = make_tokenizer(template)
     talk = conversation("a")
     text = render_conversation(tokenizer, talk, add_generation_prompt=True)
-    assert opened_by_template(tokenizer, talk, text) == opened
+    assert template_opening(tokenizer, talk, text) == opened
     ids = tokenizer.encode("add</think>4<|im_end|>", add_special_tokens=False)
     assert answer_text(tokenizer, ids, frozenset(), opened) == f"{opened}add</think>4"
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from areal_core.chat.messages import is_conversation, looks_like_a_conversation, read_conversation, read_tools
-from areal_core.interfaces import RowError
+from areal_core.sdk import RowError
 
 HI = [{"role": "user", "content": "hi"}]
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"town": "Bern"}}}

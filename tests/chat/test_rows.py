@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from areal_core.chat.rows import read_prompt
-from areal_core.interfaces import RowError, SkippedRowError
+from areal_core.sdk import RowError, SkippedRowError
 from areal_core.workflows.settings import SingleTurnSettings
 from areal_finetuning.example_tokenizers import conversations, preferences
 from tests.chat.conftest import PLAIN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from areal_core.chat.messages import read_call, read_conversation, read_json
-from areal_core.interfaces import RowError
+from areal_core.sdk import RowError
 
 DEEP = '{"a": ' * 200 + "1" + "}" * 200
 HALF = '{"a": "\\ud800"}'

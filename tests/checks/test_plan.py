@@ -13,9 +13,9 @@ from areal_core.checks.data import inspect_data
 from areal_core.checks.preflight import Preflight, check_evaluation, check_made_model
 from areal_core.config import resolve
 from areal_core.disk import read_shapes
+from areal_core.engines import ModelReference
 from areal_core.errors import ConfigError, RunError
 from areal_core.inference.gpu_share import GPUShare
-from areal_core.interfaces import ModelReference
 from areal_core.runs.server import within_its_gpu
 from tests.checks.header_only import write_weights
 from tests.checks.planning import plan_of

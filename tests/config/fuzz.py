@@ -14,7 +14,7 @@ from pathlib import Path
 
 from areal_core.cli import main
 from areal_core.config import resolve
-from areal_core.config.yaml_text import parse
+from areal_core.config.yaml_text import parse_yaml
 
 DEADLINE_S = 10
 """For hangs alone: a case takes some hundredths of a second."""
@@ -42,7 +42,7 @@ class Late(BaseException):
 def mutants(text: str, count: int, random_: random.Random):
     """Broken texts, each with an override that sets the same hostile value."""
     lines = text.splitlines()
-    paths = [path for path in parse(text, "config").lines if path]
+    paths = [path for path in parse_yaml(text, "config").lines if path]
     every_line = [number for number, line in enumerate(lines) if ":" in line and not line.startswith("#")]
     whole = [
         "",

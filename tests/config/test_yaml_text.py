@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_core.config.yaml_text import dump, parse, parse_value
+from areal_core.config.yaml_text import dump, parse_value, parse_yaml
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
@@ -55,11 +55,11 @@ def test_not_a_number():
 @settings(max_examples=300)
 @given(st.dictionaries(TEXTS, VALUES))
 def test_what_is_written_is_read_back(values):
-    assert parse(dump(values), "test").values == values
+    assert parse_yaml(dump(values), "test").values == values
 
 
 def test_every_key_knows_its_line():
-    document = parse("a: 1\nb:\n  c: x\n  d:\n    - 1\n    - {e: 2}\n", "test")
+    document = parse_yaml("a: 1\nb:\n  c: x\n  d:\n    - 1\n    - {e: 2}\n", "test")
     assert document.lines["a",] == 1
     assert document.lines["b", "c"] == 3
     assert document.lines["b", "d", 1, "e"] == 6

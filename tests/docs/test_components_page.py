@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from areal_core.cli import main
-from areal_core.interfaces import ForwardPass, Role
 from areal_core.plugins import KINDS
+from areal_core.sdk import ForwardPass, Role
 from areal_core.testing import conformance
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extend" / "components.md").read_text(encoding="utf-8")

@@ -10,21 +10,20 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from areal_core.engines import ModelReference, TensorDescription
 from areal_core.inference import lifecycle
 from areal_core.inference.adapter import Chunk, ServerAdapter, ServerIdentity
 from areal_core.inference.errors import UpdateRefusedError
 from areal_core.inference.fleet import ServerFleet
 from areal_core.inference.settings import FleetSettings
-from areal_core.interfaces import (
+from areal_core.runtime.messages import ColocatedTraining, RestartMember, RoleMembers, ServingMember
+from areal_core.servers import (
     GenerationRequest,
     InferenceCapabilities,
-    ModelReference,
     SamplingParameters,
     ServerLostError,
     ServerUnreachableError,
-    TensorDescription,
 )
-from areal_core.runtime.messages import ColocatedTraining, RestartMember, RoleMembers, ServingMember
 
 TOKENS = 16
 TENSORS = (TensorDescription("weight", "float32", (2, 2)),)

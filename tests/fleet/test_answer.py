@@ -8,7 +8,7 @@ import torch
 from areal_core.data.trajectory import FinishReason
 from areal_core.inference.adapter import Chunk
 from areal_core.inference.answer import Answer, Conversations, PartialTokens
-from areal_core.interfaces import GenerationRequest, Grant, SamplingParameters, ServerLostError
+from areal_core.servers import GenerationRequest, Grant, SamplingParameters, ServerLostError
 
 
 def answer(seed=7, name="r1", conversation="", conversations=None, **sampling):

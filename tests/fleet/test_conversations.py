@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from areal_core.interfaces import GenerationRequest, SamplingParameters, WeightUpdate
+from areal_core.engines import WeightUpdate
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_core.testing.virtual_time import run_virtually
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from areal_core.engines import WeightUpdate
 from areal_core.errors import RunError
 from areal_core.inference.errors import RequestRefusedError
-from areal_core.interfaces import ServerLostError, SlotLease, SlotRequest, WeightUpdate
+from areal_core.servers import ServerLostError, SlotLease, SlotRequest
 from areal_core.testing.virtual_time import run_virtually
 from tests.fleet.conftest import TENSORS
 

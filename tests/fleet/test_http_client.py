@@ -17,8 +17,8 @@ from aiohttp.test_utils import TestServer
 from areal_core.inference import http_client
 from areal_core.inference.errors import RequestRefusedError
 from areal_core.inference.http_client import ServerConnection, raise_refusal
-from areal_core.interfaces import ServerLostError, ServerUnreachableError
 from areal_core.runtime.network import free_port
+from areal_core.servers import ServerLostError, ServerUnreachableError
 
 SECRET = [31337, 31338, 31339]
 

@@ -9,14 +9,15 @@ from dataclasses import replace
 import pytest
 
 from areal_core import background
+from areal_core.engines import TensorDescription, WeightUpdate
 from areal_core.errors import RunError
 from areal_core.inference import server as server_module
 from areal_core.inference.adapter import ServerIdentity
 from areal_core.inference.errors import RequestRefusedError
 from areal_core.inference.fleet import ServerFleet
 from areal_core.inference.settings import FleetSettings
-from areal_core.interfaces import ServerLostError, TensorDescription, WeightUpdate
 from areal_core.messages.servers import ServerJoins, ServerLeaves
+from areal_core.servers import ServerLostError
 from areal_core.testing.virtual_time import run_virtually
 
 TOKENS = 16
@@ -104,7 +105,7 @@ def test_a_request_tells_when_it_has_a_place_on_a_server_and_not_before(running)
             first, behind = [], []
             server.is_open.clear()
             asked = [
-                asyncio.create_task(fleet.generate(replace(running.request(f"r{n}"), on_slot=places.append)))
+                asyncio.create_task(fleet.generate(replace(running.request(f"r{n}"), on_slot_change=places.append)))
                 for n, places in enumerate((first, behind))
             ]
             await running.until(lambda: first == [False, True], "a place for the first")
@@ -124,7 +125,7 @@ def test_a_request_under_which_a_server_is_lost_waits_again_and_says_so(running)
             places = []
             server.fault = ServerLostError("500")
             server.is_healthy = False
-            asked = asyncio.create_task(fleet.generate(replace(running.request(), on_slot=places.append)))
+            asked = asyncio.create_task(fleet.generate(replace(running.request(), on_slot_change=places.append)))
             await running.until(lambda: running.states(fleet) == {"a": "lost"}, "a lost server")
             await asyncio.sleep(0.05)
             assert places[-1:] != [True]

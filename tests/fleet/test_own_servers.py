@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from areal_core.engines import ModelReference, WeightUpdate
 from areal_core.errors import RunError
 from areal_core.inference.fleet import ServerFleet
 from areal_core.inference.server import State
 from areal_core.inference.settings import FleetSettings
-from areal_core.interfaces import ModelReference, ServerLostError, WeightUpdate
 from areal_core.messages.servers import ServerLeaves
 from areal_core.runtime.messages import RestartMember
+from areal_core.servers import ServerLostError
 from areal_core.testing.virtual_time import run_virtually
 from tests.fleet.conftest import TENSORS
 

@@ -7,7 +7,7 @@ import time
 from itertools import pairwise
 
 from areal_core.inference import lifecycle
-from areal_core.interfaces import ServerLostError
+from areal_core.servers import ServerLostError
 from areal_core.testing.virtual_time import run_virtually
 
 PAUSES_S = lifecycle.RETRY_PAUSES_S

@@ -7,7 +7,7 @@ import pytest
 from areal_core.config.sections import PlacementSection
 from areal_core.driver.groups import split_optional
 from areal_core.inference.settings import FleetSettings
-from areal_core.interfaces.launcher import EndMeans
+from areal_core.interfaces.launcher import OnExit
 
 
 class Config:
@@ -33,8 +33,8 @@ def groups_of(tmp_path, placement=None, **settings):
 def test_each_server_is_started_by_itself_and_again_so_often(tmp_path):
     _, groups = groups_of(tmp_path, servers=2, restarts=7)
     assert [group.name for group in groups] == ["server-0", "server-1"]
-    assert {(one.role, one.count, one.gpus_each, one.cores_each, one.end, one.restarts) for one in groups} == {
-        ("server", 1, 0, 0, EndMeans.REPLACED, 7)
+    assert {(one.role, one.count, one.gpus_each, one.cores_each, one.on_exit, one.restarts) for one in groups} == {
+        ("server", 1, 0, 0, OnExit.RESTART, 7)
     }
     assert [*groups[0].command][1:] == ["-m", "areal_core.runs", "server", str(tmp_path)]
 

@@ -10,17 +10,11 @@ import msgspec
 import pytest
 
 from areal_core.data.packing import from_bytes, unpack
+from areal_core.engines import TensorDescription, WeightUpdate
 from areal_core.errors import RunError
 from areal_core.inference.errors import UpdateRefusedError
-from areal_core.interfaces import (
-    SamplingParameters,
-    ServerLostError,
-    SlotLease,
-    SlotRequest,
-    TensorDescription,
-    WeightUpdate,
-)
 from areal_core.rollout.logprob_check import check_answers
+from areal_core.servers import SamplingParameters, ServerLostError, SlotLease, SlotRequest
 from areal_core.testing.virtual_time import run_virtually
 
 TOKENS = 16

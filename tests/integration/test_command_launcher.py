@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.interfaces import Place, ProcessGroup
+from areal_core.launchers import Place, ProcessGroup
 from areal_core.runtime.network import free_port
 from areal_core.testing.conformance import LauncherSuite
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 
 from areal_core.errors import LostError, RunError
-from areal_core.interfaces.launcher import EndMeans, Place, ProcessGroup
+from areal_core.interfaces.launcher import OnExit, Place, ProcessGroup
 from areal_core.testing.conformance import LauncherSuite
 from areal_core.testing.conformance.launchers import Session, member_group
 
@@ -201,7 +201,7 @@ def test_what_a_lost_node_had_is_placed_anew_and_who_survives_keeps_its_gpus(
 ) -> None:
     async def work() -> None:
         gang = member_group("gang", count=1, gpus_each=1)
-        server = member_group("server-0", gpus_each=2, end=EndMeans.REPLACED)
+        server = member_group("server-0", gpus_each=2, on_exit=OnExit.RESTART)
         async with driven(cluster, tmp_path, placement_timeout_s=HANG_S) as session:
             await session.driver.start([gang, server])
             first, second = await session.told("gang"), await session.told("server-0")

@@ -12,8 +12,10 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from areal_core.config import resolve
 from areal_core.data import PackedBatch, Trajectory, shift_to_predictions
+from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.errors import ConfigError
-from areal_core.interfaces import ACTOR, GenerationRequest, ModelReference, OptimizerSettings, SamplingParameters
+from areal_core.sdk import ACTOR
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_hf.config import HFConfig

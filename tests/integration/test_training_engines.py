@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings
+from areal_core.engines import ModelReference, OptimizerSettings
+from areal_core.sdk import ACTOR
 from areal_core.testing.conformance import make_model
 from areal_core.testing.conformance.training_session import (
     OUTPUTS,

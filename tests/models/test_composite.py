@@ -10,15 +10,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMultimodalLM
 
 from areal_core.data import PackedBatch, Ragged
+from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.errors import RunError
-from areal_core.interfaces import (
-    ACTOR,
-    LossResult,
-    LossSpec,
-    ModelReference,
-    OptimizerSettings,
-    SamplingParameters,
-)
+from areal_core.sdk import ACTOR, LossResult, LossSpec
+from areal_core.servers import SamplingParameters
 from areal_core.training.weights_file import describe_weights, write_weights
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine

@@ -11,8 +11,8 @@ import write_models
 from transformers import AutoModelForCausalLM
 from transformers.models.mamba import modeling_mamba
 
+from areal_core.engines import ModelReference
 from areal_core.errors import RunError
-from areal_core.interfaces import ModelReference
 from areal_fsdp.models import convolutions, mixers
 from areal_fsdp.models.probe import Rung, choose_rung
 from areal_fsdp.parallel.tensor import decoder_layers

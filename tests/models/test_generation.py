@@ -11,7 +11,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from areal_core.interfaces import ModelReference, SamplingParameters
+from areal_core.engines import ModelReference
+from areal_core.servers import SamplingParameters
 from areal_hf import ways
 from areal_hf.asked import Asked
 from areal_hf.cohorts import CohortDecoder

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.models.sizes import cached_numbers, keeps_states
+from areal_core.models.sizes import cached_numbers, has_recurrent_states
 
 QWEN3: dict[str, Any] = {
     "num_hidden_layers": 28,
@@ -49,6 +49,6 @@ def test_a_config_without_the_sizes_is_refused(description: dict[str, Any]) -> N
 
 
 def test_models_with_recurrent_states_are_known() -> None:
-    assert not any(map(keeps_states, (QWEN3, GPT2, DEEPSEEK, {**QWEN3, "layer_types": ["sliding_attention"]})))
-    assert keeps_states({"text_config": {**QWEN3, "layer_types": ["full_attention", "linear_attention"]}})
-    assert keeps_states({**QWEN3, "mamba_d_state": 16})
+    assert not any(map(has_recurrent_states, (QWEN3, GPT2, DEEPSEEK, {**QWEN3, "layer_types": ["sliding_attention"]})))
+    assert has_recurrent_states({"text_config": {**QWEN3, "layer_types": ["full_attention", "linear_attention"]}})
+    assert has_recurrent_states({**QWEN3, "mamba_d_state": 16})

@@ -5,7 +5,7 @@ import transformers
 from transformers import AutoConfig, Lfm2MoeConfig
 
 from areal_core.errors import RunError
-from areal_core.models.small_copy import NotTriedError, tried_model, try_dtypes
+from areal_core.models.small_copy import NotTriedError, small_copy_of, try_dtypes
 
 LFM2 = ["conv", "conv", "full_attention", "conv"]
 LARGE = {
@@ -25,7 +25,7 @@ LARGE = {
 def test_a_copy_has_the_parts_of_the_model(family, tmp_path):
     config = transformers.CONFIG_MAPPING[family](**LARGE[family])
     config.save_pretrained(tmp_path)
-    with tried_model(tmp_path) as (folder, how):
+    with small_copy_of(tmp_path) as (folder, how):
         copy = AutoConfig.from_pretrained(folder)
         assert list(folder.glob("*.safetensors"))
     assert how.startswith("tried on a random copy of ")

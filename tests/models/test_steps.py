@@ -7,7 +7,7 @@ import pytest
 import small_models
 import torch
 
-from areal_core.interfaces import LossSpec
+from areal_core.sdk import LossSpec
 
 log = logging.getLogger(__name__)
 

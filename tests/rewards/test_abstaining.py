@@ -69,9 +69,9 @@ def test_an_answer_whose_reward_fails_is_scored_where_the_config_says_so(failed_
     if failed_reward is None:
         with pytest.raises(EpisodeError, match="reward 'hangs' raised ValueError: the verifier crashed"):
             asyncio.run(runner.run({"prompt": "a"}, task, 0))
-        assert "failed" not in runner.take_metrics()
+        assert "failed" not in runner.pop_metrics()
         return
     episode = asyncio.run(runner.run({"prompt": "a"}, task, 0))
     assert (episode.reward, episode.rewards) == (-0.5, {})
-    assert runner.take_metrics() == {"failed": 1.0}
+    assert runner.pop_metrics() == {"failed": 1.0}
     assert told[0].startswith("scored -0.5: reward 'hangs' raised")

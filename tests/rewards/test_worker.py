@@ -52,7 +52,7 @@ class Judge:
         await asyncio.sleep(3600 if completion == "hangs" else 0.2)
         self.now -= 1
         return float(len(completion))
-    def take_metrics(self):
+    def pop_metrics(self):
         taken, self.calls = {"calls": self.calls, "most": self.most}, 0
         self.most = 0
         return taken
@@ -142,7 +142,7 @@ def judged(
             row: dict[str, Any] = {"row": {}}
             scores = [pool.score({"completion": completion, **row}) for completion in asked]
             found = await asyncio.gather(*scores, return_exceptions=True)
-            return found, workers.started, pool.take_metrics()
+            return found, workers.started, pool.pop_metrics()
         finally:
             await pool.close()
 

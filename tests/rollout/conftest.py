@@ -8,7 +8,6 @@ import pytest
 
 from areal_core.config.sections import RolloutSection
 from areal_core.data.sampler import PromptSampler
-from areal_core.interfaces import SamplingParameters
 from areal_core.ledger.audit import audit_folder
 from areal_core.ledger.segments import SegmentWriter
 from areal_core.ledger.store import Ledger
@@ -17,6 +16,7 @@ from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
 from areal_core.runtime.rpc import encode_frame
+from areal_core.servers import SamplingParameters
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
 from areal_core.training.batches import read_batch
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import GroupFilter, RolloutWorkflow
+    from areal_core.sdk import GroupFilter, RolloutWorkflow
 
 
 def _ledger_folders(run_dir: Path) -> tuple[Path, list[Path]]:

@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from areal_core.disk import DiskError
-from areal_core.interfaces import WeightUpdate
+from areal_core.engines import WeightUpdate
 from areal_core.rollout.buffer import GroupBuffer
 
 if TYPE_CHECKING:

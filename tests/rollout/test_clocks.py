@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from areal_core.engines import WeightUpdate
 from areal_core.errors import RunError
-from areal_core.interfaces import WeightUpdate
 from areal_core.rollout import clocks
 from areal_core.rollout.clocks import EpisodeClock
 from areal_core.testing.fakes import FakeEngine, FakeWorkflow
@@ -48,8 +48,8 @@ class LosesItsServers(FakeEngine):
 
     async def generate(self, request: Any) -> Any:
         if self._at_first:
-            request.on_slot(True)
-        request.on_slot(False)
+            request.on_slot_change(True)
+        request.on_slot_change(False)
         await self.are_back.wait()
         return await super().generate(request)
 
@@ -139,8 +139,8 @@ def test_one_request_that_waits_is_enough_for_the_clock_to_stand_still(places: l
         clock = EpisodeClock(0.2)
 
         async def ask(has_slot: bool) -> None:
-            with clock.request() as on_slot:
-                on_slot(has_slot)
+            with clock.request() as on_slot_change:
+                on_slot_change(has_slot)
                 await asyncio.sleep(0.6)
 
         async def episode() -> None:
@@ -164,8 +164,8 @@ def test_time_before_and_behind_a_wait_adds_up() -> None:
         async def episode() -> None:
             for _ in range(3):
                 await asyncio.sleep(0.2)
-                with clock.request() as on_slot:
-                    on_slot(False)
+                with clock.request() as on_slot_change:
+                    on_slot_change(False)
                     await asyncio.sleep(0.4)
                     waited.set()
             await asyncio.sleep(60)

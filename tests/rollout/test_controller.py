@@ -14,13 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from areal_core.engines import WeightUpdate
 from areal_core.errors import RunError
-from areal_core.interfaces import SkippedRowError, WeightUpdate
 from areal_core.ledger.audit import audit
 from areal_core.messages.rollouts import FolderNeeded, Manifest
 from areal_core.rollout import controller as controller_module
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.samples import SampleLog
+from areal_core.sdk import SkippedRowError
 from areal_core.testing.fakes import FakeEngine, FakeWorkflow
 from areal_core.testing.virtual_time import run_virtually
 from areal_core.training.batches import token_staleness
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.data import Episode
-    from areal_core.interfaces import WorkflowContext
     from areal_core.ledger.store import Ledger
+    from areal_core.sdk import WorkflowContext
 
     Build = Callable[..., tuple[RolloutController, Ledger]]
     Audited = Callable[[Path], list[str]]
@@ -268,7 +269,7 @@ def test_a_server_that_needs_a_folder_is_reported_only_while_no_batch_is_ready(t
 
 def test_metrics_of_an_engine_cannot_overwrite_those_of_the_run(tmp_path: Path, build: Build) -> None:
     class Counting(FakeEngine):
-        def take_metrics(self) -> dict[str, float]:
+        def pop_metrics(self) -> dict[str, float]:
             return {"reward": -1.0, "time/wait_for_rollouts_s": -1.0, "servers/ready": 2.0, "weight_sync/pause_s": 3.0}
 
     async def run() -> None:

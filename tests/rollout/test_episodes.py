@@ -12,12 +12,13 @@ import torch
 
 from areal_core.data import Episode, Trajectory
 from areal_core.data.sampler import PromptSampler
+from areal_core.engines import WeightUpdate
 from areal_core.errors import RunError
-from areal_core.interfaces import SamplingParameters, WeightUpdate
 from areal_core.messages.workflows import RunGroup
 from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
 from areal_core.runs.controller import LOGGED_CAUSES, _logging_each_cause
 from areal_core.runtime.event_loops import run_through_exits
+from areal_core.servers import SamplingParameters
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeWorkflow
 
 if TYPE_CHECKING:
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.data import Generation
-    from areal_core.interfaces import GenerationRequest, WorkflowContext
     from areal_core.ledger.store import Ledger
     from areal_core.rollout.controller import RolloutController
+    from areal_core.sdk import WorkflowContext
+    from areal_core.servers import GenerationRequest
 
     Build = Callable[..., tuple[RolloutController, Ledger]]
     Audited = Callable[[Path], list[str]]
@@ -249,9 +251,9 @@ def test_a_request_that_a_failed_attempt_left_behind_stops_the_next_ones_clock()
 
     class Full(FakeEngine):
         async def generate(self, request: GenerationRequest) -> Generation:
-            request.on_slot(False)
+            request.on_slot_change(False)
             await places.wait()
-            request.on_slot(True)
+            request.on_slot_change(True)
             return await super().generate(request)
 
     class Leaves:

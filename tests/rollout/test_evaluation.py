@@ -14,15 +14,16 @@ import pytest
 from areal_core.config.sections import RolloutSection
 from areal_core.data.trajectory import TOKEN_DTYPES
 from areal_core.errors import RunError
-from areal_core.interfaces import SamplingParameters, SkippedRowError
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.evaluation import Evaluator, play_in_workers
 from areal_core.rollout.groups import GroupRunner
+from areal_core.sdk import SkippedRowError
+from areal_core.servers import SamplingParameters
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
 
 if TYPE_CHECKING:
-    from areal_core.interfaces import Dataset
+    from areal_core.sdk import Dataset
 
 
 class Broken:

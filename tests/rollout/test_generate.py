@@ -6,16 +6,16 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from areal_core.data import Episode, Trajectory
-from areal_core.interfaces import SamplingParameters
 from areal_core.messages.workflows import RunGroup
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.episodes import EpisodeRunner
+from areal_core.servers import SamplingParameters
 from areal_core.testing.fakes import FakeEngine, FakeTokenizer, FakeWorkflow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from areal_core.interfaces import WorkflowContext
+    from areal_core.sdk import WorkflowContext
 
 
 class CutShort(FakeWorkflow):

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from areal_core.interfaces import SamplingParameters
 from areal_core.rollout.logprob_check import ANSWERS, check_answers
+from areal_core.servers import SamplingParameters
 from areal_core.testing.fakes import FakeEngine
 
 

@@ -23,7 +23,7 @@ from tests.rollout.worker_parts import HANG_S, Workers, group, read, run, runnin
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from areal_core.interfaces import GenerationRequest
+    from areal_core.servers import GenerationRequest
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ class Counting(RewardSum):
         super().__init__([])
         self.counted = {"judged": 3.0}
 
-    def take_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         taken, self.counted = self.counted, {}
         return taken
 

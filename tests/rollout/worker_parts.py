@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.config.sections import RolloutSection
 from areal_core.data import PackedBatch
-from areal_core.interfaces import SamplingParameters
 from areal_core.interfaces.inference import Grant, ServerLostError, SlotRequest
 from areal_core.interfaces.slots import SlotLease
 from areal_core.ledger.segments import SegmentWriter, read_record
@@ -23,6 +22,7 @@ from areal_core.rollout.groups import GroupRunner
 from areal_core.rollout.remote import RemoteSlots, WorkerService
 from areal_core.rollout.workers import RolloutWorkers
 from areal_core.runtime.rpc import connect, private_folder
+from areal_core.servers import SamplingParameters
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer
 
 if TYPE_CHECKING:
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 
     from areal_core.data import Generation
     from areal_core.errors import RunError
-    from areal_core.interfaces import GenerationRequest, RolloutWorkflow
     from areal_core.interfaces.inference import LeaseHolder, Slots
     from areal_core.messages.workflows import GroupOutcome, GroupResult
     from areal_core.runtime.rpc import Peer
+    from areal_core.sdk import RolloutWorkflow
+    from areal_core.servers import GenerationRequest
 
 HANG_S = 60.0
 GRANT = Grant("server-0", "http://there", 3, "run-", labels_tokens=True, context=64, vocabulary=256)
@@ -105,9 +106,9 @@ class Client:
     async def generate(self, request: GenerationRequest) -> Generation:
         while True:
             try:
-                async with SlotLease(self._slots, SlotRequest(), request.on_slot) as grant:
+                async with SlotLease(self._slots, SlotRequest(), request.on_slot_change) as grant:
                     assert grant == GRANT
-                    return await self._engine.generate(replace(request, on_slot=lambda _: None))
+                    return await self._engine.generate(replace(request, on_slot_change=lambda _: None))
             except ServerLostError:
                 pass
 

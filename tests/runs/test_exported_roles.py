@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from areal_core.config.sections import CheckpointSection
-from areal_core.interfaces import ACTOR, CRITIC, ModelReference, OptimizerSettings, Role
+from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.runs.trainer import build_engines
+from areal_core.sdk import ACTOR, CRITIC, Role
 
 
 class Engine:

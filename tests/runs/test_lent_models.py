@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from areal_core.config.sections import CheckpointSection
+from areal_core.engines import ModelReference
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, REFERENCE, ModelReference
 from areal_core.runs.trainer import build_engines
+from areal_core.sdk import ACTOR, REFERENCE
 from areal_core.testing.conformance.models import make_model
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine

@@ -8,8 +8,8 @@ from tokenizers.models import WordLevel
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from areal_core.config import load_run, resolve
+from areal_core.engines import ModelReference
 from areal_core.errors import RunError
-from areal_core.interfaces import ModelReference
 from areal_core.runs.models import check_same_tokens, end_tokens, load_tokenizer, model_path
 from areal_core.testing.conformance import make_model
 

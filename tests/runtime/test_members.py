@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from areal_core.interfaces.launcher import EndMeans, Node, Place, ProcessEnd, ProcessGroup
+from areal_core.interfaces.launcher import Node, OnExit, Place, ProcessEnd, ProcessGroup
 from areal_core.runtime.environment import NODES_VARIABLE, START_VARIABLE
 from areal_core.runtime.hub import Hub
 from areal_core.runtime.members import Members, variables_of
@@ -75,7 +75,7 @@ TRAINER = ProcessGroup("trainer", "trainer", ["-"], count=2, gpus_each=1)
 
 
 def server(number: int, **fields: Any) -> ProcessGroup:
-    return ProcessGroup(f"server-{number}", "server", ["-"], gpus_each=1, end=EndMeans.REPLACED, **fields)
+    return ProcessGroup(f"server-{number}", "server", ["-"], gpus_each=1, on_exit=OnExit.RESTART, **fields)
 
 
 def test_every_member_knows_that_the_run_has_several_nodes_also_if_its_group_has_one(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_member_whose_node_is_gone_gets_a_place_beside_those_that_run(tmp_path
     async def check() -> None:
         launcher = Recording()
         members, hub = members_of(launcher, tmp_path)
-        await members.start([ProcessGroup("worker", "worker", ["-"], count=4, gpus_each=1, end=EndMeans.REPLACED)])
+        await members.start([ProcessGroup("worker", "worker", ["-"], count=4, gpus_each=1, on_exit=OnExit.RESTART)])
         lost = hub.processes["worker", 3]
         hub.remove(lost, ProcessEnd(None))
         lost.place = Place("gone", (0,))
@@ -141,7 +141,7 @@ def test_one_member_of_a_group_is_started_again_at_its_own_place(tmp_path: Path)
     async def check() -> None:
         launcher = Recording()
         members, hub = members_of(launcher, tmp_path)
-        await members.start([ProcessGroup("worker", "worker", ["-"], count=2, end=EndMeans.REPLACED)])
+        await members.start([ProcessGroup("worker", "worker", ["-"], count=2, on_exit=OnExit.RESTART)])
         lost = hub.processes["worker", 1]
         hub.remove(lost, ProcessEnd(1))
         members.restart(lost, 0.0)

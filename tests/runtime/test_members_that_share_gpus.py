@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from areal_core.interfaces.launcher import EndMeans, ProcessGroup
+from areal_core.interfaces.launcher import OnExit, ProcessGroup
 from areal_core.runtime.attempts import release
 from areal_core.runtime.local import LocalLauncher
 from areal_core.runtime.settings import LocalSettings
@@ -66,12 +66,12 @@ def test_a_server_that_dies_in_the_trainers_turn_is_started_when_that_ends(tmp_p
                 while not (folder / name).exists():
                     await asyncio.sleep(0.01)
 
-        def program(name: str, text: str, **more: bool | EndMeans) -> ProcessGroup:
+        def program(name: str, text: str, **more: bool | OnExit) -> ProcessGroup:
             return ProcessGroup(name, name, [sys.executable, "-c", text, str(folder)], **more)  # type: ignore[arg-type]
 
         try:
             await session.begin()
-            sharing = {"end": EndMeans.REPLACED, "shares_gpus": True}
+            sharing = {"end": OnExit.RESTART, "shares_gpus": True}
             groups = [member_group("server-0", **sharing), program("server-1", LOADING, **sharing)]
             await session.driver.start([program("controller", CONTROLLER), *groups])
             first = await session.told("server-0")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from areal_core.errors import LostError, RunError
-from areal_core.interfaces.launcher import EndMeans, Place, ProcessEnd, ProcessGroup
+from areal_core.interfaces.launcher import OnExit, Place, ProcessEnd, ProcessGroup
 from areal_core.runtime import restart_policy
 from areal_core.runtime.hub import Process
 from areal_core.runtime.member import ASKED_TO_STOP
@@ -39,11 +39,11 @@ def ended_process(
     role: str = "server",
     code: int | None = KILLED,
     *,
-    end: EndMeans = EndMeans.REPLACED,
+    on_exit: OnExit = OnExit.RESTART,
     restarts: int | None = None,
     is_ready: bool = False,
 ) -> Process:
-    group = ProcessGroup(role, role, ["true"], end=end, restarts=restarts)
+    group = ProcessGroup(role, role, ["true"], on_exit=on_exit, restarts=restarts)
     loop = asyncio.new_event_loop()
     ended: asyncio.Future[ProcessEnd] = loop.create_future()
     ended.set_result(ProcessEnd(code))
@@ -127,14 +127,14 @@ def test_nothing_follows_from_an_end_that_was_asked_for_or_that_comes_after_the_
 def test_which_ends_of_an_essential_process_end_its_attempt(
     code: int | None, has_finished: bool, end_reason: str, is_end: bool
 ) -> None:
-    process = ended_process("trainer", code, end=EndMeans.ENDS_ATTEMPT)
+    process = ended_process("trainer", code, on_exit=OnExit.END_ATTEMPT)
     process.has_finished, process.end_reason = has_finished, end_reason
     assert ends_attempt(process) is is_end
     assert decide(RestartPolicy(), process).action is (Action.END_ATTEMPT if is_end else Action.NOTHING)
 
 
 def test_a_rank_that_crashes_after_it_has_reported_that_its_work_is_done_ends_nothing() -> None:
-    process = ended_process("trainer", -11, end=EndMeans.ENDS_ATTEMPT)
+    process = ended_process("trainer", -11, on_exit=OnExit.END_ATTEMPT)
     assert ends_attempt(process)
     process.has_finished = True
     assert not ends_attempt(process)
@@ -151,7 +151,7 @@ def test_failed_starts_of_an_earlier_attempt_do_not_count() -> None:
 def test_a_process_that_hangs_is_terminated_if_it_can_be_replaced() -> None:
     policy = RestartPolicy()
     assert policy.after_hang(ended_process()) is Action.TERMINATE
-    assert policy.after_hang(ended_process(end=EndMeans.ENDS_ATTEMPT)) is Action.END_ATTEMPT
+    assert policy.after_hang(ended_process(on_exit=OnExit.END_ATTEMPT)) is Action.END_ATTEMPT
 
 
 def test_each_lost_attempt_is_reported_with_its_count() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from areal_core import background
 from areal_core.errors import LostError, RunError
-from areal_core.interfaces.launcher import EndMeans, Node, ProcessEnd, ProcessGroup
+from areal_core.interfaces.launcher import Node, OnExit, ProcessEnd, ProcessGroup
 from areal_core.runtime import members, restart_policy
 from areal_core.runtime.folder import RunFolder
 from areal_core.runtime.supervisor import Supervisor
@@ -85,7 +85,7 @@ async def supervisor_of(launcher: StubLauncher, folder: Path, messages: list[str
 
 
 def replaceable(name: str, role: str) -> ProcessGroup:
-    return ProcessGroup(name, role, ["-"], end=EndMeans.REPLACED)
+    return ProcessGroup(name, role, ["-"], on_exit=OnExit.RESTART)
 
 
 def test_a_worker_that_never_comes_up_is_restarted_twice_and_then_ends_the_run(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
+from areal_core.engines import ModelReference, WeightUpdate
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_core.testing.conformance.models import FIRST_FORCED
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine

@@ -9,8 +9,8 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
+from areal_core.engines import ModelReference
 from areal_core.inference.errors import RequestRefusedError
-from areal_core.interfaces import ModelReference
 from areal_core.training.collectives import open_store
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine

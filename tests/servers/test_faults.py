@@ -13,11 +13,12 @@ import pytest
 from safetensors.torch import load_file
 
 from areal_core.config.sections import WeightSyncSection
+from areal_core.engines import ModelReference, WeightUpdate
 from areal_core.errors import RunError
-from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
 from areal_core.messages.servers import ServerJoins, ServerLeaves
 from areal_core.rollout.service import RolloutService
 from areal_core.runtime.rpc import Failed
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_core.testing.conformance.models import make_model
 from areal_core.training.broadcast import Broadcast
 from areal_core.training.weight_sync import WeightFolder, WeightSync
@@ -35,7 +36,7 @@ def test_killed_while_it_generates(place, load, wait_until):
         fleet, member = place.fleet, place.member(0)
         async with load(fleet) as requests:
             await requests.more()
-            fleet.take_metrics()
+            fleet.pop_metrics()
             place.signal(0, signal.SIGKILL)
             await wait_until(lambda: str(member.state) == "lost", "the loss is noticed")
             await fleet.update_weights(place.next_update())
@@ -45,7 +46,7 @@ def test_killed_while_it_generates(place, load, wait_until):
             await wait_until(lambda: member.requests, "it is given requests again")
             await requests.more()
         requests.check(place.log_files)
-        metrics = fleet.take_metrics()
+        metrics = fleet.pop_metrics()
         assert metrics["servers/continued"] >= 1
         assert metrics["servers/failed"] >= 1
 
@@ -270,7 +271,7 @@ def test_servers_join_and_leave(place, load, wait_until, tmp_path):
                 await wait_until(lambda late=late: str(late.state) == "ready", "it joined")
                 assert late.version == 1
                 await requests.more()
-                fleet.take_metrics()
+                fleet.pop_metrics()
                 await wait_until(lambda late=late: late.requests, "it is given requests")
                 await asyncio.sleep(0.3)  # mostly some are half done by now; if not, the next round may be luckier
                 await fleet.answer(leaves)
@@ -278,7 +279,7 @@ def test_servers_join_and_leave(place, load, wait_until, tmp_path):
                 assert late.requests == 0
                 await requests.more(24)
                 # What was not over after drain_timeout_s went on elsewhere.
-                continued += fleet.take_metrics().get("servers/continued", 0)
+                continued += fleet.pop_metrics().get("servers/continued", 0)
                 rounds += 1
         requests.check(place.log_files)
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from areal_core.interfaces import ModelReference, WeightUpdate
+from areal_core.engines import ModelReference, WeightUpdate
 from areal_core.messages.servers import ServerJoins
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
@@ -41,7 +41,7 @@ def test_loading_takes_four_weight_sync_intervals(place, load, proxied, wait_unt
                     proxy.loading_s = 0.0
                     await wait_until(lambda: late.requests, "it is given requests")
                     await requests.more()
-                assert fleet.take_metrics()["servers/version_skew"] == 0
+                assert fleet.pop_metrics()["servers/version_skew"] == 0
             finally:
                 await fleet.close()
         requests.check(place.log_files)

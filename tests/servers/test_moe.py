@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
-from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings
+from areal_core.engines import ModelReference, OptimizerSettings
+from areal_core.sdk import ACTOR
 from areal_core.testing.conformance import InferenceEngineSuite, weight_updates
 from areal_core.testing.conformance.engine_session import PROMPTS, check_logprobs, request
 from areal_core.testing.conformance.models import CONTEXT, VOCABULARY

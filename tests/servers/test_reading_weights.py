@@ -9,16 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from areal_core.engines import ModelReference, SharedMemory, SharedTensor, TensorDescription, WeightUpdate
 from areal_core.errors import RunError
-from areal_core.interfaces import (
-    GenerationRequest,
-    ModelReference,
-    SamplingParameters,
-    SharedMemory,
-    SharedTensor,
-    TensorDescription,
-    WeightUpdate,
-)
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
+from areal_core.engines import ModelReference, WeightUpdate
 from areal_core.errors import RunError
-from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 

@@ -14,7 +14,7 @@ from areal_core.algorithms.loss_aggregation import token_mean
 from areal_core.algorithms.settings import PolicyGradientSettings
 from areal_core.data import Metric, group_mean
 from areal_core.errors import RunError
-from areal_core.interfaces import LossResult
+from areal_core.sdk import LossResult
 from areal_core.testing.conformance import (
     AdvantageSuite,
     AlgorithmSuite,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from areal_core.data import Metric, group_mean
-from areal_core.interfaces import ACTOR, REFERENCE, ForwardPass, LossResult, LossSpec
+from areal_core.sdk import ACTOR, REFERENCE, ForwardPass, LossResult, LossSpec
 from areal_core.testing.conformance import AuxiliaryLossSuite, BatchTransformSuite
 
 # Correct ones, written here in the plainest way.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from areal_core.data import Metric
-from areal_core.interfaces import CRITIC, REFERENCE, ForwardPass, LossSpec
 from areal_core.interfaces.algorithm import LossResult
+from areal_core.sdk import CRITIC, REFERENCE, ForwardPass, LossSpec
 from areal_core.testing.conformance import (
     AdvantageSuite,
     AuxiliaryLossSuite,

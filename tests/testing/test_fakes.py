@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters
+from areal_core.engines import ModelReference
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_core.testing.fakes import FakeEngine
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def test_the_engines_client_generates_within_slots_of_the_engine_that_gives_them
         def note(has_slot: bool) -> None:
             events.append((number, "begins" if has_slot else "waits"))
 
-        return GenerationRequest(str(number), [1], sampling, seed=number, on_slot=note)
+        return GenerationRequest(str(number), [1], sampling, seed=number, on_slot_change=note)
 
     async def run() -> None:
         owner = FakeEngine(places=1, delay_s=0.001)

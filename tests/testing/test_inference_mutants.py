@@ -240,20 +240,20 @@ class OneRequestForgotten(NaiveEngine):
 
 class TellsOfPlacesAtOnce(NaiveEngine):
     async def generate(self, request):
-        request.on_slot(False)
-        request.on_slot(True)
-        return await super().generate(replace(request, on_slot=lambda has_slot: None))
+        request.on_slot_change(False)
+        request.on_slot_change(True)
+        return await super().generate(replace(request, on_slot_change=lambda has_slot: None))
 
 
 class TellsOfPlacesTwice(NaiveEngine):
     def _generator(self, request):
-        request.on_slot(True)
+        request.on_slot_change(True)
         return super()._generator(request)
 
 
 class TellsOfNoPlace(NaiveEngine):
     async def generate(self, request):
-        return await super().generate(replace(request, on_slot=lambda has_slot: None))
+        return await super().generate(replace(request, on_slot_change=lambda has_slot: None))
 
 
 class TellsOfPlacesAgainAfterAnUpdate(NaiveEngine):
@@ -269,7 +269,7 @@ class TellsOfPlacesAgainAfterAnUpdate(NaiveEngine):
     async def update_weights(self, update):
         await super().update_weights(update)
         for request in self._asked:
-            request.on_slot(True)
+            request.on_slot_change(True)
 
 
 class BroadcastEngine(NaiveEngine):

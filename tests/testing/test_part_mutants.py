@@ -11,7 +11,7 @@ import torch
 
 from areal_core.algorithms.loss_aggregation import token_mean
 from areal_core.data import FinishReason, Generation, Trajectory
-from areal_core.interfaces import EMA, REFERENCE, ForwardPass, Role
+from areal_core.sdk import EMA, REFERENCE, ForwardPass, Role
 from areal_core.testing.conformance import ExampleTokenizerSuite, LossAggregationSuite, RegularizerSuite
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from areal_core.data import Metric, PackedBatch, combine
-from areal_core.interfaces import ACTOR, LossResult, LossSpec
-from areal_core.interfaces import REFERENCE as REFERENCE_ROLE
+from areal_core.sdk import ACTOR, LossResult, LossSpec
+from areal_core.sdk import REFERENCE as REFERENCE_ROLE
 from areal_core.testing.conformance import TrainEngineSuite
 from areal_fsdp.attention.hugging_face import Layout
 from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint

@@ -11,7 +11,7 @@ import torch
 
 from areal_core.config.sections import CheckpointSection, TrainingSection
 from areal_core.data import Metric, PackedBatch, Trajectory
-from areal_core.interfaces import ACTOR, LossResult, LossSpec, Role
+from areal_core.sdk import ACTOR, LossResult, LossSpec, Role
 from areal_core.training.learner import Learner
 from areal_core.training.loop import Trainer
 from areal_core.training.metrics_logger import MetricsLogger

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from areal_core.engines import TransferFailedError
 from areal_core.errors import RunError
-from areal_core.interfaces import TransferFailedError
 from areal_core.interfaces.inference import BroadcastGroup
 from areal_core.messages.rollouts import FormGroup
 from areal_core.training.broadcast import Broadcast

@@ -13,8 +13,8 @@ import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from areal_core.config.sections import WeightSyncSection
+from areal_core.engines import TransferFailedError
 from areal_core.errors import RunError
-from areal_core.interfaces import TransferFailedError
 from areal_core.interfaces.inference import SharedMemory, TensorDescription
 from areal_core.messages.rollouts import Readers, ReadTensors, Synced, SyncWeights
 from areal_core.training import ipc

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from areal_core.errors import RunError
-from areal_core.interfaces import CRITIC, EMA, Role
+from areal_core.sdk import CRITIC, EMA, Role
 from areal_core.training.checkpoint import restore_checkpoint
 from tests.training.loop_parts import Parts, config, metrics, train
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import LossSpec
+    from areal_core.sdk import LossSpec
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 

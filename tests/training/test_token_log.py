@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load, save
 
 from areal_core.data import PackedBatch, Ragged
-from areal_core.interfaces import LossResult, LossSpec
+from areal_core.sdk import LossResult, LossSpec
 from areal_core.training import token_log
 from areal_core.training.token_log import ROW, TokenLog
 

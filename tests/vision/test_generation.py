@@ -11,7 +11,8 @@ from transformers import AutoModelForImageTextToText, Qwen3_5Config
 from vision_rank_program import make_engine
 
 from areal_core.data import PackedBatch, TrajectoryBuilder, shift_to_predictions
-from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
+from areal_core.engines import ModelReference, WeightUpdate
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_hf.config import HFConfig
 from areal_hf.engine import HFEngine
 from areal_vision.images import ImageReader

@@ -15,7 +15,8 @@ from families import FAMILIES, SIDES, make_family
 from vision_rank_program import IMAGE, make_engine
 
 from areal_core.data import PackedBatch, TrajectoryBuilder, shift_to_predictions
-from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
+from areal_core.engines import ModelReference, WeightUpdate
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 from areal_vision.images import ImageReader

@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 
 from areal_core.data import FinishReason, Generation, PackedBatch, TrajectoryBuilder, shift_to_predictions
+from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, LossResult, LossSpec, ModelReference, OptimizerSettings
+from areal_core.sdk import ACTOR, LossResult, LossSpec
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_vision.images import ImageReader

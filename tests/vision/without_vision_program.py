@@ -2,7 +2,8 @@
 
 import sys
 
-from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings
+from areal_core.engines import ModelReference, OptimizerSettings
+from areal_core.sdk import ACTOR
 from areal_core.testing.conformance.training_session import OUTPUTS, make_training_batch, policy_loss, train
 from areal_deepspeed import config  # noqa: F401 - imports what it needs
 from areal_fsdp.config import FSDPConfig

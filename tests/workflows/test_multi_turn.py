@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from areal_core.data import FinishReason, Generation
-from areal_core.interfaces import RowError
+from areal_core.sdk import RowError
 from areal_core.testing.fakes import FakeTokenizer
 from areal_core.workflows.multi_turn import MultiTurn
 from areal_core.workflows.settings import MultiTurnSettings

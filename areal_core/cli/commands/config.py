@@ -39,11 +39,11 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _show(request: Request) -> int:
-    from areal_core.config.yaml_text import dump, parse
+    from areal_core.config.yaml_text import dump, parse_yaml
 
     resolved = _resolve(request)
     lines = dump(resolved.to_tree(), width=1_000_000).splitlines()
-    places = parse("\n".join(lines), "config").lines
+    places = parse_yaml("\n".join(lines), "config").lines
     for path, line in places.items():
         origin = resolved.origins.get(".".join(str(part) for part in path))
         if origin and lines[line - 1].count('"') % 2 == 0 and lines[line - 1].count("'") % 2 == 0:

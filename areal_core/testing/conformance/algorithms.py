@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import Algorithm, LossSpec
+    from areal_core.interfaces.algorithm import Algorithm, LossSpec
 
 OUTPUTS = re.compile(r"logprobs|entropy|values|hidden|divergence:[\w-]+:\d[\d.e-]*")
 """What engines compute, and this suite makes up."""

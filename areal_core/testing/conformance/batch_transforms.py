@@ -9,7 +9,8 @@ from safetensors.torch import load, save
 
 from areal_core.config.sections import TrainingSection
 from areal_core.data import Metric
-from areal_core.interfaces import ACTOR, CRITIC, LossSpec
+from areal_core.interfaces.algorithm import LossSpec
+from areal_core.interfaces.model import ACTOR, CRITIC
 from areal_core.testing.conformance.algorithms import (
     OUTPUTS,
     check_splits,

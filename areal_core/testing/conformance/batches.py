@@ -15,13 +15,14 @@ from areal_core.algorithms.passes import run_passes
 from areal_core.config.sections import TrainingSection
 from areal_core.data import FinishReason, PackedBatch, Trajectory, shift_to_predictions
 from areal_core.data.trajectory import Generation
-from areal_core.interfaces import ACTOR, ForwardPass, PolicyTerms
+from areal_core.interfaces.algorithm import ForwardPass, PolicyTerms
+from areal_core.interfaces.model import ACTOR
 from areal_core.training.context import BatchContext
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from areal_core.interfaces import Role
+    from areal_core.interfaces.model import Role
 
 ACTOR_SAYS, REFERENCE_SAYS, VALUES_SAY = "made_up/actor", "made_up/reference", "made_up/values"
 """Columns out of which the models of a test answer, by names that no component reads: a component finds what a model

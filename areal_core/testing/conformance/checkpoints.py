@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from areal_core.errors import RunError
-from areal_core.interfaces import CRITIC, REFERENCE, SnapshotEngine
+from areal_core.interfaces.model import CRITIC, REFERENCE
+from areal_core.interfaces.training import SnapshotEngine
 from areal_core.testing.conformance.models import load_reference, make_model, reference_outputs
 from areal_core.testing.conformance.training_session import (
     OUTPUTS,
@@ -29,7 +30,9 @@ from areal_core.testing.conformance.training_session import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from areal_core.interfaces import Loss, Role, TrainEngine
+    from areal_core.interfaces.algorithm import Loss
+    from areal_core.interfaces.model import Role
+    from areal_core.interfaces.training import TrainEngine
 
 
 class CheckpointsAndRoles(TrainingSession):

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from areal_core.config import Selection
-    from areal_core.interfaces import ForwardPass, Role
+    from areal_core.interfaces.algorithm import ForwardPass
+    from areal_core.interfaces.model import Role
 
 
 class ComponentSuite:

@@ -1,4 +1,4 @@
-"""Engines that compute how far two roles' distributions are apart: `areal_core.interfaces.ComparingEngine` as tests."""
+"""Engines that compute how far two roles' distributions are apart: `areal_core.engines.ComparingEngine` as tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from areal_core.interfaces import REFERENCE, ComparingEngine, LossResult
+from areal_core.interfaces.algorithm import LossResult
+from areal_core.interfaces.model import REFERENCE
+from areal_core.interfaces.training import ComparingEngine
 from areal_core.testing.conformance.models import load_reference, make_model
 from areal_core.testing.conformance.training_session import (
     STILL,

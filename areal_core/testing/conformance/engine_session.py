@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from areal_core.errors import RunError
-from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters
+from areal_core.interfaces.inference import GenerationRequest, SamplingParameters
+from areal_core.interfaces.model import ModelReference
 from areal_core.testing.conformance.models import next_token_logprobs
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.data.trajectory import Generation
-    from areal_core.interfaces import InferenceEngine, UpdateMode
+    from areal_core.interfaces.inference import InferenceEngine, UpdateMode
 
 PROMPTS = ([5, 17, 33, 8], [5, 17, 33, 8, 40, 41, 42, 43, 44], [60], [12, 7] * 11)
 """Of unequal lengths; the first two share a prefix."""

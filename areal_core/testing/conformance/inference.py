@@ -1,4 +1,4 @@
-"""What every inference engine must do: `areal_core.interfaces.InferenceEngine` as tests."""
+"""What every inference engine must do: `areal_core.servers.InferenceEngine` as tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 
 from areal_core.data import FinishReason
 from areal_core.errors import RunError
-from areal_core.interfaces import ModelReference, SamplingParameters
+from areal_core.interfaces.inference import SamplingParameters
+from areal_core.interfaces.model import ModelReference
 from areal_core.testing.conformance.engine_session import PROMPTS, check_logprobs, request
 from areal_core.testing.conformance.models import CONTEXT, VOCABULARY, make_model, next_token_logprobs
 from areal_core.testing.conformance.weight_updates import WeightUpdates
@@ -218,18 +219,20 @@ class InferenceEngineSuite(WeightUpdates):
                     calls: list[bool] = []
                     told.append(calls)
 
-                    def on_slot(has_slot: bool) -> None:
+                    def on_slot_change(has_slot: bool) -> None:
                         calls.append(has_slot)
                         if has_slot and seed >= 2:
                             had_ended.append(asyncio.ensure_future(has_one_ended()))
 
-                    asked = replace(request(PROMPTS[0], seed, most=most), on_slot=on_slot)
+                    asked = replace(request(PROMPTS[0], seed, most=most), on_slot_change=on_slot_change)
                     return asyncio.ensure_future(engine.generate(asked))
 
                 long += [ask(seed, self.tokens_in_flight) for seed in range(2)]
                 waiting = [ask(seed, 3) for seed in range(2, 6)]
                 await self.within(asyncio.gather(*long, *waiting), "requests that wait for a place")
-                assert told == [[False, True]] * 6, f"on_slot was called with {told} instead of False, then True, each"
+                assert told == [[False, True]] * 6, (
+                    f"on_slot_change was called with {told} instead of False, then True, each"
+                )
                 assert all(await asyncio.gather(*had_ended)), "a request was told of a place while others had them all"
 
         asyncio.run(check())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from areal_core.errors import LostError, RunError
-from areal_core.interfaces.launcher import EndMeans, ProcessGroup
+from areal_core.interfaces.launcher import OnExit, ProcessGroup
 from areal_core.runtime.attempts import claim, release
 from areal_core.runtime.environment import TOKEN_VARIABLE
 from areal_core.runtime.folder import RunFolder
@@ -91,7 +91,7 @@ class LauncherSuite(ComponentSuite):
         """By itself, and the others stay."""
 
         async def body(session: Session) -> None:
-            groups = [member_group("stays"), member_group("goes", end=EndMeans.REPLACED)]
+            groups = [member_group("stays"), member_group("goes", on_exit=OnExit.RESTART)]
             await session.driver.start(groups)
             first, stays = await session.told("goes"), await session.told("stays")
             (session.folder / "goes.json").unlink()

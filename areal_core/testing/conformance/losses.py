@@ -12,7 +12,7 @@ from areal_core.testing.conformance.comparisons import same
 from areal_core.testing.conformance.components import ComponentSuite
 
 if TYPE_CHECKING:
-    from areal_core.interfaces import PolicyTerms
+    from areal_core.interfaces.algorithm import PolicyTerms
 
 SPLITS = ([[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]], [[11, 3], [0, 7, 5, 1], [2, 4, 6, 8, 9, 10]])
 

@@ -16,11 +16,12 @@ import torch
 from areal_core.data import FinishReason
 from areal_core.data.trajectory import Generation
 from areal_core.errors import RunError
-from areal_core.interfaces import InferenceCapabilities, SamplingParameters
+from areal_core.interfaces.inference import InferenceCapabilities, SamplingParameters
 from areal_core.testing.conformance.served import Served
 
 if TYPE_CHECKING:
-    from areal_core.interfaces import GenerationRequest, ModelReference, WeightUpdate
+    from areal_core.interfaces.inference import GenerationRequest, WeightUpdate
+    from areal_core.interfaces.model import ModelReference
 
 _SERVED = {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy"}
 
@@ -79,9 +80,9 @@ class NaiveEngine(Served):
         logprobs: list[float] = []
         versions: list[int] = []
         finish_reason = FinishReason.LENGTH
-        request.on_slot(False)
+        request.on_slot_change(False)
         async with self._slots:
-            request.on_slot(True)
+            request.on_slot_change(True)
             generator = self._generator(request)
             while len(ids) < request.sampling.max_new_tokens and finish_reason is FinishReason.LENGTH:
                 await asyncio.sleep(0)

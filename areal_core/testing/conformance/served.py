@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING, Any
 from areal_core.background import start_task
 from areal_core.data import FinishReason, Generation
 from areal_core.errors import RunError
-from areal_core.interfaces import (
+from areal_core.interfaces.inference import (
     GenerationRequest,
     Grant,
     InferenceCapabilities,
     InferenceEngine,
     SamplingParameters,
     ServerLostError,
-    SlotLease,
     SlotRequest,
 )
+from areal_core.interfaces.slots import SlotLease
 from areal_core.runtime.rpc import Failed, Message, Peer, PeerClosed, connect, private_folder, serve
 
 if TYPE_CHECKING:
-    from areal_core.interfaces import LeaseHolder, ModelReference, Slots
+    from areal_core.interfaces.inference import LeaseHolder, Slots
+    from areal_core.interfaces.model import ModelReference
 
 CONNECT_S = 60.0
 
@@ -103,7 +104,7 @@ class ServedClient:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `InferenceClient.generate`."""
-        async with SlotLease(self._slots, SlotRequest(), request.on_slot) as grant:
+        async with SlotLease(self._slots, SlotRequest(), request.on_slot_change) as grant:
             if self._opening is None:
                 self._opening = start_task(connect(grant.address, CONNECT_S, "worker"), "connecting to the engine")
             peer = await asyncio.shield(self._opening)

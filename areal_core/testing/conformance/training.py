@@ -1,4 +1,4 @@
-"""What every training engine must do: `areal_core.interfaces.TrainEngine` as tests."""
+"""What every training engine must do: `areal_core.engines.TrainEngine` as tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, CRITIC, EMA, LossResult, LossSpec, Role
+from areal_core.interfaces.algorithm import LossResult, LossSpec
+from areal_core.interfaces.model import ACTOR, CRITIC, EMA, Role
 from areal_core.testing.conformance.checkpoints import CheckpointsAndRoles
 from areal_core.testing.conformance.divergence import Divergences
 from areal_core.testing.conformance.models import load_reference, make_model, reference_outputs

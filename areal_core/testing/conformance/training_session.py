@@ -9,16 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from areal_core.data import Metric
-from areal_core.interfaces import (
-    ACTOR,
-    CRITIC,
-    REFERENCE,
-    LossResult,
-    LossSpec,
-    ModelReference,
-    OptimizerSettings,
-    Role,
-)
+from areal_core.interfaces.algorithm import LossResult, LossSpec
+from areal_core.interfaces.model import ACTOR, CRITIC, REFERENCE, ModelReference, Role
+from areal_core.interfaces.training import OptimizerSettings
 from areal_core.testing.conformance.batches import VALUES_SAY, make_batch
 
 if TYPE_CHECKING:
@@ -26,7 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import Loss, TrainEngine
+    from areal_core.interfaces.algorithm import Loss
+    from areal_core.interfaces.training import TrainEngine
 
 OUTPUTS = ("logprobs", "entropy")
 REWARD_MODEL = Role("reward", head="scalar")

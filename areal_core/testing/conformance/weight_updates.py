@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from areal_core.errors import RunError
-from areal_core.interfaces import TensorDescription, WeightUpdate
+from areal_core.interfaces.inference import TensorDescription, WeightUpdate
 from areal_core.testing.conformance.engine_session import (
     PROMPTS,
     EngineSession,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.data.trajectory import Generation
-    from areal_core.interfaces import GenerationRequest, InferenceEngine
+    from areal_core.interfaces.inference import GenerationRequest, InferenceEngine
 
 BROADCAST_TIMEOUT = timedelta(seconds=120)
 UPDATES = 6
@@ -178,10 +178,12 @@ class WeightUpdates(EngineSession):
                     return
                 places: list[bool] = []
                 one = request(PROMPTS[number % len(PROMPTS)], 100 * number + turn, most=self.tokens_in_flight)
-                told = replace(one, on_slot=places.append)
+                told = replace(one, on_slot_change=places.append)
                 found = await self.within(engine.generate(told), "a request that an update met")
                 wanted = [False, True] * max(1, len(places) // 2)
-                assert places == wanted, f"on_slot was called with {places}: a place is lost before it is had again"
+                assert places == wanted, (
+                    f"on_slot_change was called with {places}: a place is lost before it is had again"
+                )
                 check_form(found)
                 assert len(found.output_ids) == self.tokens_in_flight, "an update cut a request short"
                 assert found.versions == sorted(found.versions), "versions run backwards inside one request"

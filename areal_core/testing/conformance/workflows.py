@@ -13,7 +13,7 @@ import pytest
 
 from areal_core.data import Episode, FinishReason, PackedBatch, Trajectory
 from areal_core.data.trajectory import Generation
-from areal_core.interfaces import RewardScore, WorkflowContext
+from areal_core.interfaces.workflow import RewardScore, WorkflowContext
 from areal_core.rewards.scoring import RewardError
 from areal_core.testing.conformance.components import ComponentSuite
 from areal_core.testing.conformance.templates import TemplateTokenizer

@@ -13,18 +13,9 @@ import torch
 import torch.distributed as dist
 
 from areal_core.data import Metric, PackedBatch, Ragged, shift_to_predictions
+from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.errors import RunError
-from areal_core.interfaces import (
-    ACTOR,
-    CRITIC,
-    EMA,
-    REFERENCE,
-    LossResult,
-    LossSpec,
-    ModelReference,
-    OptimizerSettings,
-    Role,
-)
+from areal_core.sdk import ACTOR, CRITIC, EMA, REFERENCE, LossResult, LossSpec, Role
 from areal_core.testing.conformance import numbers_of
 from areal_deepspeed.config import DeepSpeedConfig
 from areal_deepspeed.engine import DeepSpeedEngine

@@ -10,8 +10,9 @@ if importlib.util.find_spec("deepspeed") is None:
 
 import torch
 
+from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, CRITIC, EMA, REFERENCE, ModelReference, OptimizerSettings, Role
+from areal_core.sdk import ACTOR, CRITIC, EMA, REFERENCE, Role
 from areal_deepspeed.config import DeepSpeedConfig
 from areal_deepspeed.engine import DeepSpeedEngine
 
@@ -66,7 +67,7 @@ def test_a_scheduler_of_the_json_drives_the_rate(stage, start, program, tmp_path
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_updates_that_change_nothing_count_in_the_schedule(stage, start, program):
-    from areal_core.interfaces import LossResult
+    from areal_core.sdk import LossResult
 
     engine, batch = start(STAGES[stage], warmup_steps=4), program.make_batch()
     nothing = batch.with_tokens(loss_weights=torch.zeros_like(batch["loss_weights"]))
@@ -95,7 +96,7 @@ def test_bfloat16_learns_with_float32_masters(stage, start, program, tmp_path):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_bfloat16_skips_what_is_not_finite(stage, start, program):
-    from areal_core.interfaces import LossResult
+    from areal_core.sdk import LossResult
 
     batch, config = program.make_batch(), STAGES[stage]
     engine = start(config, dtype="bfloat16")
@@ -144,7 +145,7 @@ def test_layers_are_computed_again_with_the_same_gradient(stage, start, program)
 
 
 def test_it_says_what_updates_took(start, program):
-    from areal_core.interfaces import MeasuringEngine
+    from areal_core.engines import MeasuringEngine
 
     engine, batch = start(STAGES[2]), program.make_batch()
     assert isinstance(engine, MeasuringEngine)

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from areal_core.config.sections import SamplingSection
-from areal_core.interfaces import Endpoint
+from areal_core.sdk import Endpoint
 from areal_core.workflows.settings import SingleTurnSettings
 from areal_core.workflows.single_turn import SingleTurn
 from areal_evaluation.endpoint import way_of_playing

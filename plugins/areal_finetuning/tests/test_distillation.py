@@ -7,7 +7,7 @@ import torch
 
 from areal_core.config.sections import TrainingSection
 from areal_core.data import PackedBatch, Ragged
-from areal_core.interfaces import PolicyTerms
+from areal_core.sdk import PolicyTerms
 from areal_core.training.context import BatchContext
 from areal_finetuning.config import GKDSettings
 from areal_finetuning.distillation import GeneralizedDistillation, distillation, teacher_kl

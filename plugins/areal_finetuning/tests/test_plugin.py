@@ -6,9 +6,10 @@ import pytest
 
 from areal_core.config import resolve
 from areal_core.config.needs import roles_of
+from areal_core.engines import ModelReference
 from areal_core.errors import ConfigError
-from areal_core.interfaces import ACTOR, CRITIC, ModelReference
 from areal_core.runs.trainer import build_engines
+from areal_core.sdk import ACTOR, CRITIC
 from areal_core.testing.conformance import PluginSuite
 
 PARTS = """

@@ -8,7 +8,7 @@ from areal_core.config.needs import roles_of
 from areal_core.config.place import Place
 from areal_core.config.sections import TrainingSection
 from areal_core.data import PackedBatch, shift_to_predictions
-from areal_core.interfaces import ModelReference, OptimizerSettings
+from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.plugins import KINDS, PluginManager
 from areal_core.testing.conformance import make_model, numbers_of
 from areal_core.training.context import BatchContext

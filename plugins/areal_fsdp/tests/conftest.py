@@ -18,7 +18,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings
+from areal_core.engines import ModelReference, OptimizerSettings
+from areal_core.sdk import ACTOR
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 

@@ -20,8 +20,9 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, ModelReference, OptimizerSettings
+from areal_core.sdk import ACTOR, CRITIC, REFERENCE
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_fsdp.parallel import loading

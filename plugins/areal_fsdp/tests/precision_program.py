@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from rank_program import gradients_of, make_batch, parameters_of, train
 
-from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings
+from areal_core.engines import ModelReference, OptimizerSettings
+from areal_core.sdk import ACTOR
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from areal_core.data import Metric, PackedBatch, Ragged, shift_to_predictions
-from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, LossResult, LossSpec, ModelReference, OptimizerSettings
+from areal_core.engines import ModelReference, OptimizerSettings
+from areal_core.sdk import ACTOR, CRITIC, REFERENCE, LossResult, LossSpec
 from areal_core.testing.conformance import numbers_of
 from areal_core.testing.conformance.training_session import check_description
 from areal_fsdp.config import FSDPConfig

@@ -6,8 +6,9 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from areal_core.engines import AdapterEngine, ModelReference
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, AdapterEngine, LossResult, ModelReference
+from areal_core.sdk import ACTOR, CRITIC, REFERENCE, LossResult
 from areal_core.testing.conformance.models import reference_outputs
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.models import logprobs

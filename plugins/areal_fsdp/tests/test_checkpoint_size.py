@@ -5,7 +5,8 @@ import json
 import pytest
 
 from areal_core.disk import read_shapes
-from areal_core.interfaces import ACTOR, EMA, REFERENCE, Role, StoredModel
+from areal_core.engines import StoredModel
+from areal_core.sdk import ACTOR, EMA, REFERENCE, Role
 from areal_fsdp.config import FSDPConfig
 
 AVERAGE = Role("average", ema=EMA("actor", 0.9))

@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 
 from areal_core.data import Metric
 from areal_core.errors import RunError
-from areal_core.interfaces import CRITIC, REFERENCE, LossResult
+from areal_core.sdk import CRITIC, REFERENCE, LossResult
 from areal_fsdp import masters
 from areal_fsdp.engine import FSDPEngine
 from areal_fsdp.models import compiling, logprobs

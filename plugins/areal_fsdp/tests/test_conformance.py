@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, CRITIC, EMA, Role
+from areal_core.sdk import ACTOR, CRITIC, EMA, Role
 from areal_core.testing.conformance import TrainEngineSuite, checkpoints, divergence, models, training
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine

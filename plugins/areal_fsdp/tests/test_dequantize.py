@@ -2,17 +2,19 @@
 
 import json
 import re
+from argparse import ArgumentParser
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, Mxfp4Config
 
+from areal_core.cli.commands import dequantize
 from areal_core.disk import read_shapes
+from areal_core.engines import ModelReference
 from areal_core.errors import RunError, UsageError
-from areal_core.interfaces import ACTOR, REFERENCE, ModelReference
 from areal_core.models.quantization import plain_shapes
-from areal_fsdp.dequantize import main
+from areal_core.sdk import ACTOR, REFERENCE
 from areal_fsdp.models.model import load_model
 
 SIZES = {
@@ -25,6 +27,13 @@ SIZES = {
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 """The numbers of MXFP4 by their code (OCP Microscaling Formats 1.0, section 5.3.3)."""
 BLOCK = 128
+
+
+def main(words):
+    """Run the command."""
+    parser = ArgumentParser()
+    dequantize.add_arguments(parser)
+    return dequantize.execute(parser.parse_args(words))
 
 
 def in_fp8(weight):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from areal_core.interfaces import LossResult
+from areal_core.sdk import LossResult
 from areal_fsdp.attention import kernels
 from areal_fsdp.attention.kernels import choose_kernel
 from areal_fsdp.engine import FSDPEngine

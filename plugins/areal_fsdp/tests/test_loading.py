@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
-from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, ModelReference
+from areal_core.engines import ModelReference
+from areal_core.sdk import ACTOR, CRITIC, REFERENCE
 from areal_fsdp.models.model import load_model
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, CRITIC, REFERENCE
+from areal_core.sdk import ACTOR, CRITIC, REFERENCE
 from areal_fsdp.attention.hugging_face import PACKED, Layout, register_packed_attention
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.models import compiling

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from areal_core.interfaces import LossResult
+from areal_core.sdk import LossResult
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_fsdp.models import compiling

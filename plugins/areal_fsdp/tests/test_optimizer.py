@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from areal_core.interfaces import LossResult
+from areal_core.sdk import LossResult
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.models.schedule import learning_rate_at
 from areal_fsdp.optimizer import make_optimizer, step

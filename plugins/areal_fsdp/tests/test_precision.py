@@ -19,8 +19,9 @@ from transformers import (
     Mistral3Config,
 )
 
-from areal_core.interfaces import ACTOR, REFERENCE, ModelReference
-from areal_core.models.images import loader_of
+from areal_core.engines import ModelReference
+from areal_core.models.images import auto_class_of
+from areal_core.sdk import ACTOR, REFERENCE
 from areal_fsdp.models.model import load_model
 from areal_fsdp.models.precision import kept_in_float32, round_frozen, stored_buffers
 
@@ -103,7 +104,7 @@ def folder_of(tmp_path_factory):
         if kind not in made:
             torch.manual_seed(3)
             config = COMPOSITE if kind == "composite" else CONFIGS[kind]()
-            model = loader_of(config).from_config(config)
+            model = auto_class_of(config).from_config(config)
             with torch.no_grad():
                 for tensor in model.state_dict().values():
                     tensor.mul_(3) if tensor.dim() > 1 else tensor.add_(0.3 * torch.randn_like(tensor))

@@ -58,7 +58,8 @@ def ranks(request, tmp_path_factory, model_folder, adapter_folder, program):
     kind, count, settings = LAYOUTS[request.param]
     adapter = {"from_folder": str(adapter_folder(kind))} if "adapter" in settings else None
     settings = {**settings, "adapter": adapter}
-    from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings
+    from areal_core.engines import ModelReference, OptimizerSettings
+    from areal_core.sdk import ACTOR
     from areal_fsdp.config import FSDPConfig
     from areal_fsdp.engine import FSDPEngine
 
@@ -149,7 +150,7 @@ def test_ranks_go_through_the_same_experts_again_as_one_does(ranks, alone, progr
 
 def test_ranks_compare_as_one_does(ranks, alone, program, batch):
     """The other engine is sharded too, and a rank without a sequence takes part in its collectives."""
-    from areal_core.interfaces import REFERENCE
+    from areal_core.sdk import REFERENCE
 
     engine, other = alone(temperature=0.7), alone(role=REFERENCE, temperature=1.3)
     for key, part in (("compared", batch), ("compared_idle", batch.select([1]))):
@@ -161,7 +162,7 @@ def test_ranks_compare_as_one_does(ranks, alone, program, batch):
 
 def test_a_loss_of_hidden_states_alone(ranks, alone, program, batch):
     """Ranks with nothing to learn go through the same collectives, whichever outputs the loss reads."""
-    from areal_core.interfaces import CRITIC
+    from areal_core.sdk import CRITIC
 
     asked = ["logprobs", "hidden", "topk:3"]
     for part in (batch, batch.select([1])):
@@ -182,7 +183,7 @@ def test_outputs_of_the_whole_batch_on_every_rank(ranks, alone, program, batch):
 
 
 def test_other_roles(ranks, alone, program, batch):
-    from areal_core.interfaces import CRITIC, REFERENCE
+    from areal_core.sdk import CRITIC, REFERENCE
 
     reference = alone(role=REFERENCE, temperature=0.7).forward(batch, program.OUTPUTS)
     critic = alone(role=CRITIC).forward(batch, ["values"])

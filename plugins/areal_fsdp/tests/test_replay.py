@@ -6,9 +6,10 @@ from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 
 from areal_core.data import PackedBatch, Ragged, shift_to_predictions
+from areal_core.engines import ModelReference
 from areal_core.errors import RunError
-from areal_core.interfaces import CRITIC, REFERENCE, ModelReference
 from areal_core.models.experts import MODEL_TYPES, MoEShape
+from areal_core.sdk import CRITIC, REFERENCE
 from areal_fsdp.models import compiling
 
 KINDS = ["qwen3_moe", "mixtral", "olmoe", "qwen2_moe"]

@@ -6,7 +6,7 @@ from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 
 from areal_core.errors import RunError
-from areal_core.interfaces import LossResult
+from areal_core.sdk import LossResult
 from areal_fsdp.models import compiling
 from areal_fsdp.planning.split import Split
 

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, GptOssConfig, GptOssForCausalLM, Phi3Config
 
 from areal_core.errors import RunError
-from areal_core.interfaces import CRITIC, REFERENCE
+from areal_core.sdk import CRITIC, REFERENCE
 from areal_fsdp.models import compiling, probe
 from areal_fsdp.models.probe import Rung, UnfitError, choose_rung
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from areal_core.errors import RunError
-from areal_core.interfaces import EMA, REFERENCE, LossResult, Role
+from areal_core.sdk import EMA, REFERENCE, LossResult, Role
 from areal_fsdp.models.wide import Head, compared_role, is_wide, wide_output
 
 TOKENS, HIDDEN, VOCABULARY = 23, 12, 101

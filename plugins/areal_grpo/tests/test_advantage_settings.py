@@ -4,7 +4,7 @@ import pytest
 
 from areal_core.config.needs import needs_of, roles_of
 from areal_core.errors import ConfigError
-from areal_core.interfaces import ForwardPass
+from areal_core.sdk import ForwardPass
 
 
 def passes(config, updates=1):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from areal_core.config import resolve
-from areal_core.interfaces import FindsModel
+from areal_core.engines import ModelResolver
 from areal_core.testing.conformance import ModelSourceSuite
 from areal_grpo.demonstration.model import make_model
 
@@ -31,7 +31,7 @@ class TestAdditionModel(ModelSourceSuite):
     def test_a_cache_that_was_copied_has_the_model(self, tmp_path: Path) -> None:
         """It is known by what it was made of: neither where the cache lies nor who asks is part of that."""
         source, copied = self.make(), tmp_path / "copied"
-        assert isinstance(source, FindsModel)
+        assert isinstance(source, ModelResolver)
         assert source.find(tmp_path / "cache") is None
         made = source.prepare(tmp_path / "cache")
         shutil.copytree(tmp_path / "cache", copied)

@@ -6,7 +6,7 @@ from areal_core.cli import main
 from areal_core.config import resolve
 from areal_core.config.needs import needs_of, roles_of
 from areal_core.errors import ConfigError
-from areal_core.interfaces import ACTOR, ForwardPass
+from areal_core.sdk import ACTOR, ForwardPass
 from areal_core.testing.conformance import PluginSuite
 from areal_grpo.records import ALGORITHMS
 

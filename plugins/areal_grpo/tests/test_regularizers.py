@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from areal_core.interfaces import PolicyTerms
+from areal_core.sdk import PolicyTerms
 from areal_grpo.loss_settings import ReferenceKLSettings
 from areal_grpo.regularizers import reference_kl
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 import transformers
 
-from areal_core.interfaces import ModelReference, SamplingParameters
+from areal_core.engines import ModelReference
 from areal_core.models.images import set_attention
+from areal_core.servers import SamplingParameters
 from areal_hf.attention import NAME as GROUPED
 from areal_hf.limits import Limits
 from areal_hf.rows import LiveRequest

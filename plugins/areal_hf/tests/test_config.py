@@ -4,14 +4,12 @@ import pytest
 
 from areal_core import gpus as machine
 from areal_core.config import resolve
-from areal_hf import config as settings
 
 
 @pytest.mark.parametrize(("gpus", "device", "is_said"), [(1, "auto", True), (1, "cpu", False), (0, "auto", False)])
 def test_a_machine_with_a_gpu_has_faster_engines(tmp_path, monkeypatch, gpus, device, is_said):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    for module in (machine, settings):
-        monkeypatch.setattr(module, "GPUS", tmp_path)
+    monkeypatch.setattr(machine, "GPUS", tmp_path)
     for number in range(gpus):
         (tmp_path / str(number)).mkdir()
     config = resolve(None, ["grpo"], [f"inference_engine.device={device}"]).config

@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from areal_core.data import FinishReason
+from areal_core.engines import ModelReference, WeightUpdate
 from areal_core.errors import RunError
-from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_hf.config import HFConfig
 from areal_hf.engine import HFEngine
 

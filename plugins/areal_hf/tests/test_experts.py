@@ -6,8 +6,9 @@ import random
 import pytest
 import torch
 
+from areal_core.engines import ModelReference
 from areal_core.errors import RunError
-from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_hf.config import HFConfig
 from areal_hf.engine import HFEngine
 

@@ -10,7 +10,8 @@ import pytest
 
 from areal_core.data import Generation
 from areal_core.data.trajectory import FinishReason
-from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters
+from areal_core.engines import ModelReference
+from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_core.testing.conformance.models import make_model
 from areal_hf.config import HFConfig
 from areal_hf.engine import HFEngine

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.interfaces import AcceptsNodes
+from areal_core.launchers import AcceptsNodes
 from areal_core.testing.conformance import LauncherSuite
 from areal_nodes.agent import NODE_VARIABLE
 from areal_nodes.config import ExternalSettings

@@ -61,7 +61,7 @@ def judged(server, completions, **settings):
         asked = [rewards.score({"prompt": "4+4?", "completion": text, "row": row}) for text in completions]
         try:
             found = await asyncio.gather(*asked, return_exceptions=True)
-            return [score if isinstance(score, Exception) else score.value for score in found], rewards.take_metrics()
+            return [score if isinstance(score, Exception) else score.value for score in found], rewards.pop_metrics()
         finally:
             await judge._asker.close()
             await runner.cleanup()
@@ -178,4 +178,4 @@ def test_settings_that_cannot_be_meant(settings, words):
 def test_it_says_how_many_it_takes_at_once():
     judge = Judge(JudgeSettings(address="http://x", model="judge", max_concurrency=5))
     assert RewardTerm("judge", judge).max_concurrency == 5
-    assert json.dumps(judge.take_metrics()) == "{}"
+    assert json.dumps(judge.pop_metrics()) == "{}"

@@ -281,11 +281,11 @@ def test_time_ends_and_is_counted(reward):
     made = reward(sandbox={"type": "sandboxes/bubblewrap", "time_s": 1.0})
     assert score(made, "while True: pass", ASSERTS) == 0.0
     assert score(made, RIGHT, ASSERTS) == 1.0
-    assert made.take_metrics() == {"completions": 2, "passed": 1, "ended_by_time": 1}
-    assert made.take_metrics() == {}
+    assert made.pop_metrics() == {"completions": 2, "passed": 1, "ended_by_time": 1}
+    assert made.pop_metrics() == {}
     short = reward(total_s=0.5, share=True)
     assert score(short, "import time; time.sleep(60)", PROGRAMS) == 0.0
-    assert short.take_metrics() == {"completions": 1, "passed": 0, "out_of_time": 1}
+    assert short.pop_metrics() == {"completions": 1, "passed": 0, "out_of_time": 1}
 
 
 @pytest.mark.parametrize("tests", [None, "", [], [1], [{"input": "x"}], ["assert True", {"input": "", "output": ""}]])

@@ -9,10 +9,11 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from areal_core.engines import ModelReference, TensorDescription
 from areal_core.inference.adapter import PartialGeneration, WeightGroup
 from areal_core.inference.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_core.interfaces import ModelReference, SamplingParameters, ServerLostError, TensorDescription
 from areal_core.models.experts import MoEShape
+from areal_core.servers import SamplingParameters, ServerLostError
 from areal_sglang import graphs
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig

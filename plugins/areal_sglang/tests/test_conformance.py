@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 import areal_sglang.engine
-from areal_core.interfaces import ModelReference
+from areal_core.engines import ModelReference
 from areal_core.testing.conformance import InferenceEngineSuite
 from areal_core.testing.conformance.models import without_tensor
 from areal_sglang.adapter import SGLangAdapter

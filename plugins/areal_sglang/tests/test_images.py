@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from areal_core.engines import ModelReference
 from areal_core.inference.adapter import PartialGeneration
 from areal_core.inference.errors import ServerRefusedError
-from areal_core.interfaces import ModelReference, SamplingParameters
 from areal_core.models.images import Prompt
+from areal_core.servers import SamplingParameters
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 from areal_sglang.images import collapsed

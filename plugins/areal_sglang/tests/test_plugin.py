@@ -1,9 +1,9 @@
 import pytest
 
 from areal_core.config import resolve
+from areal_core.engines import ModelReference
 from areal_core.errors import ConfigError
 from areal_core.inference.gpu_share import GPUShare
-from areal_core.interfaces import ModelReference
 from areal_core.testing.conformance import PluginSuite
 from areal_sglang.config import SGLangConfig
 

@@ -13,13 +13,10 @@ import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from areal_core.config import resolve
+from areal_core.engines import SharedMemory, SharedTensor, TensorDescription, WeightUpdate
 from areal_core.errors import ConfigError, RunError
-from areal_core.inference.broadcast import BroadcastGroups
-from areal_core.inference.http_client import ServerConnection
-from areal_core.inference.lifecycle import Lifecycle
-from areal_core.inference.pool import ServerPool
-from areal_core.inference.server import InferenceServer, State
-from areal_core.interfaces import SharedMemory, SharedTensor, TensorDescription, WeightUpdate
+from areal_core.inference.server import State
+from areal_core.servers import InferenceServer, ServerConnection, ServerFleet
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 from areal_sglang.reading import Reading, pickled
@@ -73,11 +70,10 @@ class Fleet:
         self._served = [replay(answer) for answer in answers]
         settings = SGLangConfig(memory_saver=True, servers=2, tensor_parallel=2, update_timeout_s=60)
         self.adapter = SGLangAdapter(settings)
-        self.pool = ServerPool(tmp_path / "servers.jsonl")
-        groups = BroadcastGroups(self.adapter, self.pool, 60.0, tmp_path / "group")
-        self.lifecycle = Lifecycle(settings, self.adapter, self.pool, groups)
+        fleet = ServerFleet(settings, self.adapter, tmp_path)
+        self.pool, self.lifecycle = fleet.pool, fleet.lifecycle
         self.lifecycle._shapes = {"weight": (3, 4), "bias": (4,)}
-        self.reading = Reading(self.adapter, self.pool, self.lifecycle, 60.0)
+        self.reading = Reading(self.adapter, fleet)
         self.bodies = []
 
     async def __aenter__(self):

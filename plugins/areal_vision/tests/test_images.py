@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from areal_core.data import FinishReason, Generation
-from areal_core.interfaces import RewardScore, RowError, SamplingParameters, WorkflowContext
 from areal_core.messages.workflows import RunGroup
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
+from areal_core.sdk import RewardScore, RowError, WorkflowContext
+from areal_core.servers import SamplingParameters
 from areal_core.testing.fakes import FakeEngine
 from areal_vision.config import SquaresSettings, VisionTurnSettings
 from areal_vision.files import ImageFile, files_of, open_image, shown_image

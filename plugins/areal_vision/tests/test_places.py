@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from areal_core.errors import RunError
-from areal_core.models.images import as_text
+from areal_core.models.images import without_image_tokens
 from areal_vision.places import VisionTokens
 
 IMAGE, TEXT = 2, 20
@@ -37,7 +37,7 @@ def test_image_tokens_that_a_policy_wrote_are_padding(model):
     tokens = VisionTokens(model)
     placed = tokens.place(ids, grid)
     assert placed.input_ids.tolist() == [TEXT] * 2 + [IMAGE] * 4 + [TEXT] + [0] * 2
-    assert as_text(model.config, torch.tensor([IMAGE, TEXT])).tolist() == [0, TEXT]
+    assert without_image_tokens(model.config, torch.tensor([IMAGE, TEXT])).tolist() == [0, TEXT]
     assert tokens.place(ids, grid[:0]).positions.tolist() == [list(range(9))] * 3
 
 

@@ -6,7 +6,7 @@ import base64
 import pytest
 
 from areal_core.data import FinishReason, Generation
-from areal_core.interfaces import RewardScore, RowError, WorkflowContext
+from areal_core.sdk import RewardScore, RowError, WorkflowContext
 from areal_vision.config import VisionTurnSettings
 from areal_vision.prompts import read_shown
 from areal_vision.workflow import VisionTurn

@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from areal_core.engines import ModelReference
 from areal_core.inference.adapter import PartialGeneration
 from areal_core.inference.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_core.interfaces import ModelReference, SamplingParameters, ServerLostError
 from areal_core.models.experts import MoEShape
+from areal_core.servers import SamplingParameters, ServerLostError
 from areal_vllm.adapter import WORKER, VLLMAdapter
 from areal_vllm.config import VLLMConfig
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
+from areal_core.engines import ModelReference
 from areal_core.errors import RunError
 from areal_core.inference.adapter import PartialGeneration
 from areal_core.inference.errors import ServerRefusedError
-from areal_core.interfaces import ModelReference, SamplingParameters
+from areal_core.servers import SamplingParameters
 from areal_vision.images import ImageReader
 from areal_vision.tiny_model import make_model
 from areal_vllm.adapter import VLLMAdapter

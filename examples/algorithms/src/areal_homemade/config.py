@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from areal_core.algorithms.settings import PolicyGradientSettings
 from areal_core.config import Selection, Settings, component
-from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, ForwardPass, Role
+from areal_core.sdk import ACTOR, CRITIC, REFERENCE, ForwardPass, PolicyGradientSettings, Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from areal_core.data import Metric
-from areal_core.interfaces import CRITIC, LossResult, LossSpec
+from areal_core.sdk import CRITIC, LossResult, LossSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import Context, PolicyTerms
+    from areal_core.sdk import Context, PolicyTerms
 
 
 def gae(batch: PackedBatch, *, discount: float, smoothing: float) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ from areal_core.data import Metric
 
 if TYPE_CHECKING:
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import Context
+    from areal_core.sdk import Context
 
 
 def kl_in_reward(batch: PackedBatch, context: Context, *, coefficient: float) -> dict[str, torch.Tensor]:

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from areal_core.algorithms.passes import run_passes
 from areal_core.data import FinishReason, Generation, Metric, Trajectory
-from areal_core.interfaces import ACTOR, LossResult, LossSpec
+from areal_core.sdk import ACTOR, LossResult, LossSpec, run_passes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import Context
+    from areal_core.sdk import Context
     from areal_homemade.config import DPOSettings
 
 

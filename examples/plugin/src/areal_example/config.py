@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from areal_core.algorithms.settings import PolicyGradientSettings
 from areal_core.config import Selection, Settings, component
+from areal_core.sdk import PolicyGradientSettings
 from pydantic import Field
 
 

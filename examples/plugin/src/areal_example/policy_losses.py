@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from areal_core.interfaces import PolicyTerms
+    from areal_core.sdk import PolicyTerms
 
 
 def capped_reinforce(terms: PolicyTerms, *, cap: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

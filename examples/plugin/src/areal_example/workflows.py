@@ -9,7 +9,7 @@ from areal_core.data import Episode, TrajectoryBuilder
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from areal_core.interfaces import WorkflowContext
+    from areal_core.sdk import WorkflowContext
 
     from areal_example.config import SelfCheckSettings
 

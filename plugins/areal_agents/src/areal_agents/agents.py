@@ -16,16 +16,16 @@ import aiohttp
 
 from areal_agents.config import filled
 from areal_agents.threads import run_in_thread
-from areal_core.chat.messages import read_json
+from areal_core.chat import read_json
 from areal_core.config import public_environment
-from areal_core.interfaces.launcher import describe_exit
-from areal_core.proxies import bypass_proxies
+from areal_core.launchers import describe_exit
+from areal_core.processes import bypass_proxies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from areal_agents.config import CommandSettings, ServiceSettings
-    from areal_core.interfaces.agent import Endpoint
+    from areal_core.sdk import Endpoint
 
 MOST_OUTPUT = 16 * 2**20
 """Bytes that are kept of what a command writes, what comes before them is left out; and of a service's answer."""
@@ -47,7 +47,7 @@ class FunctionAgent:
     """Calls a function of a user's with those arguments that it names; one that is no coroutine, in a thread.
 
     Args:
-        function: see `areal_core.interfaces.Agent`.
+        function: see `areal_core.sdk.Agent`.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

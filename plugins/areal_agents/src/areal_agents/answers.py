@@ -12,12 +12,12 @@ from transformers.utils.chat_parsing import ResponseParser
 
 from areal_agents.token_texts import TokenTexts
 from areal_agents.typed_arguments import typed_arguments
-from areal_core.chat.messages import read_arguments, read_json
+from areal_core.chat import read_arguments, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from areal_core.chat.messages import Message
+    from areal_core.chat import Message
     from areal_core.data import Generation
 
 _LONGEST_OPENING: Final = 16

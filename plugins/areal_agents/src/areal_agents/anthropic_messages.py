@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_agents.options import not_honored
 from areal_agents.requests import AgentRequest, objects, positive, stop_texts, tools_of
-from areal_core.chat.messages import read_conversation
+from areal_core.chat import read_conversation
 from areal_core.data import FinishReason
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
-from areal_core.chat.rows import template_arguments
+from areal_core.chat import template_arguments
 from areal_core.config import LocalPath, Seconds, Secret, Selection, Settings, component
-from areal_core.interfaces import RowError
+from areal_core.sdk import RowError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

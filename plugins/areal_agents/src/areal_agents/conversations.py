@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from areal_agents.requests import RefusedError
-from areal_core.chat.template import Conversation, RewrittenPrefixError, apply_template, between_turns
-from areal_core.interfaces import RowError
+from areal_core.chat import Conversation, RewrittenPrefixError, apply_template, between_turns
+from areal_core.sdk import RowError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from areal_agents.answers import Answer
     from areal_agents.requests import AgentRequest
-    from areal_core.chat.messages import Message
+    from areal_core.chat import Message
     from areal_core.data import Generation
 
 

@@ -16,11 +16,10 @@ from aiohttp import web
 
 from areal_agents import anthropic_messages, openai_chat, openai_responses, token_generate
 from areal_agents.requests import REQUESTS, RefusedError
-from areal_core.chat.messages import ROLES, read_json
+from areal_core.chat import ROLES, read_json
 from areal_core.errors import RunError
-from areal_core.interfaces import RowError
-from areal_core.interfaces.agent import Endpoint
-from areal_core.runtime.network import http_address
+from areal_core.processes import http_address
+from areal_core.sdk import Endpoint, RowError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from areal_agents.conversations import Turn
     from areal_agents.outcomes import Outcome
     from areal_agents.session import Session
-    from areal_core.interfaces import RewardScore, WorkflowContext
+    from areal_core.sdk import RewardScore, WorkflowContext
 
 COUNTED: tuple[str, ...] = ("answers", "calls", "malformed_calls", "tool_errors", "lost_answers", "other_sampling")
 COUNTED += ("rewritten_prefixes", "ambiguous_prefixes", *REQUESTS.values(), "streamed_requests")

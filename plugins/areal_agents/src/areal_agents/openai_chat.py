@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_agents.options import not_honored
 from areal_agents.requests import AgentRequest, RefusedError, objects, positive, stop_texts, tools_of
-from areal_core.chat.messages import read_conversation
-from areal_core.chat.rows import template_arguments
+from areal_core.chat import read_conversation, template_arguments
 from areal_core.data import FinishReason
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
     from areal_agents.answers import AnswerReader
     from areal_agents.conversations import Turn
-    from areal_core.chat.messages import Message
+    from areal_core.chat import Message
 
 Event = tuple[str, dict[str, Any]]
 """Of a stream: its name, empty where the protocol has none, and its data."""

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from areal_agents.openai_chat import written_call
 from areal_agents.options import not_honored
 from areal_agents.requests import AgentRequest, RefusedError, objects, positive, tools_of
-from areal_core.chat.messages import read_conversation, read_message
-from areal_core.chat.rows import template_arguments
+from areal_core.chat import read_conversation, read_message, template_arguments
 from areal_core.data import FinishReason
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from areal_agents.answers import AnswerReader
     from areal_agents.conversations import Turn
     from areal_agents.openai_chat import Event
-    from areal_core.chat.messages import Message
+    from areal_core.chat import Message
 
 PREFIX = "resp_"
 HONORED = frozenset(

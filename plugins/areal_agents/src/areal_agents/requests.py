@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from areal_core.chat.messages import Message, read_tools
+from areal_core.chat import Message, read_tools
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from areal_agents.conversations import Prompt, Turn
     from areal_agents.requests import AgentRequest
     from areal_core.data import Generation
-    from areal_core.interfaces import WorkflowContext
+    from areal_core.sdk import WorkflowContext
 
 KEY_PREFIX = "sk-areal-"
 LONG_TEXT = 20_000

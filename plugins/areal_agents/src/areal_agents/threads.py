@@ -7,7 +7,7 @@ import contextvars
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from areal_core.background import start_thread
+from areal_core.processes import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from areal_core.chat.messages import read_json
+from areal_core.chat import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

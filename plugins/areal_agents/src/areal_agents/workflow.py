@@ -13,8 +13,8 @@ from areal_agents.endpoint import AgentEndpoint
 from areal_agents.episodes import make_episode
 from areal_agents.outcomes import read_outcome, reward_of_agents
 from areal_agents.session import Session
-from areal_core.interfaces import RewardScore
-from areal_core.proxies import bypass_proxies
+from areal_core.processes import bypass_proxies
+from areal_core.sdk import RewardScore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from areal_agents.config import AgentSettings
     from areal_core.data import Episode
-    from areal_core.interfaces import Endpoint, WorkflowContext
+    from areal_core.sdk import Endpoint, WorkflowContext
 
 logger = logging.getLogger(__name__)
 

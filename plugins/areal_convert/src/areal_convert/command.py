@@ -16,8 +16,8 @@ import yaml
 
 from areal_convert.convert import account, convert
 from areal_convert.source import Source, read
-from areal_core.cli.output import print_error, print_out
 from areal_core.errors import UsageError
+from areal_core.programs import print_error, print_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from areal_core.config.yaml_text import parse
+from areal_core.config import parse_yaml
 from areal_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def read(path: Path) -> dict[str, Any]:
         UsageError: it cannot be read, or is no config of AReaL's RL.
     """
     try:
-        tree = parse(path.read_text(encoding="utf-8"), str(path)).values
+        tree = parse_yaml(path.read_text(encoding="utf-8"), str(path)).values
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     missing = [name for name in SECTIONS if not isinstance(tree, dict) or not isinstance(tree.get(name), dict)]

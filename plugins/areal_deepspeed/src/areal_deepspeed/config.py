@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import StoredModel
+    from areal_core.engines import StoredModel
 
 
 class DeepSpeedConfig(LearningSettings):

@@ -13,7 +13,7 @@ import torch
 
 from areal_core.data import Metric
 from areal_core.errors import RunError
-from areal_core.models.images import sees_images
+from areal_core.models import is_vlm
 from areal_deepspeed import checkpoint
 from areal_deepspeed.refusals import no_float32, no_images
 from areal_deepspeed.zero import deepspeed, initialize
@@ -41,14 +41,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import ModelReference, OptimizerSettings, Role, TrainEngine
+    from areal_core.engines import ModelReference, OptimizerSettings, TrainEngine
+    from areal_core.sdk import Role
     from areal_deepspeed.config import DeepSpeedConfig
 
 
 class DeepSpeedEngine(RoleEngine):
     """Trains a Hugging Face causal model by ZeRO 2 or 3, or serves it frozen, on all ranks of `torch.distributed`.
 
-    See `areal_core.interfaces.TrainEngine` for what each method promises.
+    See `areal_core.engines.TrainEngine` for what each method promises.
 
     Args:
         settings: the engine's section of the config.
@@ -91,7 +92,7 @@ class DeepSpeedEngine(RoleEngine):
     def _load(self, model: ModelReference, role: Role, temperature: float, *, is_divided: bool) -> RoleModule:
         """The model, compared with transformers where it is before ZeRO has it: on the CPU if it is to be divided."""
         loaded, _ = load_model(model, role)
-        if sees_images(loaded.config):
+        if is_vlm(loaded.config):
             raise RunError(no_images(loaded.config.model_type))
         if (kept := kept_in_float32(loaded, self._dtype)) and (role.trains or is_divided):
             raise RunError(no_float32(loaded.config.model_type, next(iter(kept))))

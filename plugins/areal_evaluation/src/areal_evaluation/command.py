@@ -14,9 +14,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.cli.output import print_error, print_out
-from areal_core.cli.request import add_request_arguments, read_request, require_place
 from areal_core.errors import UsageError
+from areal_core.programs import add_request_arguments, print_error, print_out, read_request, require_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from areal_core.background import watch_event_loop
-from areal_core.chat.rows import prompt_of
-from areal_core.chat.template import Conversation
+from areal_core.chat import Conversation, prompt_of
 from areal_core.data import Episode
 from areal_core.errors import ConfigError, RunError, traceback_of, writable
-from areal_core.rewards.pool import RewardPool
-from areal_core.rollout.evaluation import Evaluator, Played
-from areal_core.workflows.single_turn import SingleTurn
+from areal_core.processes import watch_event_loop
+from areal_core.programs import Evaluator, Played, RewardPool
+from areal_core.sdk import SingleTurn
 from areal_evaluation.address import Address, look_for
 from areal_evaluation.recording import RecordingProxy
 
@@ -28,8 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import Dataset, Endpoint, RewardScore
-    from areal_core.runs import Member, RunFolder
+    from areal_core.processes import Member
+    from areal_core.programs import RunFolder
+    from areal_core.sdk import Dataset, Endpoint, RewardScore
     from areal_evaluation.recording import Recording
 
     Score = Callable[[str | None], Awaitable[RewardScore]]

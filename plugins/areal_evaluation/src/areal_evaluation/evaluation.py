@@ -16,14 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from areal_core.checks.preflight import check_evaluation
-from areal_core.cli.output import print_error
 from areal_core.config import EvaluationSection
-from areal_core.driver import Supervisor, claim, model_group, preparation, rollout_groups
 from areal_core.errors import RunError, UsageError
-from areal_core.interfaces import ProcessGroup
-from areal_core.runs import RunFolder, model_reference
-from areal_core.runtime.rpc import private_folder
+from areal_core.launchers import ProcessGroup
+from areal_core.processes import private_folder
+from areal_core.programs import RunFolder, check_evaluation, model_reference, print_error, rollout_groups, supervise
 from areal_evaluation.figures import work_out
 from areal_evaluation.messages import EpisodePlayed, EpisodesExpected
 from areal_evaluation.progress import show_progress
@@ -237,29 +234,27 @@ async def _supervise(
         if asked.address is not None:  # what agents do to their process is their author's business
             print_error(text)
 
-    def prepare() -> None:
-        episodes.show(f"preparing the model  {preparation(folder)}")
+    def update(preparation: str) -> None:
+        episodes.show(f"preparing the model  {preparation}" if preparation else "")
 
-    supervisor = Supervisor(resolved.config.launcher.build(), folder, episodes.on_message, log, signals)
     try:
-        address = await supervisor.listen()
-        supervisor.admit(folder.attempt(1))
-        claim(folder.attempt(1), address, supervisor.credentials)
-        if resolved.config.model.source is not None and asked.address is None:
-            await supervisor.start([model_group(folder.path)])
-            await supervisor.watch("model_initialization", prepare)
-            supervisor.mark_done("model_initialization")
-        if not signals:
-            await supervisor.start(evaluation_groups(resolved, folder, asked))
-            await supervisor.watch("evaluator", episodes.show)
+        await supervise(
+            resolved,
+            folder,
+            evaluation_groups(resolved, folder, asked),
+            "evaluator",
+            on_message=episodes.on_message,
+            update=update,
+            log=log,
+            signals=signals,
+            prepares_model=asked.address is None,
+        )
         episodes.show()
     except RunError as error:
         if signals and not episodes.lines:  # interrupted while processes were started: there is nothing to report
             return
         error.hints = (*error.hints, "--output FOLDER keeps the logs of an evaluation")
         raise
-    finally:
-        await supervisor.close()
 
 
 def evaluation_groups(resolved: Resolved, folder: RunFolder, asked: Asked) -> list[ProcessGroup]:

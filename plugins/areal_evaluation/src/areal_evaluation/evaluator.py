@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_core.config import load_run
-from areal_core.driver import ASKED_TO_STOP
-from areal_core.runs import RunFolder, run_event_loop, run_role
+from areal_core.processes import ASKED_TO_STOP, run_event_loop, run_role
+from areal_core.programs import RunFolder
 from areal_evaluation.messages import EpisodePlayed, EpisodesExpected
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from areal_core.config import Resolved
     from areal_core.data import Episode
-    from areal_core.rollout.evaluation import Evaluator, Played
-    from areal_core.runs import Member
+    from areal_core.processes import Member
+    from areal_core.programs import Evaluator, Played
 
     Describe = Callable[[Played], Mapping[str, Any]]
     """What is noted of an episode."""
@@ -72,17 +72,10 @@ async def _play(run: RunFolder, member: Member, concurrency: int | None, address
 @asynccontextmanager
 async def _open_engine(resolved: Resolved, run: RunFolder, member: Member) -> AsyncIterator[tuple[Evaluator, Describe]]:
     """Episodes are played as those of a run are, by rollout workers and the config's engine."""
-    from areal_core.runs.controller import RolloutHalf  # torch takes long, and this process beats already
+    from areal_core.programs import open_evaluator  # torch takes long, and this process sends heartbeats already
 
-    assert resolved.config.evaluation is not None
-    half = await RolloutHalf.begin(resolved, run, member, trains=False)
-    try:
-        with member.phase("starting the inference engine"):
-            await half.starting
-        evaluator = half.evaluator(resolved.config.evaluation)
-        yield evaluator, lambda p: describe_episode(p.episode, half.tokenizer) if p.episode else {"error": p.error}
-    finally:
-        await half.close()
+    async with open_evaluator(resolved, run, member) as (evaluator, tokenizer):
+        yield evaluator, lambda p: describe_episode(p.episode, tokenizer) if p.episode else {"error": p.error}
 
 
 def describe_episode(episode: Episode, tokenizer: Any) -> dict[str, Any]:

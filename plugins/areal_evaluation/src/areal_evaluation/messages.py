@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from areal_core.runtime.frames import Message
+from areal_core.processes import Message
 
 
 class EpisodesExpected(Message):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import aiohttp
 from aiohttp import web
 
-from areal_core.interfaces import Endpoint
+from areal_core.sdk import Endpoint
 from areal_evaluation.address import shown
 from areal_evaluation.transcripts import Transcript, answers_of, whole_answer
 

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from areal_core.algorithms.settings import PolicyGradientSettings, PolicyLossSettings
-from areal_core.chat.examples import undecided_text
-from areal_core.chat.settings import TemplateSettings
+from areal_core.chat import TemplateSettings, undecided_text
 from areal_core.config import Selection, Settings, component
-from areal_core.interfaces import ACTOR, REFERENCE, ForwardPass, Role
-from areal_core.models.sizes import text_config
+from areal_core.models import text_config
+from areal_core.sdk import ACTOR, REFERENCE, ForwardPass, PolicyGradientSettings, PolicyLossSettings, Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import StoredModel
+    from areal_core.engines import StoredModel
 
 REWARD_MODEL = Role("reward", head="scalar", trains=True)
 """Says of a whole sequence how good it is, at its last token."""

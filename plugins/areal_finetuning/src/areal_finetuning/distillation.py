@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from areal_core.data import Metric
-from areal_core.interfaces import LossResult
+from areal_core.sdk import LossResult
 from areal_finetuning.config import TEACHER
 from areal_finetuning.supervised import Supervised
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import PolicyTerms
+    from areal_core.sdk import PolicyTerms
     from areal_finetuning.config import GKDSettings
 
 

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from areal_core.chat.examples import learned_text, learned_turns
-from areal_core.chat.messages import (
+from areal_core.chat import (
+    PromptSettings,
+    conversation_of,
     is_conversation,
-    kind_of,
+    learned_text,
+    learned_turns,
     looks_like_a_conversation,
     plain,
     read_conversation,
+    type_name_of,
 )
-from areal_core.chat.rows import conversation_of
-from areal_core.chat.settings import PromptSettings
 from areal_core.data import FinishReason, Trajectory
-from areal_core.interfaces import RowError
+from areal_core.sdk import RowError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from areal_core.chat.examples import Pieces
-    from areal_core.chat.messages import Message
+    from areal_core.chat import Message, Pieces
 
 TOOL_KEYS = ("tools", "functions")
 """Keys of a row that hold tools; the last one is OpenAI's former name."""
@@ -161,7 +161,7 @@ class _Encoding:
         """
         for name, value in (("prompt", prompt), ("completion", completion)):
             if not isinstance(plain(value), str | list | Mapping):
-                raise RowError(f"'{name}' is {kind_of(value)}; it must be text, or a list of messages")
+                raise RowError(f"'{name}' is {type_name_of(value)}; it must be text, or a list of messages")
         if isinstance(prompt, str) and isinstance(completion, str):
             if shown := [key for key in ("system", *TOOL_KEYS, "documents") if self._row.get(key)]:
                 raise RowError(

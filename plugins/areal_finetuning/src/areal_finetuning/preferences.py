@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from areal_core.algorithms.passes import run_passes
 from areal_core.config import needs_of
 from areal_core.data import Metric
-from areal_core.interfaces import ACTOR, LossResult, LossSpec
+from areal_core.sdk import ACTOR, LossResult, LossSpec, run_passes
 from areal_finetuning.pairs import pair_metrics, sides_of, weigh_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import Context
+    from areal_core.sdk import Context
     from areal_finetuning.config import DPOSettings
 
 

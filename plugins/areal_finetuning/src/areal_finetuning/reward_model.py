@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from areal_core.interfaces import LossResult, LossSpec
+from areal_core.sdk import LossResult, LossSpec
 from areal_finetuning.config import REWARD_MODEL
 from areal_finetuning.pairs import pair_metrics, sides_of, weigh_pairs
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import Context
+    from areal_core.sdk import Context
     from areal_finetuning.config import RewardModelSettings
 
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from areal_core.data import Metric
-from areal_core.interfaces import ACTOR, LossResult, LossSpec
+from areal_core.sdk import ACTOR, LossResult, LossSpec
 from areal_finetuning.pairs import refuse_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import Context
+    from areal_core.sdk import Context
     from areal_finetuning.config import GKDSettings, SupervisedSettings
 
 

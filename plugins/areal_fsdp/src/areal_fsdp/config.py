@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import Estimate, Role, StoredModel
+    from areal_core.engines import Estimate, StoredModel
+    from areal_core.sdk import Role
     from areal_fsdp.planning.memory import Memory, RankLoad
 
 

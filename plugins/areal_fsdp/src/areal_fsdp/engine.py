@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import LossSpec, ModelReference, OptimizerSettings, Role, TrainEngine
+    from areal_core.engines import ModelReference, OptimizerSettings, TrainEngine
+    from areal_core.sdk import LossSpec, Role
     from areal_fsdp.attention.hugging_face import Layout
     from areal_fsdp.config import FSDPConfig
     from areal_fsdp.lora.adapter import Adapter
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 class FSDPEngine(RoleEngine):
     """Trains a Hugging Face causal model, or serves it frozen, on all ranks of `torch.distributed`.
 
-    See `areal_core.interfaces.TrainEngine` for what each method promises.
+    See `areal_core.engines.TrainEngine` for what each method promises.
 
     Args:
         settings: the engine's section of the config.

@@ -12,7 +12,8 @@ from areal_fsdp.models.model import RoleModule, decoder_of, load_model
 from areal_fsdp.models.routing import Routing
 
 if TYPE_CHECKING:
-    from areal_core.interfaces import ModelReference, OptimizerSettings, Role
+    from areal_core.engines import ModelReference, OptimizerSettings
+    from areal_core.sdk import Role
     from areal_fsdp.config import FSDPConfig
     from areal_fsdp.lora.adapter import Adapter
     from areal_fsdp.parallel.loading import ModelFiles

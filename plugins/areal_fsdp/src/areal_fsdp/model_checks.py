@@ -15,10 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings
-from areal_core.models.small_copy import Dtype, tried_model, try_dtypes
+from areal_core.models import Dtype, small_copy_of, try_dtypes
 from areal_core.plugins import Finding
+from areal_core.sdk import ACTOR
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 
@@ -43,7 +44,7 @@ def _rung(path: Path, dtype: Dtype) -> tuple[bool, str]:
 def check_adapter(folder: Path) -> Finding:
     """Report the matrices that `adapter: {}` is on, and what of the layers stays frozen."""
     try:
-        with tried_model(folder) as (path, how):
+        with small_copy_of(folder) as (path, how):
             engine = _set_up(path, adapter={"rank": 1, "alpha": 1})
             assert engine._adapter is not None
             kinds, frozen = engine._adapter.kinds, engine._adapter.frozen
@@ -56,7 +57,7 @@ def check_adapter(folder: Path) -> Finding:
 def check_parallel(folder: Path) -> Finding:
     """Report whether two ranks can divide the layers (`parallel.tensor`) and the experts (`parallel.expert`)."""
     try:
-        with tried_model(folder) as (path, how), tempfile.TemporaryDirectory() as place:
+        with small_copy_of(folder) as (path, how), tempfile.TemporaryDirectory() as place:
             is_done, output = _ranks(path, Path(place))
     except RunError as error:
         return Finding(True, f"no: {error.message}")

@@ -1,8 +1,8 @@
-"""What this plugin supplies: the training engine `fsdp`, and a command. Imports nothing heavy."""
+"""What this plugin supplies: the training engine `fsdp`, and health checks. Imports nothing heavy."""
 
 from __future__ import annotations
 
-from areal_core.plugins import Command, Component, HealthCheck, hookimpl
+from areal_core.plugins import Component, HealthCheck, hookimpl
 
 _OF_A_MODEL = {
     "train": "how it is trained: packed, mixers or rows, the fastest first",
@@ -22,12 +22,6 @@ def areal_train_engines() -> list[Component]:
             config="areal_fsdp.config:FSDPConfig",
         )
     ]
-
-
-@hookimpl
-def areal_commands() -> list[Command]:
-    """`areal dequantize SOURCE FOLDER`."""
-    return [Command("dequantize", "write a quantized model in bfloat16", target="areal_fsdp.dequantize:main")]
 
 
 @hookimpl

@@ -23,7 +23,8 @@ from areal_fsdp.planning.split import Split
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from areal_core.interfaces import LossSpec, ModelReference, OptimizerSettings, Role
+    from areal_core.engines import ModelReference, OptimizerSettings
+    from areal_core.sdk import LossSpec, Role
     from areal_fsdp.models.model import RoleModule
     from areal_fsdp.models.schedule import LearningSettings
 

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from areal_core.errors import RunError
-from areal_core.models.images import sees_images
+from areal_core.models import is_vlm
 from areal_fsdp.attention.hugging_face import kernel_head_size
 from areal_fsdp.attention.kernels import choose_kernel
 from areal_fsdp.models.precision import kept_in_float32, stored_buffers
@@ -57,7 +57,7 @@ def shard(
     """
     mesh, model, partial = ranks.shards, module.model, list[str]()
     assert mesh is not None
-    if sees_images(model.config):
+    if is_vlm(model.config):
         config.parallel.refuse_images(model.config.model_type)
     if ranks.context is not None:
         module.context = Context(ranks.context)

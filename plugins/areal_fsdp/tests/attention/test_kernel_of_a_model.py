@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from areal_core.interfaces import LossResult
+from areal_core.sdk import LossResult
 from areal_fsdp.attention import hugging_face, kernels
 
 

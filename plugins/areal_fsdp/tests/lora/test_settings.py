@@ -12,8 +12,8 @@ from pydantic import ConfigDict, ValidationError
 from safetensors.numpy import save_file
 
 from areal_core.config import Selection, Settings
+from areal_core.engines import StoredModel
 from areal_core.errors import RunError
-from areal_core.interfaces import StoredModel
 from areal_fsdp.lora.settings import LoraSettings
 
 SHAPES = {

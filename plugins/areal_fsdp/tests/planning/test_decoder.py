@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-from areal_core.interfaces import ACTOR
+from areal_core.sdk import ACTOR
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.planning.decoder import Decoder
 from areal_fsdp.planning.memory import RankLoad

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from areal_core.config import Settings, selections
-from areal_core.interfaces import CRITIC, ForwardPass
+from areal_core.sdk import CRITIC, ForwardPass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import Role
+    from areal_core.sdk import Role
 
 
 class GroupNormalizedSettings(Settings):

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from areal_core.data.groups import group_mean, group_standard_deviation, group_sum
+from areal_core.data import group_mean, group_standard_deviation, group_sum
 from areal_grpo.statistics import batch_moments, episode_rewards, episode_token_rewards, whitened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from areal_core.data.batch import PackedBatch
+    from areal_core.data import PackedBatch
 
 
 def group_normalized(batch: PackedBatch, *, epsilon: float) -> torch.Tensor:

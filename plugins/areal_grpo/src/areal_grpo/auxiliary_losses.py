@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from areal_core.data import Metric
-from areal_core.interfaces.algorithm import LossResult, LossSpec
-from areal_core.interfaces.model import CRITIC
+from areal_core.sdk import CRITIC, LossResult, LossSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from areal_core.data.batch import PackedBatch
-    from areal_core.interfaces.algorithm import Context
+    from areal_core.data import PackedBatch
+    from areal_core.sdk import Context
 
 
 def value_regression(minibatch: PackedBatch, context: Context, *, clip: float | None) -> LossSpec:

@@ -9,8 +9,8 @@ import torch
 from areal_core.data import Metric
 
 if TYPE_CHECKING:
-    from areal_core.data.batch import PackedBatch
-    from areal_core.interfaces.algorithm import Context
+    from areal_core.data import PackedBatch
+    from areal_core.sdk import Context
 
 COEFFICIENT = "kl_in_reward/coefficient"
 """Where the adaptive coefficient stands in the state that a checkpoint holds."""

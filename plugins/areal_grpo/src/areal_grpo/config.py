@@ -10,8 +10,8 @@ No paper has w_t, which corrects for asynchronous sampling: without it, `correct
 
 from __future__ import annotations
 
-from areal_core.algorithms.settings import PolicyGradientSettings
 from areal_core.config import Selection, component
+from areal_core.sdk import PolicyGradientSettings
 
 _ADVANTAGE = "turns rewards into advantages"
 _POLICY_LOSS = "the loss of a token"

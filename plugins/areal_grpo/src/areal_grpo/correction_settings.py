@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field, model_validator
 
-from areal_core.algorithms.settings import CorrectionSettings
+from areal_core.sdk import CorrectionSettings
 
 
 class TokenTruncateSettings(CorrectionSettings):

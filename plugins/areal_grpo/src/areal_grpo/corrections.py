@@ -15,7 +15,7 @@ import torch
 from areal_grpo.ratios import bernoulli_kl, probability_ratio
 
 if TYPE_CHECKING:
-    from areal_core.interfaces.algorithm import PolicyTerms
+    from areal_core.sdk import PolicyTerms
 
 
 def token_truncate(terms: PolicyTerms, *, cap: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from areal_core.data.groups import by_agent
+from areal_core.data import by_agent
 from areal_grpo.statistics import token_rewards, whitened
 
 if TYPE_CHECKING:
-    from areal_core.data.batch import PackedBatch
+    from areal_core.data import PackedBatch
 
 
 def gae(batch: PackedBatch, *, gamma: float, gae_lambda: float, level: str, whiten: bool) -> dict[str, torch.Tensor]:

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from areal_core.algorithms.settings import BatchTransformSettings, PolicyLossSettings
 from areal_core.config import Settings
-from areal_core.interfaces import ACTOR, REFERENCE, ForwardPass
+from areal_core.sdk import ACTOR, REFERENCE, BatchTransformSettings, ForwardPass, PolicyLossSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig, Selection
-    from areal_core.interfaces import Role
+    from areal_core.sdk import Role
 
 
 class ClippingSettings(PolicyLossSettings):

@@ -13,7 +13,7 @@ import torch
 from areal_grpo.ratios import clip_shares, probability_ratio
 
 if TYPE_CHECKING:
-    from areal_core.interfaces.algorithm import PolicyTerms
+    from areal_core.sdk import PolicyTerms
 
 
 def ppo_clip(

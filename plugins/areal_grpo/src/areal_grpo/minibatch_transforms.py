@@ -11,7 +11,7 @@ from areal_grpo.ratios import log_ratio
 
 if TYPE_CHECKING:
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import Context
+    from areal_core.sdk import Context
 
 
 def m2po(minibatch: PackedBatch, context: Context, *, threshold: float, among: str) -> dict[str, torch.Tensor]:

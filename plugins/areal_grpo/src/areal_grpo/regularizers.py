@@ -14,7 +14,7 @@ import torch
 from areal_grpo.ratios import LOG_RATIO_BOUND, probability_ratio
 
 if TYPE_CHECKING:
-    from areal_core.interfaces.algorithm import PolicyTerms
+    from areal_core.sdk import PolicyTerms
 
 
 def reference_kl(

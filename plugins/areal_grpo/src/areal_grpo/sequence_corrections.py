@@ -13,7 +13,7 @@ from areal_grpo.ratios import LOG_RATIO_BOUND, log_ratio
 if TYPE_CHECKING:
     import torch
 
-    from areal_core.interfaces.algorithm import PolicyTerms
+    from areal_core.sdk import PolicyTerms
 
 
 def sequence_truncate(terms: PolicyTerms, *, cap: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

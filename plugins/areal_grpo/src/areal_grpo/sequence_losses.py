@@ -13,7 +13,7 @@ import torch
 from areal_grpo.ratios import LOG_RATIO_BOUND, clip_shares, log_ratio
 
 if TYPE_CHECKING:
-    from areal_core.interfaces.algorithm import PolicyTerms
+    from areal_core.sdk import PolicyTerms
 
 
 def gspo(terms: PolicyTerms, *, clip_low: float, clip_high: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from areal_core.data.groups import by_agent, group_mean, group_standard_deviation
+from areal_core.data import by_agent, group_mean, group_standard_deviation
 
 if TYPE_CHECKING:
-    from areal_core.data.batch import PackedBatch
+    from areal_core.data import PackedBatch
 
 EPSILON = 1e-8
 """Added to a variance before its root."""

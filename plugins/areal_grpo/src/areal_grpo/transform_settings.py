@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from areal_core.algorithms.settings import BatchTransformSettings
 from areal_core.config import Settings
-from areal_core.interfaces import ACTOR, REFERENCE, ForwardPass
+from areal_core.sdk import ACTOR, REFERENCE, BatchTransformSettings, ForwardPass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import Role
+    from areal_core.sdk import Role
 
 
 class ZeroVarianceSettings(Settings):

@@ -12,7 +12,7 @@ import torch
 from areal_grpo.ratios import bernoulli_kl, clip_shares, probability_ratio
 
 if TYPE_CHECKING:
-    from areal_core.interfaces.algorithm import PolicyTerms
+    from areal_core.sdk import PolicyTerms
 
 
 def cispo(terms: PolicyTerms, *, clip_low: float, clip_high: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

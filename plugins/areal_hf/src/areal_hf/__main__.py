@@ -8,8 +8,8 @@ import sys
 
 import msgspec
 
-from areal_core.background import start_thread
-from areal_core.interfaces import ModelReference
+from areal_core.engines import ModelReference
+from areal_core.processes import start_thread
 from areal_hf.config import HFConfig
 from areal_hf.server import main
 

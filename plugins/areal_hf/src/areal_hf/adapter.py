@@ -6,11 +6,9 @@ from bisect import bisect_right
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from areal_core.data.trajectory import FinishReason
+from areal_core.data import FinishReason
 from areal_core.errors import RunError
-from areal_core.inference.adapter import Chunk, ServerAdapter, ServerIdentity
-from areal_core.inference.errors import UpdateRefusedError, in_time
-from areal_core.interfaces import InferenceCapabilities
+from areal_core.servers import Chunk, InferenceCapabilities, ServerAdapter, ServerIdentity, UpdateRefusedError, in_time
 from areal_hf.connection import HFConnection
 from areal_hf.messages import Abort, Ping, Update
 from areal_hf.stop_texts import cut_at_stop
@@ -19,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
-    from areal_core.inference.adapter import PartialGeneration
-    from areal_core.interfaces import ModelReference, UpdateMode
+    from areal_core.engines import ModelReference
+    from areal_core.servers import PartialGeneration, UpdateMode
     from areal_hf.config import HFConfig
 
 

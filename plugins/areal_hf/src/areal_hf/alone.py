@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from areal_core.background import start_task
-from areal_core.interfaces.launcher import describe_exit
-from areal_core.runtime.logs import last_words
-from areal_core.runtime.messages import ColocatedTraining, RestartMember, RoleMembers, ServingMember
-from areal_core.runtime.rpc import private_folder
+from areal_core.launchers import describe_exit
+from areal_core.processes import last_words, private_folder, start_task
+from areal_core.servers import ColocatedTraining, RestartMember, RoleMembers, ServingMember
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from areal_core.interfaces import ModelReference
+    from areal_core.engines import ModelReference
     from areal_hf.config import HFConfig
 
 

@@ -13,8 +13,7 @@ import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from areal_core.models.images import set_attention
-from areal_core.models.shown_masks import shown_mask, telling_places
+from areal_core.models import probe_positions, set_attention, shown_mask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -110,7 +109,7 @@ def _are_same(their: _Call, our: _Call) -> bool:
     """Whether two masks show the same where masks of these kinds differ."""
     theirs: Any = their.mask
     ours: Any = our.mask
-    queries, keys = telling_places(theirs.near, their.window, ours.near, device=theirs.device)
+    queries, keys = probe_positions(theirs.near, their.window, ours.near, device=theirs.device)
     wanted = keys <= queries
     if ours.near is not None:
         wanted = wanted & (queries - keys < ours.near)

@@ -19,7 +19,7 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
-from areal_core.models.images import as_text
+from areal_core.models import without_image_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,7 +151,10 @@ class CohortDecoder:
             logits = logits[index]
             _select(cohort.cache, index, len(order))
         else:
-            newest, positions = as_text(self._model.config, rows.live("last")[places]), rows.live("lengths")[places]
+            newest, positions = (
+                without_image_tokens(self._model.config, rows.live("last")[places]),
+                rows.live("lengths")[places],
+            )
             if self._vision is not None:
                 positions = positions + rows.live("offsets")[places]
             inputs = {"input_ids": newest.unsqueeze(1), "position_ids": positions.unsqueeze(1)}
@@ -162,7 +165,7 @@ class CohortDecoder:
     def _sequences(self, ids: torch.Tensor, images: list[ImageInputs | None]) -> dict[str, torch.Tensor]:
         """Return what the model takes for whole sequences [B, T] and their images."""
         if self._vision is None:
-            ids = as_text(self._model.config, ids)
+            ids = without_image_tokens(self._model.config, ids)
             return {"input_ids": ids, "position_ids": torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)}
         fed, positions = self._vision.place_rows(ids, images)
         return {"input_ids": fed, "position_ids": positions, **self._vision.shown(images)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -11,18 +10,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from areal_core.config import Seconds, ServerBounds  # noqa: TC001 - pydantic reads annotations
-from areal_core.gpus import GPUS, count_gpus
-from areal_core.inference.settings import ServerSettings
-from areal_core.runtime.environment import SCRATCH_VARIABLE
-from areal_core.runtime.member import LOADING_SILENCE_S
+from areal_core.processes import count_gpus, has_nvidia_driver
+from areal_core.servers import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import ModelReference, ProcessGroup
-    from areal_core.runs import Member
+    from areal_core.engines import ModelReference
+    from areal_core.launchers import ProcessGroup
+    from areal_core.processes import Member
 
 _SERVERS = ("sglang", "vllm")
 
@@ -65,7 +63,7 @@ class HFConfig(ServerSettings):
 
     def serve(self, config: RunConfig, model: ModelReference, member: Member, run_dir: Path) -> int:
         """Be a server of the run; see `areal_core.runs.server`."""
-        member.enter("loading the model", self.start_timeout_s, LOADING_SILENCE_S)
+        member.enter_loading("loading the model", self.start_timeout_s)
         from areal_hf.server import main
 
         def announce(address: str) -> None:
@@ -73,7 +71,7 @@ class HFConfig(ServerSettings):
             member.enter("generating")
 
         settings = self.with_key(run_dir, member.host).made_deterministic(config.deterministic)
-        place = f"tcp:{member.host}:0" if settings.key else f"unix:{os.environ[SCRATCH_VARIABLE]}/server.sock"
+        place = f"tcp:{member.host}:0" if settings.key else f"unix:{member.scratch}/server.sock"
         asyncio.run(main(settings, model, place, announce))
         return 0
 
@@ -83,7 +81,7 @@ class HFConfig(ServerSettings):
 
     def notes(self, config: RunConfig) -> Iterable[str]:
         """Yield which engine would be faster, and which memory the plan leaves out."""
-        if self.device != "cpu" and count_gpus() and any(GPUS.glob("*")):
+        if self.device != "cpu" and count_gpus() and has_nvidia_driver():
             servers = [name for name in _SERVERS if find_spec(name) and find_spec(f"areal_{name}")]
             faster = (
                 f"{' and '.join(servers)}, installed here, " if servers else "SGLang and vLLM, not installed here, "

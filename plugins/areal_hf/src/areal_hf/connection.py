@@ -10,29 +10,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from areal_core.background import start_task
-from areal_core.data import Generation, SampledTokens
-from areal_core.data.trajectory import FinishReason
-from areal_core.inference.errors import RequestRefusedError
-from areal_core.interfaces import ServerLostError, ServerUnreachableError
-from areal_core.models.experts import ROUTED_EXPERTS
-from areal_core.runtime.rpc import Credentials, Peer, PeerClosed, connect_once
+from areal_core.data import FinishReason, Generation, SampledTokens
+from areal_core.models import ROUTED_EXPERTS
+from areal_core.processes import Credentials, Peer, PeerClosed, connect_once, start_task
+from areal_core.servers import RequestRefusedError, ServerLostError, ServerUnreachableError
 from areal_hf.messages import Aborted, Cancel, Finished, Generate, Loaded, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from areal_core.data.trajectory import Values
+    from areal_core.data import Values
     from areal_core.errors import RunError
-    from areal_core.interfaces import SamplingParameters
-    from areal_core.runtime.rpc import Message
+    from areal_core.processes import Message
+    from areal_core.servers import SamplingParameters
 
     Answer = tuple[Generation, Mapping[int, str]]
     """A generation whose versions are numbers of weights, and the label of each number."""
 
 
 class HFConnection:
-    """See `areal_core.inference.adapter.Connection`.
+    """See `areal_core.servers.Connection`.
 
     Args:
         address: the server's address.

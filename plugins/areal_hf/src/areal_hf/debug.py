@@ -7,35 +7,15 @@ started: transformers samples the answers here, in place of the config's inferen
 from __future__ import annotations
 
 import argparse
-import asyncio
-import itertools
-import traceback
 from bdb import BdbQuit
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-
-from areal_core.cli.output import print_error, print_out
-from areal_core.cli.request import add_request_arguments, read_request
 from areal_core.config import resolve
-from areal_core.config.needs import roles_of
-from areal_core.data import FinishReason, Generation, PackedBatch, shift_to_predictions
-from areal_core.data.packing import pack_group
-from areal_core.driver.model_initialization import prepare_model
-from areal_core.errors import ArealError, RunError, UsageError, own_lines
-from areal_core.interfaces import InferenceCapabilities, ModelReference
-from areal_core.messages.workflows import RunGroup
-from areal_core.rewards.worker import build_rewards
-from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
-from areal_core.rollout.shaping import shape
-from areal_core.runs.models import end_tokens, load_tokenizer, model_path, sampling_parameters
-from areal_core.runs.trainer import build_engines
-from areal_core.runtime.folder import cache_folder
-from areal_core.training.context import BatchContext
-from areal_core.training.examples import ExampleSource
+from areal_core.data import FinishReason, Generation
+from areal_core.errors import RunError
+from areal_core.programs import add_request_arguments, debug_row, read_request
+from areal_core.servers import InferenceCapabilities
 from areal_hf.config import HFConfig
 from areal_hf.rows import LiveRequest
 from areal_hf.scheduler import Scheduler
@@ -45,8 +25,8 @@ from areal_hf.stop_texts import cut_at_stop
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from areal_core.config import Resolved, RunConfig
-    from areal_core.interfaces import Algorithm, GenerationRequest
+    from areal_core.engines import ModelReference
+    from areal_core.servers import GenerationRequest
 
 
 def main(words: Sequence[str]) -> int:
@@ -56,64 +36,22 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--row", metavar="N", type=int, default=0, help="of the data set, counted from 0")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     arguments = parser.parse_intermixed_args(words)
+    request = read_request(arguments)
+    resolved = resolve(request.config, request.plugins, request.overrides)
     try:
-        _debug(arguments)
-    except Exception as error:
+        debug_row(resolved, arguments.row, Generator)
+    except RunError as error:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
         if isinstance(cause, BdbQuit):  # `q` was typed at a breakpoint
             return 0
-        if arguments.debug or isinstance(error, ArealError):
-            raise
-        told = str(error).splitlines()[-1] if isinstance(error, EpisodeError) else f"{type(error).__name__}: {error}"
-        lines = "".join(traceback.format_list(own_lines(cause))).rstrip()
-        raise RunError(told, hints=[f"your own code (--debug shows all):\n{lines}"] if lines else []) from error
+        raise
     return 0
 
 
-def _debug(arguments: argparse.Namespace) -> None:
-    """One row, from prompt to loss."""
-    request = read_request(arguments)
-    resolved = resolve(request.config, request.plugins, request.overrides)
-    config, number = resolved.config, arguments.row
-    dataset, algorithm, source = config.dataset.build(), config.algorithm.build(), config.model.source
-    if not 0 <= number < len(dataset):
-        raise UsageError(f"--row is {number}, and {config.dataset.reference} has {len(dataset)} rows, from 0")
-    print_out(f"row {number}: {dataset[number]}")
-    path = config.model.path if source is None else prepare_model(source, cache_folder(), print_error)
-    model = ModelReference(model_path(resolved, str(path)), config.model.dtype, config.model.trust_remote_code)
-    tokenizer = load_tokenizer(model)
-    if algorithm.encode is None:
-        batch = asyncio.run(_roll_out(config, model, tokenizer, dataset[number], number))
-    else:
-        one = config.model_copy(update={"rollout": config.rollout.model_copy(update={"batch_size": 1})})
-        encode: Any = partial(algorithm.encode, tokenizer=tokenizer)
-        nobody: Any = None  # commits anything
-        batch = PackedBatch.from_bytes(ExampleSource([dataset[number]], encode, one, nobody, bool).next_batch(0))
-    _learn(resolved, model, tokenizer, algorithm, batch)
-
-
-async def _roll_out(config: RunConfig, model: ModelReference, tokenizer: Any, row: Any, number: int) -> PackedBatch:
-    """The episodes of one group, one after another, shaped and filtered."""
-    assert config.workflow is not None
-    generator: Any = Generator(model, tokenizer)
-    rewards = build_rewards(config.rewards)
-    ends = end_tokens(model, tokenizer)
-    runner = EpisodeRunner(config.workflow.build(), generator, rewards, tokenizer, seed=config.seed, end_ids=ends)
-    sampling, episodes = sampling_parameters(config, ends), []
-    for sample in range(config.rollout.group_size):
-        episode = await runner.run(row, RunGroup(0, number, 0, (sample,), sampling), sample)
-        print_out(f"sample {sample}: reward {episode.reward:.4g} {episode.rewards}: {episode.text!r}")
-        episodes.append(episode)
-    kept = await shape(0, episodes, config.algorithm.build().group_filters, runner.checks, config.rollout)
-    if kept is None:
-        raise RunError("a group filter drops this group: try another --row, or algorithm.group_filters=[]")
-    return PackedBatch.from_columns(pack_group(0, (number, 0), len(kept), dict(enumerate(kept))))
-
-
 class Generator:
-    """What episodes need of an `InferenceClient`, in this process, one request after another."""
+    """An `InferenceClient` in this process, one request after another."""
 
     capabilities = InferenceCapabilities(frozenset(), frozenset({"stop"}))
 
@@ -131,40 +69,5 @@ class Generator:
         generation = Generation(found.tokens.tolist(), found.logprobs.tolist(), found.versions.tolist(), reason)
         return cut_at_stop(generation, stop, self._tokenizer) if stop else generation
 
-
-def _learn(resolved: Resolved, model: ModelReference, tokenizer: Any, algorithm: Algorithm, batch: PackedBatch) -> None:
-    """What the trainer does, on its engines, as its only rank."""
-    config, samples = resolved.config, algorithm.encode is None
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    roles = roles_of(config.algorithm, config.training.updates)
-    engines = build_engines(resolved, model, roles, config.sampling.temperature if samples else 1.0)
-    context = BatchContext(config.training, engines, config.seed)
-    prepared = algorithm.prepare(shift_to_predictions(batch), context)
-    policy, keys = next(iter(roles.values())), {"sampled": "logprobs", "advantage": "advantages"} if samples else {}
-    shown = {name: prepared[key] for name, key in keys.items() if key in prepared}
-    if policy.head == "vocabulary":
-        shown["now"] = context.forward(policy.name, prepared, ["logprobs"])["logprobs"]
-    _print_tokens(prepared, {name: values.tolist() for name, values in shown.items()}, tokenizer)
-    for number, works in enumerate(algorithm.updates(prepared, context)):
-        for role in dict.fromkeys(work.role for work in works):
-            print_out(f"\nupdate {number} of {role}")
-            for name, metric in engines[role].train([work for work in works if work.role == role]).items():
-                print_out("\n".join(f"  {key:28}{value:12.6g}" for key, value in metric.as_numbers(name).items()))
-    dist.destroy_process_group()
-
-
-def _print_tokens(batch: PackedBatch, columns: dict[str, list[float]], tokenizer: Any) -> None:
-    """What is learned from, token by token; what stands between, in one line."""
-    masks, targets, starts = batch["loss_mask"].tolist(), batch["targets"].tolist(), batch.tokens.offsets.tolist()
-    for number, start in enumerate(starts[:-1]):
-        reward = f"  reward {float(batch['reward'][number]):.4g}" if "reward" in batch else ""
-        print_out(f"\nsequence {number}{reward}\n  {'':24}" + "".join(f"{name:>12}" for name in columns))
-        ahead = [batch["input_ids"][start].item()]  # nothing predicts it, and the last place predicts nothing
-        for is_learned, places in itertools.groupby(range(start, starts[number + 1] - 1), masks.__getitem__):
-            if not is_learned:
-                print_out(f"  {tokenizer.decode([*ahead, *(targets[place] for place in places)])!r}")
-            for place in places if is_learned else ():
-                values = "".join(f"{column[place]:12.4f}" for column in columns.values())
-                print_out(f"  {tokenizer.decode([targets[place]])!r:24}{values}")
-            ahead = []
+    async def close(self) -> None:
+        """See `InferenceClient.close`. There is no connection."""

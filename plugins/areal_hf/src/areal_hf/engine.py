@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from areal_core.inference.fleet import ServerFleet
+from areal_core.servers import ServerFleet
 from areal_hf.adapter import HFAdapter
 from areal_hf.alone import Alone
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from areal_core.interfaces import ModelReference
-    from areal_core.runs import Member
+    from areal_core.engines import ModelReference
+    from areal_core.processes import Member
     from areal_hf.config import HFConfig
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from areal_core.errors import RunError
-from areal_core.models.experts import MoEShape
+from areal_core.models import MoEShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

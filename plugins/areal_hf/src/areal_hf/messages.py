@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from areal_core.interfaces import SamplingParameters
-from areal_core.runtime.frames import Message
+from areal_core.processes import Message
+from areal_core.servers import SamplingParameters
 
 
 class Loaded(Message):

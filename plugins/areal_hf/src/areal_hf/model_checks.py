@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from areal_core.interfaces import ModelReference
-from areal_core.models.small_copy import try_dtypes
+from areal_core.engines import ModelReference
+from areal_core.models import try_dtypes
 from areal_hf.server import load_model
 from areal_hf.ways import Way, choose_way
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from areal_core.models.small_copy import Dtype
+    from areal_core.models import Dtype
     from areal_core.plugins import Finding
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from areal_core.models.images import as_text
+from areal_core.models import without_image_tokens
 from areal_hf.cache import RowCache, rounded
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class RowDecoder:
         lengths = rows.live("lengths")
         width = self.cache.attended_width(rows.longest)
         self.cache.append(lengths, width)
-        last, positions = as_text(self._model.config, rows.live("last")), lengths
+        last, positions = without_image_tokens(self._model.config, rows.live("last")), lengths
         if self._vision is not None:
             positions = lengths + rows.live("offsets")
         logits: torch.Tensor = self._model(
@@ -154,7 +154,7 @@ class RowDecoder:
         padded = [[*histories[place], *[0] * (longest - len(histories[place]))] for place in first]
         ids = torch.tensor(padded, dtype=torch.int64, device=device)
         if self._vision is None:
-            ids = as_text(self._model.config, ids)
+            ids = without_image_tokens(self._model.config, ids)
         positions = torch.arange(longest, device=device).expand(len(order), longest)
         shown: dict[str, torch.Tensor] = {}
         if self._vision is not None:

@@ -10,7 +10,7 @@ import torch
 from areal_hf.sampling import draw, signed_seed, uniform
 
 if TYPE_CHECKING:
-    from areal_core.interfaces import SamplingParameters
+    from areal_core.servers import SamplingParameters
     from areal_vision.images import ImageInputs
 
 

@@ -20,9 +20,9 @@ from transformers import AutoConfig
 from transformers.utils import logging
 
 from areal_core.errors import RunError
-from areal_core.models.images import loader_of
+from areal_core.models import auto_class_of
 from areal_core.plugins import extra_module
-from areal_core.runtime.rpc import Credentials, Done, Failed, Peer, PeerClosed, serve
+from areal_core.processes import Credentials, Done, Failed, Peer, PeerClosed, serve
 from areal_hf.limits import Limits
 from areal_hf.messages import Abort, Aborted, Cancel, Finished, Generate, Loaded, Ping, Refused, Update
 from areal_hf.rows import LiveRequest, Outputs
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from areal_core.interfaces import ModelReference
+    from areal_core.engines import ModelReference
     from areal_hf.config import HFConfig
     from areal_vision.images import ImageInputs, ImageReader
 
@@ -52,7 +52,7 @@ def load_model(reference: ModelReference, device: str) -> PreTrainedModel:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     path, dtype, trusted = reference.path, getattr(torch, reference.dtype), reference.trust_remote_code
     config = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
-    model: PreTrainedModel = loader_of(config).from_pretrained(path, dtype=dtype, trust_remote_code=trusted)
+    model: PreTrainedModel = auto_class_of(config).from_pretrained(path, dtype=dtype, trust_remote_code=trusted)
     return model.to(device).eval().requires_grad_(False)
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from areal_core.data import Generation
-from areal_core.data.trajectory import FinishReason
+from areal_core.data import FinishReason, Generation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

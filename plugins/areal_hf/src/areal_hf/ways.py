@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from areal_core.errors import RunError
-from areal_core.interfaces import SamplingParameters
-from areal_core.models.images import FAMILIES, as_text, set_attention
+from areal_core.models import FAMILIES, set_attention, without_image_tokens
 from areal_core.plugins import extra_module
+from areal_core.servers import SamplingParameters
 from areal_hf.asked import Asked, asked_of_attention
 from areal_hf.attention import NAME as GROUPED
 from areal_hf.cohorts import CohortDecoder
@@ -334,7 +334,7 @@ class _Trial:
     def _expected(self, generated: _Generated) -> torch.Tensor:
         """Log-probabilities [T] float64 of generated tokens, by a plain forward over what comes before each."""
         tokens = torch.tensor([*generated.prompt, *generated.tokens], device=self._model.device)
-        fed = as_text(self._model.config, tokens)
+        fed = without_image_tokens(self._model.config, tokens)
         first, last = len(generated.prompt), len(tokens)
         if self._turning_point is None:
             logits = self._model(input_ids=fed[None], use_cache=False).logits[0, first - 1 : -1]

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from areal_core.errors import RunError
-from areal_core.models.file_names import views_by_file_name
+from areal_core.models import views_by_file_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,18 +9,16 @@ import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from areal_core.background import start_task
 from areal_core.errors import RunError
-from areal_core.gpus import count_gpus
-from areal_core.runtime.local import spawn
-from areal_core.runtime.rpc import Failed, PeerClosed, PeerRefused, connect
+from areal_core.launchers import spawn
+from areal_core.processes import Failed, PeerClosed, PeerRefused, connect, count_gpus, start_task
 from areal_nodes.messages import DescribeNode, EndMembers, MembersEnded, NodeReady, StartMembers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from areal_core.runtime.local import LocalGroup
-    from areal_core.runtime.rpc import Credentials, Peer
+    from areal_core.launchers import LocalGroup
+    from areal_core.processes import Credentials, Peer
 
 CONNECT_TIMEOUT_S = 2.0
 """Seconds that connecting may take. It is short because the caller must find the successor of a dead driver."""

@@ -13,15 +13,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.cli.request import read_request
 from areal_core.errors import UsageError
-from areal_core.runtime.terminal import log
+from areal_core.programs import add_run_arguments, execute_run, log, read_request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from areal_core.cli.request import Request
-    from areal_core.runtime.folder import RunFolder
+    from areal_core.programs import Request, RunFolder
 
 AGENT = ("-m", "areal_core", "nodes", "node")
 """Arguments of Python that start the agent of rank 0's own machine."""
@@ -50,7 +48,7 @@ def main(words: Sequence[str]) -> int:
         UsageError: RUN_DIR cannot be a run folder, or there are arguments for rank 0 and no scheduler has set a rank.
         RunError: the run has not begun in time, or has failed.
     """
-    from areal_core.runtime.folder import RunFolder
+    from areal_core.programs import RunFolder
     from areal_nodes.joining import join_run
     from areal_nodes.ranks import take_rank
 
@@ -88,8 +86,6 @@ def _require_run_folder(path: Path) -> None:
 
 def _drive(run: RunFolder, nodes: int | None, request: Request) -> int:
     """Drive the run, or resume it if its folder exists. The agent of this machine is a child process."""
-    from areal_core.cli.commands import run as run_command
-
     overrides = ["launcher.type=nodes/external"]
     if nodes is not None:
         overrides.append(f"launcher.nodes={nodes}")
@@ -97,7 +93,7 @@ def _drive(run: RunFolder, nodes: int | None, request: Request) -> int:
         raise UsageError("the scheduler does not say how many nodes there are", hints=["add: launcher.nodes=N"])
     overrides += request.overrides
     parser = argparse.ArgumentParser()
-    run_command.add_arguments(parser)
+    add_run_arguments(parser)
     words = [word for plugin in request.plugins for word in ("--plugins", plugin)]
     if run.last_attempt is not None:
         log(f"{run.path} exists: the driver resumes the run with the config that it has")
@@ -106,7 +102,7 @@ def _drive(run: RunFolder, nodes: int | None, request: Request) -> int:
         words += [*([request.config] if request.config else []), *overrides, f"run_dir={run.path}"]
     agent = subprocess.Popen([sys.executable, *AGENT, str(run.path)], start_new_session=True)
     try:
-        return run_command.execute(parser.parse_intermixed_args(words))
+        return execute_run(parser.parse_intermixed_args(words))
     finally:
         agent.terminate()
         agent.wait()

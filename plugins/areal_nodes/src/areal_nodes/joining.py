@@ -7,15 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from areal_core.errors import RunError
-from areal_core.runtime.attempts import exit_code_of, read_note
-from areal_core.runtime.rpc import Credentials
-from areal_core.waiting import polls
+from areal_core.processes import Credentials, polls
+from areal_core.programs import driver_of, exit_code_of
 from areal_nodes.agent import run_agent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from areal_core.runtime.folder import AttemptFolder, RunFolder
+    from areal_core.programs import AttemptFolder, RunFolder
 
 POLL_S = 0.5
 """Seconds between two checks of the run folder."""
@@ -75,7 +74,7 @@ def _awaited(run: RunFolder) -> str:
 
 def _serve(attempt: AttemptFolder, log: Callable[[str], None]) -> bool:
     """Serve one attempt to its end. Return False if its driver did not accept this machine, because it has died."""
-    note, token = read_note(attempt)
+    note, token = driver_of(attempt)
     message = f"this machine has joined the run in {attempt.run}, attempt {attempt.number}"
     try:
         return asyncio.run(run_agent(note.address, Credentials(token, attempt.number), partial(log, message)))
@@ -88,7 +87,7 @@ def _hints(run: RunFolder) -> list[str]:
     start = f"start the run: areal run ... launcher.type=external launcher.nodes=N run_dir={run.path}"
     if run.last_attempt is None:
         return [start, f"{run.path} does not exist, or contains no run: all machines must share it"]
-    note, _ = read_note(run.last_attempt)
+    note, _ = driver_of(run.last_attempt)
     return [
         f"resume the run: areal run --resume {run.word}",
         f"the driver was on {note.host}, at {note.address}: set another address with launcher.host",

@@ -7,19 +7,16 @@ import itertools
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from areal_core.cli.output import print_error
 from areal_core.errors import RunError
-from areal_core.interfaces.launcher import Node
-from areal_core.runtime.environment import member_environment
-from areal_core.runtime.network import own_address
-from areal_core.runtime.rpc import Peer, PeerClosed
-from areal_core.waiting import polls_async
+from areal_core.launchers import Node, member_environment
+from areal_core.processes import Peer, PeerClosed, own_address, polls_async
+from areal_core.programs import print_error
 from areal_nodes.messages import DescribeNode, EndMembers, MembersEnded, NodeReady, StartMembers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from areal_core.interfaces.launcher import Place, ProcessGroup
+    from areal_core.launchers import Place, ProcessGroup
     from areal_nodes.config import ExternalSettings
 
 POLL_S = 0.1

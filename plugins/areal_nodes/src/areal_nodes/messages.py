@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from areal_core.runtime.frames import Message
+from areal_core.processes import Message
 
 # From the launcher to an agent.
 

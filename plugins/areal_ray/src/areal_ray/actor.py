@@ -11,8 +11,8 @@ import subprocess
 import tempfile
 from typing import TYPE_CHECKING
 
-from areal_core.interfaces.launcher import describe_exit
-from areal_core.runtime.process_tree import kill_tree
+from areal_core.launchers import describe_exit
+from areal_core.processes import kill_tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

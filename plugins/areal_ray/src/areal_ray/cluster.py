@@ -16,7 +16,7 @@ from areal_ray.actor import Member
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from areal_core.interfaces.launcher import ProcessGroup
+    from areal_core.launchers import ProcessGroup
     from areal_ray.config import RaySettings
 
 # In a cluster that this program starts: nobody is told, and processes have their full share of the machine.

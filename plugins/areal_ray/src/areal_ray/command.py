@@ -14,10 +14,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.cli.commands import run
-from areal_core.cli.output import print_out
-from areal_core.cli.request import read_request
 from areal_core.errors import RunError, UsageError
+from areal_core.programs import add_run_arguments, execute_run, print_out, read_request
 from areal_ray.config import INSTALL, RaySettings
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="areal ray submit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    run.add_arguments(parser)
+    add_run_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     arguments = parser.parse_intermixed_args(words)
     (config, overrides, plugins), folder = read_request(arguments), arguments.resume
@@ -48,7 +46,7 @@ def main(words: Sequence[str]) -> int:
         hints = ["add: launcher.type=ray launcher.address=auto"]
         raise UsageError("the launcher of this run would not use the cluster that runs it", hints=hints)
     is_dry, arguments.dry_run = arguments.dry_run, True
-    if (code := run.execute(arguments)) or is_dry:
+    if (code := execute_run(arguments)) or is_dry:
         return code
     # `exec`: a shell would die of the signal that asks the run to stop, and Ray lose sight of the run.
     line = ["exec", "env", "-C", str(Path.cwd()), sys.executable, "-m", "areal_core", "run", *words]

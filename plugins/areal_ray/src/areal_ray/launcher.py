@@ -20,17 +20,16 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
-from areal_core.cli.output import print_error
 from areal_core.errors import RunError
-from areal_core.interfaces.launcher import Node
-from areal_core.runtime.environment import LOGS_VARIABLE, member_environment
-from areal_core.runtime.rpc import LoopThread
+from areal_core.launchers import Node, member_environment, run_name
+from areal_core.processes import LoopThread
+from areal_core.programs import print_error
 from areal_ray.cluster import Held, ask_for, bundles_for, connect, look, start, what_there_is
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from areal_core.interfaces.launcher import Place, ProcessGroup
+    from areal_core.launchers import Place, ProcessGroup
     from areal_ray.config import RaySettings
 
 # For Ray; a cluster of this machine alone is started in the first, which takes 40 s on a busy one.
@@ -140,7 +139,7 @@ class RayLauncher:
         running = RayGroup(self._ask)
         own = {**self._settings.runtime_env.get("env_vars", {}), **self._settings.passed(os.environ)}
         own |= {**environment, **group.environment}
-        run = Path(environment.get(LOGS_VARIABLE, "run/logs")).parent.name
+        run = run_name(environment)
         for index, place in places.items():
             member, here = group.member(index), next((one for one in self._held if one.node == place.node), None)
             if here is None:

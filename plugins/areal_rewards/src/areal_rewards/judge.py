@@ -59,8 +59,8 @@ class Judge:
             raise ValueError(f"the judge's verdict {verdict:g} is not from {settings.lowest:g} to {settings.highest:g}")
         return (verdict - settings.lowest) / (settings.highest - settings.lowest)
 
-    def take_metrics(self) -> dict[str, float]:
-        """Requests, tokens and cost since the last call; see `areal_core.interfaces.Reward`."""
+    def pop_metrics(self) -> dict[str, float]:
+        """Requests, tokens and cost since the last call; see `areal_core.sdk.Reward`."""
         taken: dict[str, float] = dict(self._counts)
         self._counts.clear()
         return taken

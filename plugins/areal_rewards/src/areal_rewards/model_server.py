@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_core.runtime.network import http_address
+from areal_core.processes import http_address
 from areal_rewards.libraries import load_library
 from areal_rewards.reward_models import ScoringModel
 

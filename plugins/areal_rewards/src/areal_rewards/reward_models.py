@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from areal_core.chat.answers import end_mark
-from areal_core.chat.template import with_begin
+from areal_core.chat import end_mark, with_begin
 from areal_rewards.asking import Asker
 from areal_rewards.libraries import load_library
 

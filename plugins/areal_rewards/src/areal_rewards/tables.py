@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from areal_core.data.tables import ArrowRows
+from areal_core.data import ArrowRows
 from areal_core.errors import ConfigError
 from areal_rewards.libraries import load_library
 from areal_rewards.readers import Found, read_csv, read_json, read_json_lines

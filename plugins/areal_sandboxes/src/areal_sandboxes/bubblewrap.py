@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.errors import ConfigError, RunError
-from areal_core.interfaces.sandbox import SandboxResult
+from areal_core.sdk import SandboxResult
 from areal_sandboxes.cgroups import Cgroups
 from areal_sandboxes.config import MEBIBYTE
 from areal_sandboxes.request import Request, sealed
@@ -89,7 +89,7 @@ class Bubblewrap:
         input_text: str = "",
         timeout_s: float | None = None,
     ) -> SandboxResult:
-        """See `areal_core.interfaces.sandbox.Sandbox`; more limits are "cpu", "file", "memory" and "output"."""
+        """See `areal_core.sdk.Sandbox`; more limits are "cpu", "file", "memory" and "output"."""
         settings = self._settings
         request = Request.checked(command, files, input_text, settings.disk_mib * MEBIBYTE)
         time_s = min(settings.time_s, timeout_s or settings.time_s)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from areal_core.config import public_environment
 from areal_core.errors import ConfigError, RunError
-from areal_core.interfaces.sandbox import SandboxResult
+from areal_core.sdk import SandboxResult
 from areal_sandboxes.config import MEBIBYTE
 from areal_sandboxes.plain import write_files
 from areal_sandboxes.programs import found_program
@@ -60,7 +60,7 @@ class Container:
         input_text: str = "",
         timeout_s: float | None = None,
     ) -> SandboxResult:
-        """See `areal_core.interfaces.sandbox.Sandbox`."""
+        """See `areal_core.sdk.Sandbox`."""
         settings = self._settings
         request = Request.checked(command, files, input_text, settings.disk_mib * MEBIBYTE)
         name = f"areal-{secrets.token_hex(8)}"

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.interfaces.sandbox import SandboxResult
+from areal_core.sdk import SandboxResult
 from areal_sandboxes.request import Request
 from areal_sandboxes.running import Watched
 
@@ -44,7 +44,7 @@ class PlainProcess:
         input_text: str = "",
         timeout_s: float | None = None,
     ) -> SandboxResult:
-        """See `areal_core.interfaces.sandbox.Sandbox`."""
+        """See `areal_core.sdk.Sandbox`."""
         settings = self._settings
         request = Request.checked(command, files, input_text)
         async with self._places:

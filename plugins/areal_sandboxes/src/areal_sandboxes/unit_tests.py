@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from areal_core.interfaces.sandbox import Sandbox, SandboxResult
+    from areal_core.sdk import Sandbox, SandboxResult
     from areal_sandboxes.config import UnitTestsSettings
 
 HARNESS: Final = "harness.py"
@@ -70,7 +70,7 @@ class UnitTests:
         self._counts["passed"] += all(passed)
         return sum(passed) / len(passed) if self._settings.share else float(all(passed))
 
-    def take_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Completions, those that passed, and limits that ended code, since the last call."""
         taken: dict[str, float] = dict(self._counts)
         self._counts.clear()

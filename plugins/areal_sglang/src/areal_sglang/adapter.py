@@ -17,14 +17,21 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from areal_core.errors import RunError
-from areal_core.inference.adapter import Chunk, ServerCommand, ServerIdentity
-from areal_core.inference.answer import is_resumable
-from areal_core.inference.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_core.inference.http_client import HTTPAdapter, raise_refusal
-from areal_core.inference.settings import OptionValue, option_arguments
-from areal_core.interfaces import InferenceCapabilities
-from areal_core.models.experts import MoEShape, column_of
-from areal_core.models.images import ImagePrompts
+from areal_core.models import ImagePrompts, MoEShape, routed_experts_field
+from areal_core.servers import (
+    Chunk,
+    HTTPAdapter,
+    InferenceCapabilities,
+    OptionValue,
+    RequestRefusedError,
+    ServerCommand,
+    ServerIdentity,
+    ServerRefusedError,
+    UpdateRefusedError,
+    is_resumable,
+    option_arguments,
+    raise_refusal,
+)
 from areal_sglang import graphs, images, lora
 from areal_sglang.events import EVENTS
 
@@ -32,10 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
-    from areal_core.data.trajectory import Values
-    from areal_core.inference.adapter import PartialGeneration, WeightGroup
-    from areal_core.inference.http_client import ServerConnection
-    from areal_core.interfaces import ModelReference, SamplingParameters, TensorDescription, UpdateMode
+    from areal_core.data import Values
+    from areal_core.engines import ModelReference, TensorDescription
+    from areal_core.servers import PartialGeneration, SamplingParameters, ServerConnection, UpdateMode, WeightGroup
     from areal_sglang.config import SGLangConfig
     from areal_sglang.events import Reason
 
@@ -240,7 +246,7 @@ class SGLangAdapter(HTTPAdapter):
         """From base64 of int32; an answer that was aborted has none."""
         if self.moe is None or told is None:
             return {}
-        return column_of(np.frombuffer(b64decode(told), np.int32), self.moe, tokens)
+        return routed_experts_field(np.frombuffer(b64decode(told), np.int32), self.moe, tokens)
 
     def _sampling(self, partial: PartialGeneration) -> dict[str, Any]:
         sampling: SamplingParameters = partial.sampling

@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from areal_core.inference.settings import FleetSettings
-from areal_core.models.sizes import keeps_states
+from areal_core.models import has_recurrent_states
+from areal_core.servers import FleetSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
-    from areal_core.inference.adapter import ServerCommand
-    from areal_core.inference.gpu_share import GPUShare
-    from areal_core.inference.settings import OptionValue
-    from areal_core.interfaces import ModelReference, StoredModel
+    from areal_core.engines import ModelReference, StoredModel
+    from areal_core.servers import GPUShare, OptionValue, ServerCommand
 
 _MOST_OF_THE_FREE = 0.9
 
@@ -82,7 +80,7 @@ class SGLangConfig(FleetSettings):
 
     def unplanned(self, model: StoredModel) -> str:
         """See `FleetSettings.unplanned`. The pool of states takes a part of what is free, not of max_total_tokens."""
-        if keeps_states(model.description):
+        if has_recurrent_states(model.description):
             return "SGLang keeps states of the model's recurrent layers, in memory that the plan does not count"
         return ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from areal_core.inference.fleet import ServerFleet
+from areal_core.servers import ServerFleet
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.reading import Reading
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from areal_core.interfaces import SharedTensor, WeightUpdate
-    from areal_core.runtime.member import Member
+    from areal_core.engines import SharedTensor, WeightUpdate
+    from areal_core.processes import Member
     from areal_sglang.config import SGLangConfig
 
 
@@ -31,7 +31,7 @@ class SGLangEngine(ServerFleet):
         settings = settings.with_key(log_dir.parent, member.host if member else "")
         self._speaker = SGLangAdapter(settings)
         super().__init__(settings, self._speaker, log_dir, member, gpus)
-        self._reading = Reading(self._speaker, self.pool, self.lifecycle, settings.update_timeout_s)
+        self._reading = Reading(self._speaker, self)
 
     async def read_tensors(self, version: int, tensors: Sequence[SharedTensor]) -> list[int]:
         """See `InferenceEngine.read_tensors`."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from areal_core.inference.adapter import Span  # noqa: TC001 - msgspec reads annotations
+from areal_core.servers import Span  # noqa: TC001 - msgspec reads annotations
 
 
 class _Logprob(msgspec.Struct, array_like=True, gc=False):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from areal_core.inference.settings import OptionValue
+    from areal_core.servers import OptionValue
 
 TOKENS: Final = (32, 64, 128, 256, 512, 1024)
 """Sizes that are captured: each forward pass is padded to less than twice its tokens, or to 32."""

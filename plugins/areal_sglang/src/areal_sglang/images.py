@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from areal_core.inference.errors import ServerRefusedError
+from areal_core.servers import ServerRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from areal_core.inference.settings import OptionValue
-    from areal_core.models.images import Prompt
+    from areal_core.models import Prompt
+    from areal_core.servers import OptionValue
 
 SINCE = Version("0.5.23")
 """From here on images are put between token ids that stay as they are."""

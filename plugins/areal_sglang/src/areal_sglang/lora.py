@@ -10,14 +10,13 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from areal_core.inference.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_core.models.adapters import describe_adapter
+from areal_core.models import describe_adapter
+from areal_core.servers import RequestRefusedError, ServerRefusedError, UpdateRefusedError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from areal_core.inference.http_client import ServerConnection
-    from areal_core.inference.settings import OptionValue
+    from areal_core.servers import OptionValue, ServerConnection
 
 NAME = "areal"
 """Of the one adapter that a server has."""

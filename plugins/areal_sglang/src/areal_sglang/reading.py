@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 from typing import TYPE_CHECKING
 
@@ -10,16 +9,12 @@ import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from areal_core.errors import RunError
-from areal_core.inference.errors import FAULTS, in_time, known_form
-from areal_core.inference.server import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from areal_core.inference.lifecycle import Lifecycle
-    from areal_core.inference.pool import ServerPool
-    from areal_core.inference.server import InferenceServer
-    from areal_core.interfaces import SharedMemory, SharedTensor, TensorDescription, WeightUpdate
+    from areal_core.engines import SharedMemory, SharedTensor, TensorDescription, WeightUpdate
+    from areal_core.servers import InferenceServer, ServerFleet
     from areal_sglang.adapter import SGLangAdapter
 
 
@@ -31,16 +26,12 @@ class Reading:
 
     Args:
         adapter: speaks to the servers.
-        pool: the servers.
-        lifecycle: changes their weights otherwise.
-        timeout_s: seconds for each part.
+        fleet: has the servers, and changes their weights otherwise.
     """
 
-    def __init__(self, adapter: SGLangAdapter, pool: ServerPool, lifecycle: Lifecycle, timeout_s: float) -> None:
+    def __init__(self, adapter: SGLangAdapter, fleet: ServerFleet) -> None:
         self._adapter = adapter
-        self._pool = pool
-        self._lifecycle = lifecycle
-        self._timeout_s = timeout_s
+        self._fleet = fleet
         self._readers: list[InferenceServer] = []
         self._names: set[str] = set()
         self._version = -1
@@ -55,7 +46,7 @@ class Reading:
             await self._call_readers(lambda server: self._adapter.read(server.connection, copies[server.name]))
             self._names |= {shared.tensor.name for shared in tensors}
         if not self._readers:
-            raise RunError(f"no server reads weights in GPU memory: {self._fault or self._pool.explain()}")
+            raise RunError(f"no server reads weights in GPU memory: {self._fault or self._fleet.pool.explain()}")
         return [gpu for server in self._readers for gpu in server.gpus]
 
     async def update_weights(self, update: WeightUpdate) -> None:
@@ -69,11 +60,10 @@ class Reading:
             )
             for server in self._readers:
                 server.read_version = update.version
-        await self._lifecycle.update_weights(update)
+        await self._fleet.lifecycle.update_weights(update)
 
     async def _begin(self, version: int) -> None:
-        await self._lifecycle.announce_update()
-        asleep = [server for server in self._pool.in_state(State.UPDATING) if not server.has_memory]
+        asleep = await self._fleet.begin_update()
         self._version, self._names, self._readers = version, set(), []
         if unplaced := [server.name for server in asleep if not server.gpus]:
             self._fault = self._fault or f"of {', '.join(unplaced)} the run does not know the GPUs"
@@ -85,21 +75,13 @@ class Reading:
         await server.wake_up()
         await self._adapter.begin_reading(server.connection)
 
-    async def _call_readers(self, call: Callable[[InferenceServer], Coroutine[None, None, None]]) -> None:
+    async def _call_readers(self, call: Callable[[InferenceServer], Awaitable[None]]) -> None:
         """Make a call to all readers. Those that fail are lost, and read no more."""
-
-        async def succeeds(server: InferenceServer) -> bool:
-            try:
-                with known_form():
-                    await in_time(call(server), self._timeout_s, "update_timeout_s")
-            except FAULTS as error:
-                self._fault = f"{server.name} did not read version {self._version}: {error}"
-                self._pool.lose(server, f"did not read version {self._version} in GPU memory: {error}")
-                return False
-            return True
-
-        results = await asyncio.gather(*map(succeeds, self._readers))
-        self._readers = [server for server, is_done in zip(self._readers, results, strict=True) if is_done]
+        purpose = f"read version {self._version} in GPU memory"
+        failures = await self._fleet.call_servers(self._readers, call, purpose)
+        for name, error in failures.items():
+            self._fault = f"{name} did not read version {self._version}: {error}"
+        self._readers = [server for server in self._readers if server.name not in failures]
 
 
 class _Tensor:

@@ -15,16 +15,15 @@ from contextlib import suppress
 from functools import cached_property
 from typing import IO, TYPE_CHECKING
 
-from areal_core.background import start_task
 from areal_core.errors import RunError
-from areal_core.interfaces.launcher import Node, describe_exit
-from areal_core.runtime.environment import member_environment
+from areal_core.launchers import Node, describe_exit, member_environment
+from areal_core.processes import start_task
 from areal_slurm.allocation import Share, expand, own_address, own_job, reach, read_job, read_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from areal_core.interfaces.launcher import Place, ProcessGroup
+    from areal_core.launchers import Place, ProcessGroup
     from areal_slurm.config import SlurmSettings
 
 PATIENCE_S = 0.5

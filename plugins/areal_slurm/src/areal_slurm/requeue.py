@@ -10,9 +10,8 @@ import os
 import signal as signals
 from typing import TYPE_CHECKING
 
-from areal_core.cli.output import print_error
 from areal_core.errors import RunError
-from areal_core.runs import RunFolder
+from areal_core.programs import RunFolder, print_error
 from areal_slurm.allocation import own_job, read_job, slurm
 
 if TYPE_CHECKING:

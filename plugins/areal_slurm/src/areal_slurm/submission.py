@@ -17,13 +17,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.cli.output import print_out
-from areal_core.cli.request import Request, add_request_arguments, read_request, require_place
 from areal_core.config import Resolved, load_run, resolve
-from areal_core.driver import execute, write_run_folder
 from areal_core.errors import RunError, UsageError
-from areal_core.runs import RunFolder
-from areal_core.runs.models import model_path, model_paths
+from areal_core.programs import (
+    Request,
+    RunFolder,
+    add_request_arguments,
+    execute,
+    model_path,
+    model_paths,
+    print_out,
+    read_request,
+    require_place,
+    write_run_folder,
+)
 from areal_slurm.allocation import slurm
 from areal_slurm.config import SlurmSettings
 from areal_slurm.requeue import VARIABLE

@@ -6,8 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.config import load_run
-from areal_core.runs.models import load_tokenizer, model_reference
-from areal_core.runtime.folder import RunFolder
+from areal_core.programs import RunFolder, load_tokenizer, model_reference
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from areal_core.errors import RunError
-from areal_core.runtime.network import http_address
+from areal_core.processes import http_address
 from areal_trackers.libraries import load_library
 
 if TYPE_CHECKING:

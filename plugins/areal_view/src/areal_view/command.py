@@ -17,8 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.cli.output import print_error, print_out
 from areal_core.errors import UsageError
+from areal_core.programs import print_error, print_out
 from areal_view.page import page, run_data, script_of, write_report
 from areal_view.timeline import read_timeline, write_trace
 

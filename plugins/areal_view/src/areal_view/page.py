@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from areal_core.config import CONFIG_FILE, load_run
-from areal_core.diagnostics import read_findings
 from areal_core.errors import ArealError, UsageError
+from areal_core.programs import read_findings
 from areal_view.lines import is_group, is_metrics, read_lines
 from areal_view.rollouts import COLUMNS, HARDWARE_FILE, INDEXED, read_index, read_step, steps_of, token_count
 from areal_view.timeline import in_flight, latest, read_timeline

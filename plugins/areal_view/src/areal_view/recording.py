@@ -14,8 +14,7 @@ import torch
 
 from areal_core.config import load_run
 from areal_core.data import FinishReason
-from areal_core.runs.models import load_tokenizer, model_reference
-from areal_core.runtime.folder import RunFolder
+from areal_core.programs import RunFolder, load_tokenizer, model_reference
 from areal_view.rollouts import HARDWARE_FILE, INDEX, WHOSE, path_of, steps_of
 
 if TYPE_CHECKING:

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from areal_core.chat.answers import unshown, unshown_problem
-from areal_core.chat.settings import PromptSettings
-from areal_core.chat.template import encode, render_conversation
+from areal_core.chat import PromptSettings, encode, render_conversation, unrendered, unrendered_problem
 from areal_core.config import LocalPath, Settings
-from areal_core.interfaces import RowError
-from areal_core.models.images import FAMILIES
+from areal_core.models import FAMILIES
+from areal_core.sdk import RowError
 from areal_vision.files import PILLOWS_LIMIT, files_of, open_image
 from areal_vision.prompts import check_places, image_token, read_shown
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import StoredModel
+    from areal_core.engines import StoredModel
 
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 """Files of which a model for images has one."""
@@ -84,12 +82,12 @@ class VisionTurnSettings(PromptSettings):
         if tokenizer is None:
             return ""
         try:
-            missing = unshown(tokenizer, shown.conversation)
+            missing = unrendered(tokenizer, shown.conversation)
             text = render_conversation(tokenizer, shown.conversation, add_generation_prompt=True)
             check_places(encode(tokenizer, text)[0], image_token(tokenizer), len(shown.images))
         except ValueError as error:  # RowError too
             return str(error)
-        return unshown_problem(missing)
+        return unrendered_problem(missing)
 
 
 class SquaresSettings(Settings):

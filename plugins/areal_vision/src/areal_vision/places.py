@@ -8,7 +8,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from areal_core.errors import RunError
-from areal_core.models.images import as_text
+from areal_core.models import without_image_tokens
 from areal_vision.images import ImageInputs, token_counts
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Placed(NamedTuple):
     """A sequence, ready for the model.
 
     Attributes:
-        input_ids: [T] int64, what is embedded: see `as_text`.
+        input_ids: [T] int64, what is embedded: see `without_image_tokens`.
         positions: [3, T] int64, in time, height and width (multimodal rotary embeddings, arXiv 2409.12191).
     """
 
@@ -110,7 +110,10 @@ class VisionTokens:
                 f"the images need image tokens in runs of {counts}, and the sequence has runs of {found}: each "
                 "image has its own, with a token of text between two"
             )
-        fed, kinds = torch.where(places, input_ids, as_text(self._config, input_ids)), places.to(torch.int32)
+        fed, kinds = (
+            torch.where(places, input_ids, without_image_tokens(self._config, input_ids)),
+            places.to(torch.int32),
+        )
         grids = grid if len(grid) else None
         positions, _ = self._model.get_rope_index(fed[None], kinds[None], image_grid_thw=grids)
         return Placed(fed, positions[:, 0])

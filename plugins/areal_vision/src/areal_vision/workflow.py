@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from areal_core.chat.answers import answer_text, opened_by_template
-from areal_core.chat.template import encode, render_conversation
-from areal_core.data.trajectory import Episode, TrajectoryBuilder
-from areal_core.interfaces import RowError
+from areal_core.chat import answer_text, encode, render_conversation, template_opening
+from areal_core.data import Episode, TrajectoryBuilder
+from areal_core.sdk import RowError
 from areal_vision.files import ImageFile, files_of, shown_image
 from areal_vision.images import reader_of
 from areal_vision.prompts import check_places, image_token, read_shown
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from PIL.Image import Image
 
-    from areal_core.interfaces import WorkflowContext
+    from areal_core.sdk import WorkflowContext
     from areal_vision.config import VisionTurnSettings
 
 
@@ -42,7 +41,7 @@ class VisionTurn:
         images = await asyncio.to_thread(reader.cut, pictures)
         rendered = render_conversation(tokenizer, conversation, add_generation_prompt=True)
         ids, text = encode(tokenizer, rendered)
-        opened = opened_by_template(tokenizer, conversation, rendered)
+        opened = template_opening(tokenizer, conversation, rendered)
         prompt = text[: len(text) - len(opened)]
         counts = reader.counts(images.grid)
         input_ids = expand(ids, image_token(tokenizer), counts)

@@ -19,23 +19,30 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from areal_core.errors import RunError
-from areal_core.inference.adapter import Chunk, ServerCommand, ServerIdentity, Span
-from areal_core.inference.answer import is_resumable
-from areal_core.inference.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_core.inference.http_client import HTTPAdapter, raise_refusal
-from areal_core.inference.settings import OptionValue, option_arguments
-from areal_core.interfaces import InferenceCapabilities
-from areal_core.models.experts import MoEShape, column_of
-from areal_core.models.images import ImagePrompts
+from areal_core.models import ImagePrompts, MoEShape, routed_experts_field
+from areal_core.servers import (
+    Chunk,
+    HTTPAdapter,
+    InferenceCapabilities,
+    OptionValue,
+    RequestRefusedError,
+    ServerCommand,
+    ServerIdentity,
+    ServerRefusedError,
+    Span,
+    UpdateRefusedError,
+    is_resumable,
+    option_arguments,
+    raise_refusal,
+)
 from areal_vllm import images, lora
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from areal_core.data.trajectory import Values
-    from areal_core.inference.adapter import PartialGeneration, WeightGroup
-    from areal_core.inference.http_client import ServerConnection
-    from areal_core.interfaces import ModelReference, TensorDescription, UpdateMode
+    from areal_core.data import Values
+    from areal_core.engines import ModelReference, TensorDescription
+    from areal_core.servers import PartialGeneration, ServerConnection, UpdateMode, WeightGroup
     from areal_vllm.config import VLLMConfig
 
 KNOWN = SpecifierSet(">=0.32,<0.33")
@@ -241,7 +248,7 @@ class VLLMAdapter(HTTPAdapter):
         """From base64 of a numpy file; an answer that was aborted has none."""
         if self.moe is None or told is None:
             return {}
-        return column_of(np.load(BytesIO(b64decode(told)), allow_pickle=False), self.moe, tokens)
+        return routed_experts_field(np.load(BytesIO(b64decode(told)), allow_pickle=False), self.moe, tokens)
 
     def _sampling(self, partial: PartialGeneration) -> dict[str, Any]:
         sampling = partial.sampling

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.inference.installations import find_architecture
+from areal_core.servers import find_architecture
 
 if TYPE_CHECKING:
     from areal_core.plugins import Finding

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from areal_core.inference.settings import FleetSettings
+from areal_core.servers import FleetSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from areal_core.config import RunConfig
-    from areal_core.inference.adapter import ServerCommand
-    from areal_core.inference.gpu_share import GPUShare
-    from areal_core.inference.settings import OptionValue
-    from areal_core.interfaces import ModelReference
+    from areal_core.engines import ModelReference
+    from areal_core.servers import GPUShare, OptionValue, ServerCommand
 
 
 class VLLMConfig(FleetSettings):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from areal_core.inference.fleet import ServerFleet
+from areal_core.servers import ServerFleet
 from areal_vllm.adapter import VLLMAdapter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from areal_core.runtime.member import Member
+    from areal_core.processes import Member
     from areal_vllm.config import VLLMConfig
 
 

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
-from areal_core.inference.errors import ServerRefusedError
 from areal_core.plugins import extra_module
+from areal_core.servers import ServerRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import torch
 
-    from areal_core.inference.settings import OptionValue
-    from areal_core.interfaces import ModelReference
+    from areal_core.engines import ModelReference
+    from areal_core.servers import OptionValue
 
 OPTIONS: Mapping[str, OptionValue] = MappingProxyType(
     {

@@ -12,11 +12,10 @@ from pydantic import AfterValidator, Field, model_validator
 from areal_agents.config import ConversationSettings, missing_program
 from areal_agents.environments.libraries import load_gymnasium, load_library, missing_library
 from areal_agents.environments.spaces import ActionReader
-from areal_core.chat.rows import prompt_of
-from areal_core.chat.settings import PromptSettings
+from areal_core.chat import PromptSettings, prompt_of
 from areal_core.config import LocalPath, Seconds, Selection, Settings, component
 from areal_core.errors import ConfigError
-from areal_core.interfaces import RowError
+from areal_core.sdk import RowError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_agents.config import filled
 from areal_agents.environments.libraries import load_library
-from areal_core.background import start_task
-from areal_core.proxies import bypass_proxies
+from areal_core.processes import bypass_proxies, start_task
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

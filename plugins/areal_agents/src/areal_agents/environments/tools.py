@@ -19,8 +19,7 @@ from areal_agents.outcomes import Outcome
 from areal_agents.requests import AgentRequest, RefusedError
 from areal_agents.session import Session
 from areal_agents.threads import run_in_thread
-from areal_core.chat.rows import prompt_of
-from areal_core.chat.template import Conversation
+from areal_core.chat import Conversation, prompt_of
 from areal_core.data import FinishReason
 from areal_core.errors import ConfigError, RunError
 
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from areal_agents.environments.config import ToolSettings
-    from areal_core.chat.messages import Message
+    from areal_core.chat import Message
     from areal_core.data import Episode
-    from areal_core.interfaces import WorkflowContext
+    from areal_core.sdk import WorkflowContext
 
 
 class ToolWorkflow:

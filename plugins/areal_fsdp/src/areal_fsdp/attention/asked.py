@@ -19,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from areal_core.errors import RunError
-from areal_core.models.shown_masks import ShownMask, shown_mask, telling_places
+from areal_core.models import ShownMask, probe_positions, shown_mask
 from areal_fsdp.attention.hugging_face import BOUNDARIES, packed_attention_of_a_layer
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _checked_attention(
 
 def _refuse_other_masks(module: torch.nn.Module, mask: ShownMask, window: int | None) -> None:
     """Raise RunError where a layer's mask is another one than packed attention computes."""
-    queries, keys = telling_places(mask.near, window, device=mask.device)
+    queries, keys = probe_positions(mask.near, window, device=mask.device)
     found = mask.visible(0, 0, queries, keys) & (keys <= queries)
     wanted = keys <= queries
     if window is not None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers.pytorch_utils import Conv1D
 
 from areal_core.errors import RunError
-from areal_core.models.file_names import views_by_file_name
+from areal_core.models import views_by_file_name
 from areal_fsdp.lora.settings import ALL_LINEAR, DROPOUT
 from areal_fsdp.lora.stored import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_shapes
 from areal_fsdp.parallel.ranks import fail_together, rank_and_ranks

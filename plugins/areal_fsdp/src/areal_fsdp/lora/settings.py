@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import StoredModel
+    from areal_core.engines import StoredModel
 
 ALL_LINEAR: Final = "all-linear"
 DROPOUT: Final = "lora_dropout"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from areal_core.interfaces import ModelReference
+    from areal_core.engines import ModelReference
 
 _NOT_KEPT = ("quantization_config", "auto_map", "torch_dtype", "rope_scaling", "rope_theta")
 """Keys of a published config that an export lacks for a reason: weights are not quantized, the model's own code is not

@@ -11,8 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from areal_core.errors import RunError
-from areal_core.models.images import as_text, loader_of, sees_images, set_attention
-from areal_core.models.quantization import refuse_quantized
+from areal_core.models import auto_class_of, is_vlm, refuse_quantized, set_attention, without_image_tokens
 from areal_core.plugins import extra_module
 from areal_fsdp.attention.asked import register_checked_attention
 from areal_fsdp.attention.hugging_face import PACKED, Layout, register_packed_attention
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import ModelReference, Role
+    from areal_core.engines import ModelReference
+    from areal_core.sdk import Role
     from areal_fsdp.parallel.context import Context
     from areal_fsdp.parallel.loading import ModelFiles
     from areal_fsdp.parallel.tensor import Vocabulary
@@ -93,7 +93,7 @@ class RoleModule(torch.nn.Module):
         self.shows_boundaries = False
         self.rotary = divide_rotary(model, self.mixers)
         self.vision: VisionTokens | None = None
-        if shows_images and sees_images(model.config):
+        if shows_images and is_vlm(model.config):
             self.vision = extra_module("areal_vision.places", "fsdp", "vision").VisionTokens(model)
         else:
             for parameter in beside_text(model).values():
@@ -181,7 +181,7 @@ class RoleModule(torch.nn.Module):
         if self.vision is None:
             if "patches" in batch.multimodal:
                 kind = self.model.config.model_type
-                sees = "is trained from text alone" if sees_images(self.model.config) else "sees none"
+                sees = "is trained from text alone" if is_vlm(self.model.config) else "sees none"
                 raise RunError(f"the batch has images, and the model type '{kind}' {sees}")
             return None
         return self.vision.see(batch, device, self.model.dtype)
@@ -194,12 +194,12 @@ class RoleModule(torch.nn.Module):
         position_ids, context = layout.position_ids, self.context
         self.mixers.layout = layout
         if layout.in_rows:
-            return self._hidden_of_rows(as_text(self.model.config, input_ids), layout)
+            return self._hidden_of_rows(without_image_tokens(self.model.config, input_ids), layout)
         named = layout.for_layers(with_boundaries=self.shows_boundaries and context is None)
         named["packed_context"] = None if context is None else (context.size, context.group)
         if seen is not None and self.vision is not None:
             return self.vision.hidden(seen, named)
-        input_ids = as_text(self.model.config, input_ids)
+        input_ids = without_image_tokens(self.model.config, input_ids)
         if context is not None:
             total = len(position_ids)
             input_ids, position_ids = context.own(input_ids, total), context.own(position_ids, total)
@@ -248,7 +248,7 @@ class RoleModule(torch.nn.Module):
             RunError: it does something to them that this engine cannot reproduce.
         """
         self.mixers.layout = None
-        input_ids = as_text(self.model.config, input_ids)
+        input_ids = without_image_tokens(self.model.config, input_ids)
         set_attention(self.model, "eager")
         products = self.model.get_experts_implementation()
         if has_experts := next(moe_blocks(self.model), None) is not None:
@@ -330,7 +330,7 @@ def load_model(
 
 
 def _factory_of(config: Any, role: Role) -> Any:
-    return AutoModelForSequenceClassification if role.head == "scalar" else loader_of(config)
+    return AutoModelForSequenceClassification if role.head == "scalar" else auto_class_of(config)
 
 
 def _refuse_missing(reference: ModelReference, role: Role, model: PreTrainedModel, missing: list[str]) -> None:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.nn.utils.rnn import pad_sequence
 
 from areal_core.errors import RunError
-from areal_core.models.images import set_attention
+from areal_core.models import set_attention
 from areal_fsdp.attention.asked import CHECKED, SDPA, checked_sdpa
 from areal_fsdp.attention.hugging_face import PACKED
 from areal_fsdp.models.final_logits import FinalLogits

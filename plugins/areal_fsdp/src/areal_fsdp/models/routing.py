@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 from areal_core.data import Metric
 from areal_core.errors import RunError
-from areal_core.models.experts import ROUTED_EXPERTS
+from areal_core.models import ROUTED_EXPERTS
 from areal_fsdp.models.compiling import mark_dynamic
 from areal_fsdp.parallel.ranks import rank_and_ranks
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import Role
+    from areal_core.sdk import Role
     from areal_fsdp.attention.hugging_face import Layout
     from areal_fsdp.parallel.context import Context
 

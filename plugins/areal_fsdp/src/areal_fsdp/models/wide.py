@@ -24,7 +24,7 @@ from areal_fsdp.models.logprobs import chunks, head_gradients, logits_of, slope_
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from areal_core.interfaces import Role
+    from areal_core.sdk import Role
 
 _TOPK = re.compile(r"topk:([1-9]\d*)")
 _DIVERGENCE = re.compile(r"divergence:([\w-]+):(\d+(?:\.\d*)?(?:e-\d+)?)")

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import core_model_loading as _loading
 
-from areal_core.models.file_names import views_by_file_name
+from areal_core.models import views_by_file_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

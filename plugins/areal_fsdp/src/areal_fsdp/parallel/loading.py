@@ -28,7 +28,7 @@ from transformers.utils import hub as _hub
 from transformers.utils import logging as _transformers_logging
 
 from areal_core.errors import RunError
-from areal_core.models.fit import Placeholder
+from areal_core.models import Placeholder
 from areal_fsdp.parallel.file_names import Piece, own_rows, pieces_of
 from areal_fsdp.parallel.ranks import on_any_rank
 

@@ -7,8 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from areal_core.models.experts import EXPERTS
-from areal_core.models.sizes import text_config
+from areal_core.models import EXPERTS, text_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

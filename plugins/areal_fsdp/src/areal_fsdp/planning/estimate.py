@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from areal_core.config import Settings, roles_of
-from areal_core.interfaces import Estimate
+from areal_core.engines import Estimate
 from areal_fsdp.planning.memory import RankLoad
 from areal_fsdp.planning.meter import GIB
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import StoredModel
+    from areal_core.engines import StoredModel
     from areal_fsdp.planning.memory import Memory
 
 MOST_RANKS: Final = 1024

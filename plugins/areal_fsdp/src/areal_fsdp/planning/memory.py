@@ -12,7 +12,7 @@ from math import inf, prod
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from areal_core.errors import RunError
-from areal_core.models.sizes import text_config
+from areal_core.models import text_config
 from areal_fsdp.planning.decoder import Decoder, experts_of, is_of_text
 from areal_fsdp.planning.meter import GIB
 from areal_fsdp.planning.recomputing import Recomputing, kept_by_a_layer
@@ -20,7 +20,7 @@ from areal_fsdp.planning.recomputing import Recomputing, kept_by_a_layer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from areal_core.interfaces import Role
+    from areal_core.sdk import Role
     from areal_fsdp.parallel.settings import ParallelSettings
     from areal_fsdp.planning.recomputing import Checkpointing
 

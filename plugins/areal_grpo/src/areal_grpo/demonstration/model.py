@@ -116,13 +116,13 @@ class AdditionModel:
         self._experts = settings.experts
 
     def find(self, cache: Path) -> Path | None:
-        """The fine-tuned model's folder, where it is whole; see `FindsModel.find`."""
+        """The fine-tuned model's folder, where it is whole; see `ModelResolver.find`."""
         model = cache / self.name / self._key() / "model"
         return model if (model / "config.json").is_file() else None
 
     def prepare(self, cache: Path) -> Path:
         """The fine-tuned model's folder; see `ModelSource.prepare`."""
-        from areal_core.driver import execute
+        from areal_core.programs import execute
 
         if found := self.find(cache):
             return found

@@ -1,22 +1,17 @@
-"""Write a folder with a model's weights in bfloat16, from one whose weights are quantized (FP8 or MXFP4).
-
-File after file is read and written, so it needs no more memory than the weights of one file in bfloat16.
-"""
+"""Quantized weights (FP8 or MXFP4) to bfloat16, file after file: what `areal dequantize` does."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from areal_core.cli.output import print_error
-from areal_core.errors import RunError, UsageError
+from areal_core.disk import WEIGHTS_INDEX, weight_files
+from areal_core.errors import RunError
 from areal_core.models.quantization import (
     DEQUANTIZED,
     FP8_FACTORS,
@@ -25,39 +20,15 @@ from areal_core.models.quantization import (
     MXFP4_SCALES,
     quantization_of,
 )
-from areal_core.runs.models import MODEL_FILES, WEIGHTS_INDEX, weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
 _NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Those of E2M1 by the three lower bits of a code, of which the fourth is the sign (OCP Microscaling Formats 1.0)."""
 _BIAS = 127
 """Of the exponents in a byte (E8M0, likewise)."""
-
-
-def main(words: Sequence[str]) -> int:
-    """Run the command; its exit code."""
-    parser = argparse.ArgumentParser(prog="areal dequantize", description=__doc__)
-    parser.add_argument("source", metavar="SOURCE", help="a folder, or a name on the hub, as of model.path")
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="is made")
-    arguments = parser.parse_args(words)
-    if arguments.folder.exists():
-        raise UsageError(f"{arguments.folder} exists already", hints=["name a new folder"])
-    source = Path(arguments.source)
-    if not source.is_dir():
-        from huggingface_hub import snapshot_download
-
-        try:
-            source = Path(snapshot_download(arguments.source, allow_patterns=[*MODEL_FILES]))
-        except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise RunError(
-                f"there is no folder '{arguments.source}', and the hub does not give it: {reason}"
-            ) from error
-    dequantize(source, arguments.folder)
-    print_error(f"{arguments.folder} holds the weights of {arguments.source} in bfloat16")
-    return 0
 
 
 def dequantize(source: Path, folder: Path) -> None:

@@ -1,0 +1,46 @@
+"""Write a folder with a model's weights in bfloat16, from one whose weights are quantized (FP8 or MXFP4).
+
+File after file is read and written, so it needs no more memory than the weights of one file in bfloat16.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_core.cli.output import print_error
+from areal_core.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+SUMMARY = "write a quantized model in bfloat16"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `areal dequantize`."""
+    parser.add_argument("source", metavar="SOURCE", help="a folder, or a name on the hub, as of model.path")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="is made")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Find or download the model, and write it. Return the exit code."""
+    if arguments.folder.exists():
+        raise UsageError(f"{arguments.folder} exists already", hints=["name a new folder"])
+    from areal_core.models.dequantize import dequantize
+    from areal_core.runs.models import MODEL_FILES
+
+    source = Path(arguments.source)
+    if not source.is_dir():
+        from huggingface_hub import snapshot_download
+
+        try:
+            source = Path(snapshot_download(arguments.source, allow_patterns=[*MODEL_FILES]))
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise RunError(
+                f"there is no folder '{arguments.source}', and the hub does not give it: {reason}"
+            ) from error
+    dequantize(source, arguments.folder)
+    print_error(f"{arguments.folder} holds the weights of {arguments.source} in bfloat16")
+    return 0

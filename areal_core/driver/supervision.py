@@ -1,0 +1,62 @@
+"""Process groups of a program that trains nothing, such as `areal eval`: started, watched and ended as in a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from areal_core.driver.groups import model_group
+from areal_core.runtime.attempts import claim
+from areal_core.runtime.progress import preparation
+from areal_core.runtime.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from areal_core.config import Resolved
+    from areal_core.interfaces.launcher import ProcessGroup
+    from areal_core.runtime.folder import RunFolder
+
+
+async def supervise(
+    resolved: Resolved,
+    run: RunFolder,
+    groups: Sequence[ProcessGroup],
+    role: str,
+    *,
+    on_message: Callable[[Any], None],
+    update: Callable[[str], None],
+    log: Callable[[str], None],
+    signals: list[int],
+    prepares_model: bool = True,
+) -> None:
+    """Start process groups, and return when the first process of a role has ended. All processes are gone then.
+
+    Args:
+        resolved: the config, with the launcher.
+        run: a new run folder with the config.
+        groups: what is started; see `rollout_groups` for the groups that generate.
+        role: the role that is waited for.
+        on_message: called with each message that a process sends to the driver by `Member.notify`.
+        update: called a few times a second, with the progress of the model's preparation; empty after it.
+        log: shows a line to the user.
+        signals: the numbers of signals that asked this program to stop are added to it. Then the processes of the role
+            are asked to stop, and nothing more is started.
+        prepares_model: whether the config's model source makes the model first.
+
+    Raises:
+        RunError: an essential process failed, there is no room, or a signal came while processes were started.
+    """
+    supervisor = Supervisor(resolved.config.launcher.build(), run, on_message, log, signals)
+    try:
+        address = await supervisor.listen()
+        supervisor.admit(run.attempt(1))
+        claim(run.attempt(1), address, supervisor.credentials)
+        if prepares_model and resolved.config.model.source is not None:
+            await supervisor.start([model_group(run.path)])
+            await supervisor.watch("model_initialization", lambda: update(preparation(run)))
+            supervisor.mark_done("model_initialization")
+        if not signals:
+            await supervisor.start(groups)
+            await supervisor.watch(role, lambda: update(""))
+    finally:
+        await supervisor.close()

@@ -1,0 +1,15 @@
+from areal_core.interfaces.launcher import Launcher as Launcher
+from areal_core.interfaces.launcher import RunningGroup as RunningGroup
+from areal_core.interfaces.launcher import ProcessGroup as ProcessGroup
+from areal_core.interfaces.launcher import Node as Node
+from areal_core.interfaces.launcher import Place as Place
+from areal_core.interfaces.launcher import AcceptsNodes as AcceptsNodes
+from areal_core.interfaces.launcher import OnExit as OnExit
+from areal_core.interfaces.launcher import ProcessEnd as ProcessEnd
+from areal_core.interfaces.launcher import describe_exit as describe_exit
+from areal_core.runtime.environment import member_environment as member_environment
+from areal_core.runtime.environment import run_name as run_name
+from areal_core.runtime.local import LocalLauncher as LocalLauncher
+from areal_core.runtime.settings import LocalSettings as LocalSettings
+from areal_core.runtime.local import LocalGroup as LocalGroup
+from areal_core.runtime.local import spawn as spawn
