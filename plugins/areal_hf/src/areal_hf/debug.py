@@ -75,7 +75,7 @@ def main(words: Sequence[str]) -> int:
 def _debug(arguments: argparse.Namespace) -> None:
     """One row, from prompt to loss."""
     request = read_request(arguments)
-    resolved = resolve(request.config, request.plugins, request.overrides)
+    resolved = resolve(request.config, request.plugins, request.overrides, imports=True)
     config, number = resolved.config, arguments.row
     dataset, algorithm, source = config.dataset.build(), config.algorithm.build(), config.model.source
     if not 0 <= number < len(dataset):
