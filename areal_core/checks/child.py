@@ -137,10 +137,7 @@ def _prepare_row_checks(resolved: Resolved, problems: list[str], *, has_tokenize
 
 
 def _files_read(resolved: Resolved) -> list[Path]:
-    """Return the files of all imported modules, and the folders of the models on this machine with all their files.
-
-    The time stamp of a folder changes when a file is added.
-    """
+    """Return the files of all imported modules, and the folders of the models on this machine with all their files."""
     folders = [Path(model.path) for model in local_models(resolved).values()]
     models = [path for folder in folders for path in (folder, *folder.rglob("*"))]
     return [*imported_files(), *models]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -87,23 +88,25 @@ def imported_files() -> list[Path]:
 
 
 def _names(folder: Path) -> list[str]:
-    """Return the sorted names in a folder; none if it is not a folder or cannot be read."""
+    """Return the sorted names in a folder; none if it is not a folder or cannot be read. Python may add its cache."""
     with suppress(OSError):
-        return sorted(path.name for path in folder.iterdir())
+        return sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
     return []
 
 
 def _states(paths: Iterable[Path]) -> dict[str, str]:
-    """Return the state of files and folders by path: the hash of the user's own files, and the time stamp of others."""
     return {str(path): _state(path) for path in paths}
 
 
 def _state(path: Path) -> str:
+    """Return the names in a folder, the hash of a file of the user's own, or the size and time stamp of another."""
     try:
         status = path.stat()
     except OSError:
         return "missing"
+    if stat.S_ISDIR(status.st_mode):
+        return hashlib.sha256("/".join(_names(path)).encode(errors="surrogateescape")).hexdigest()
     is_installed = "site-packages" in path.parts or path.is_relative_to(sys.base_prefix)
-    if is_installed or path.is_dir() or status.st_size > _LARGEST_HASHED:
+    if is_installed or status.st_size > _LARGEST_HASHED or not stat.S_ISREG(status.st_mode):
         return f"{status.st_size} {status.st_mtime_ns}"
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -124,11 +124,14 @@ def read_settings(resolved: Resolved) -> list[str]:
         reading = msgspec.convert(stored, Reading)
         reading.apply(resolved)
         return reading.notes
+    started_at_ns = time.time_ns()
     with Child("areal_core.checks.reading", text) as child:
         reading = child.reading()
     reading.apply(resolved)
-    if reading.dependencies:
-        memory.write(replace(reading, dependencies=[]), map(Path, reading.dependencies))
+    paths = [Path(path) for path in reading.dependencies]
+    # The child may have read a file as it was before a change.
+    if paths and not any(path.is_file() and path.stat().st_mtime_ns >= started_at_ns for path in paths):
+        memory.write(replace(reading, dependencies=[]), paths)
     return reading.notes
 
 
@@ -288,7 +291,7 @@ def main(folder: Path) -> None:
     if not watch.has_connected:
         # A file that is added beside a component may be imported in the place of an installed module of its name.
         neighbors = {Path(path).parent for path in reading.files}
-        paths = {*watch.paths, *imported_files(), *neighbors}
+        paths = {*imported_files(), *neighbors, *(path for path in watch.paths if path.suffix != ".pyc")}
         ignored = {folder, *map(Path, _OF_THE_MACHINE)}
         reading.dependencies.extend(str(path) for path in paths if not ignored & {path, *path.parents})
     write_reading(reading, folder)
