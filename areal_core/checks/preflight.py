@@ -13,11 +13,12 @@ from areal_core.checks.findings import FINDINGS_FILE, Findings
 from areal_core.checks.fingerprints import check_unchanged, model_records, module_records
 from areal_core.checks.models import StoredModels
 from areal_core.checks.plan import ModelPlan, batch_rows, group_figures, group_rows, plan_models
-from areal_core.checks.reading import Child
+from areal_core.checks.reading import Child, read_settings
 from areal_core.config.selection import unread_selections
+from areal_core.disk import is_folder
 from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces import ModelReference
-from areal_core.runs.models import MODEL_FILES, load_tokenizer
+from areal_core.runs.models import MODEL_FILES, load_tokenizer, model_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -83,18 +84,20 @@ def preflight(
         UsageError: the run that is resumed consists of other things than before.
     """
     config, reads_models = resolved.config, starts or is_resume
+    notes = None
+    if unread_selections(config) and not all(
+        is_folder(resolved.base_dir / path) for path in model_paths(config).values()
+    ):
+        notes = read_settings(resolved)  # a wrong setting is reported before a model is downloaded
     stored = StoredModels(resolved, MODEL_FILES if reads_models else ["config.json"])
     text = resolved.to_yaml({key: str(folder) for key, folder in stored.folders.items()})
     with Child("areal_core.checks.child", text) as child:
-        notes = None
         if unread_selections(config):  # the plan reads settings
             reading = child.reading()
             reading.apply(resolved)
             notes = reading.notes
         plan = plan_models(config, stored.by_key, run_dir=run.path)
         findings = _findings(child)
-    if notes is None:
-        notes = list(config.cross_notes())
     result = combine(resolved, groups, stored, plan, findings, notes)
     records = [*result.records, *(model_records(run, stored.folders) if reads_models else ())]
     if is_resume:
@@ -118,7 +121,7 @@ def combine(
     stored: StoredModels,
     plan: ModelPlan,
     findings: Findings,
-    notes: Sequence[str] = (),
+    notes: Sequence[str] | None = None,
 ) -> Preflight:
     """Combine the driver's half of a preflight with the child's. The records lack the models.
 
@@ -128,7 +131,7 @@ def combine(
         stored: its models.
         plan: what they need.
         findings: what the child reports.
-        notes: of the config.
+        notes: of the config, if another process has read its settings.
 
     Raises:
         ConfigError: one of the parts has problems.
@@ -136,7 +139,7 @@ def combine(
     config = resolved.config
     _refuse([*stored.problems, *plan.problems, *_reward_problems(config), *findings.problems])
     plugins = resolved.provenance()
-    notes = (*resolved.notes, *notes)
+    notes = (*resolved.notes, *(config.cross_notes() if notes is None else notes))
     rows = [
         ("plugins", ", ".join(record.name for record in plugins)),
         *group_rows(groups),

@@ -233,3 +233,11 @@ def test_a_preflight_imports_the_code_in_its_child_alone(folder, monkeypatch):
     (folder / "mine.py").write_text("import os\nos.environ['MY_TOKEN']\n" + MINE)
     with pytest.raises(ConfigError, match=r"rewards\.0: importing .* raises KeyError: 'MY_TOKEN'"):
         preflight(resolve(folder / "run.yaml"), RunFolder(folder / "run"), [], starts=False)
+
+
+@pytest.mark.slow
+def test_a_wrong_setting_is_reported_before_a_model_is_downloaded(folder, monkeypatch):
+    monkeypatch.setattr(StoredModels, "_read", lambda *_: pytest.fail("a model is asked for"))
+    words = ["model.source=null", "model.path=somebody/model", "rewards=[{type: task/mine.py:reward, scael: 2}]"]
+    with pytest.raises(ConfigError, match=r"command line: rewards\.0\.scael: unknown key"):
+        preflight(resolve(folder / "run.yaml", [], words), RunFolder(folder / "run"), [], starts=True)
