@@ -190,3 +190,16 @@ def test_a_resume_sees_the_modules_that_are_there_and_the_runs_copies_of_those_t
 def test_one_for_several_and_several_for_one(kit, override, told):
     out = kit.resolve(override)
     assert out.startswith(f"ConfigError 2\ncommand line: {told}"), out
+
+
+def test_the_command_leaves_the_import_to_a_child_and_stores_what_it_has_read(kit, tmp_path):
+    kit.file("imports", "")
+    code = "import sys\nfrom pathlib import Path\nwith Path(__file__).with_name('imports').open('a') as file:\n"
+    kit.file("mine.py", f"{code}    file.write(f'{{sys.argv[0]}}\\n')\ndef reward(answer, scale: float = 1.0): ...\n")
+    words = ["run.yaml", "rewards=[{type: mine.py:reward, scale: '2'}]"]
+    for command in ("check", "check", "show"):
+        outcome = kit.areal("config", command, *words, AREAL_CACHE=str(tmp_path / "cache"))
+        assert not outcome.code, outcome.err
+    assert "scale: 2.0" in outcome.out
+    (importer,) = (kit.work / "imports").read_text().splitlines()
+    assert importer.endswith("checks/reading.py")
