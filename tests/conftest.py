@@ -29,7 +29,7 @@ from pathlib import Path
 from areal_core.config import resolve, load_run, selections
 from areal_core.errors import ArealError
 try:
-    resolved = resolve({config!r}, {plugins!r}, {overrides!r})
+    resolved = resolve({config!r}, {plugins!r}, {overrides!r}, imports={imports!r})
     config = resolved.config
     {then}
 except ArealError as error:
@@ -131,10 +131,12 @@ class Box:
         config: str | None = "run.yaml",
         plugins: Sequence[str] = (),
         then: str = "print('valid')",
+        imports: bool = False,
         **environment: str,
     ) -> str:
         """Resolve a config and run a statement that sees `resolved` and `config`; its output, or the error's text."""
-        code = RESOLVE.format(config=config, plugins=list(plugins), overrides=list(overrides), then=then)
+        names = {"config": config, "plugins": list(plugins), "overrides": list(overrides)}
+        code = RESOLVE.format(**names, then=then, imports=imports)
         outcome = self.python(code, **environment)
         assert not outcome.err, outcome.err
         return outcome.out

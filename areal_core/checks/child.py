@@ -1,7 +1,8 @@
 """The child process of a preflight: `python -m areal_core.checks.child FOLDER [SOURCES]`.
 
-FOLDER has the config, and gets `findings.json`. SOURCES are the kept sources of a run that is resumed. The child
-imports the code of the config; so its output goes to a file, and only what it writes to `findings.json` counts.
+FOLDER has the config. It gets `reading.json`, with the settings of the user's own components, and if these have no
+problem `findings.json`. SOURCES are the kept sources of a run that is resumed. The child imports the code of the
+config; so its output goes to a file, and only what it writes to these two files counts.
 
 Importing the components of plugins takes most of the child's time, because they import torch. If they and the models
 show no problem, `Memory` stores this in the cache folder. A later child with the same config, environment, machine and
@@ -10,14 +11,11 @@ files skips them. The user's own components are imported and tried every time, a
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import platform
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,28 +23,54 @@ from areal_core.checks.components import component_problems, imported_modules
 from areal_core.checks.data import inspect_data, needs_tokenizer, row_checks
 from areal_core.checks.findings import FINDINGS_FILE, Findings, reported
 from areal_core.checks.loading import loading_problems, local_models, tokenizer_of
+from areal_core.checks.memory import Memory, imported_files
+from areal_core.checks.models import StoredModels, settings_problems
+from areal_core.checks.reading import end_child, read_in_child, start_child, write_reading
+from areal_core.checks.reward_imports import import_problems, start_importing_rewards
 from areal_core.checks.rewards import argument_problems, default_rows, reward_arguments, reward_problems
-from areal_core.config import CONFIG_FILE, load_run, public_environment, selections
-from areal_core.files import KeptSources
-from areal_core.runtime.folder import cache_folder
-from areal_core.runtime.process_tree import adopt_orphans, end_descendants
+from areal_core.config import CONFIG_FILE, Settings, load_run, public_environment, selections
+from areal_core.config.selection import unread_selections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Sequence
 
     from areal_core.checks.data import RowCheck
     from areal_core.config import Resolved
-
-_MOST_CONFIGS: Final = 16
-"""Configs whose imports are stored. A stored file has about 300 KB: it names every module that was imported."""
+    from areal_core.config.problems import Path as KeyPath
 
 
 def main(folder: Path) -> None:
-    """Inspect the config in a folder and write the findings beside it. End the processes that its code has started."""
-    adopt_orphans()  # so that `end_descendants` and the driver find daemons, too
-    (folder / FINDINGS_FILE).write_bytes(msgspec.json.encode(inspect(load_run(folder), folder)))
-    end_descendants()
-    os._exit(0)  # skip threads and exit handlers of the imported code
+    """Read and inspect the config in a folder, and write the results beside it."""
+    unread = load_run(folder)
+    reward_process = start_importing_rewards(unread.config, (folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    resolved, reading = read_in_child(unread)
+    write_reading(reading, folder)
+    if not reading.problems:
+        findings = inspect(resolved, folder)
+        findings.problems += [
+            *_model_problems(resolved, [path for path, _ in unread_selections(unread.config)]),
+            *import_problems(reward_process),
+        ]
+        (folder / FINDINGS_FILE).write_bytes(msgspec.json.encode(findings))
+
+
+def _model_problems(resolved: Resolved, paths: Sequence[KeyPath]) -> Iterator[str]:
+    """Yield what settings that the driver cannot ask find wrong with the model.
+
+    Args:
+        resolved: the config.
+        paths: of the components whose settings the driver has not read. It knows nothing of those below, either.
+    """
+    hidden = [
+        (path, chosen)
+        for path, chosen in selections(resolved.config)
+        if any(path[: len(above)] == above for above in paths)
+        and isinstance(chosen.settings, Settings)
+        and type(chosen.settings).check_model is not Settings.check_model
+    ]
+    stored = StoredModels(resolved).by_key if hidden else {}
+    for path, chosen in hidden:
+        yield from settings_problems(resolved.config, path, chosen, stored)
 
 
 def inspect(resolved: Resolved, folder: Path) -> Findings:
@@ -57,7 +81,7 @@ def inspect(resolved: Resolved, folder: Path) -> Findings:
         folder: has the config as a file, and is a scratch folder for the inference engine.
     """
     text = (folder / CONFIG_FILE).read_text(encoding="utf-8")
-    config, memory = resolved.config, Memory(text)
+    config, memory = resolved.config, Memory("components", text)
     stored_modules = memory.read()
     is_new = stored_modules is None
     problems = list(component_problems(resolved, folder, has_plugins=is_new))
@@ -113,14 +137,10 @@ def _prepare_row_checks(resolved: Resolved, problems: list[str], *, has_tokenize
 
 
 def _files_read(resolved: Resolved) -> list[Path]:
-    """Return the files of all imported modules, and the folders of the models on this machine with all their files.
-
-    The time stamp of a folder changes when a file is added.
-    """
-    modules = [Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
+    """Return the files of all imported modules, and the folders of the models on this machine with all their files."""
     folders = [Path(model.path) for model in local_models(resolved).values()]
     models = [path for folder in folders for path in (folder, *folder.rglob("*"))]
-    return [*(path for path in modules if path.is_file()), *models]
+    return [*imported_files(), *models]
 
 
 @contextmanager
@@ -137,72 +157,6 @@ def _public_variables(text: str) -> Iterator[None]:
         os.environ.update(hidden)
 
 
-class Memory:
-    """Configs whose plugin components could be imported and whose models could be loaded, in the cache folder.
-
-    An entry holds for one config, machine and environment, for the same names in the folders of `sys.path` (a package
-    that is installed adds one), and as long as no file that was read has changed.
-
-    Args:
-        text: the config.
-    """
-
-    def __init__(self, text: str) -> None:
-        names = [_names(Path(folder)) for folder in sys.path]
-        key = [text, platform.node(), sys.prefix, sys.path, names, sorted(public_environment(text).items())]
-        self._path = cache_folder() / "checked" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()}.json"
-
-    def read(self) -> dict[str, str] | None:
-        """Return the user's own modules that were imported, each with its file; None if the checks must be repeated."""
-        with suppress(OSError, msgspec.DecodeError):
-            stored = msgspec.json.decode(self._path.read_bytes(), type=_Stored)
-            if stored.times == _times(map(Path, stored.times)):
-                return stored.modules
-        return None
-
-    def write(self, modules: dict[str, str], files: list[Path]) -> None:
-        """Store that the checks showed no problem, and remove the oldest entries of other configs.
-
-        If the cache folder cannot be written to, the next preflight repeats the checks.
-
-        Args:
-            modules: the user's own modules that were imported, each with its file.
-            files: files and folders that the checks depend on.
-        """
-        fresh = self._path.with_suffix(f".{os.getpid()}")
-        with suppress(OSError):
-            fresh.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_bytes(msgspec.json.encode(_Stored(_times(files), modules)))
-            fresh.replace(self._path)
-            stored = sorted(fresh.parent.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
-            for path in stored[:-_MOST_CONFIGS]:
-                path.unlink()
-
-
-class _Stored(msgspec.Struct):
-    """What `Memory` writes: the time stamp of each file or folder in nanoseconds, and the user's own modules."""
-
-    times: dict[str, int]
-    modules: dict[str, str]
-
-
-def _names(folder: Path) -> list[str]:
-    """Return the sorted names in a folder; none if it is not a folder or cannot be read."""
-    with suppress(OSError):
-        return sorted(path.name for path in folder.iterdir())
-    return []
-
-
-def _times(paths: Iterable[Path]) -> dict[str, int]:
-    """Return the time stamps of files by path.
-
-    Raises:
-        OSError: a file is missing.
-    """
-    return {str(path): path.stat().st_mtime_ns for path in paths}
-
-
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        KeptSources.use(Path(sys.argv[2]), renews=True)
-    main(Path(sys.argv[1]))
+    main(start_child(sys.argv[1:]))
+    end_child()

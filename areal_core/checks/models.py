@@ -18,7 +18,8 @@ from areal_core.runs.models import MODEL_FILES, model_path, model_paths, read_mo
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from areal_core.config import Resolved, RunConfig
+    from areal_core.config import Resolved, RunConfig, Selection
+    from areal_core.config.problems import Path as KeyPath
     from areal_core.interfaces.model import StoredModel
 
 _TOKENIZER_PARTS: Final = ("token", "vocab", "spiece", "merges")
@@ -86,11 +87,19 @@ def model_problems(config: RunConfig, stored: Mapping[str, StoredModel | None]) 
         return
     yield from _token_problems(config, model.description)
     for path, chosen in selections(config):
-        of_role = stored.get(f"roles.{path[1]}.path") if path[0] == "roles" else None
-        if isinstance(chosen.settings, Settings):
-            yield from (f"{dotted(path)}: {line}" for line in chosen.settings.check_model(config, of_role or model))
+        yield from settings_problems(config, path, chosen, stored)
     if not has_tokenizer_files(model.folder):
         yield f"model.path: {model.folder} holds no tokenizer; save one there with save_pretrained"
+
+
+def settings_problems(
+    config: RunConfig, path: KeyPath, chosen: Selection, stored: Mapping[str, StoredModel | None]
+) -> Iterator[str]:
+    """Yield what the settings of one component cannot do with the run's model, or with that of their role."""
+    model = stored.get(f"roles.{path[1]}.path") if path[0] == "roles" else None
+    model = model or stored.get("model.path")
+    if model is not None and isinstance(chosen.settings, Settings):
+        yield from (f"{dotted(path)}: {line}" for line in chosen.settings.check_model(config, model))
 
 
 def _token_problems(config: RunConfig, description: Mapping[str, Any]) -> Iterator[str]:

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import tempfile
-import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,28 +13,21 @@ from areal_core.checks.findings import FINDINGS_FILE, Findings
 from areal_core.checks.fingerprints import check_unchanged, model_records, module_records
 from areal_core.checks.models import StoredModels
 from areal_core.checks.plan import ModelPlan, batch_rows, group_figures, group_rows, plan_models
-from areal_core.config import CONFIG_FILE
+from areal_core.checks.reading import Child, read_settings
+from areal_core.config.selection import unread_selections
+from areal_core.disk import is_folder
 from areal_core.errors import ConfigError, RunError
-from areal_core.files import KeptSources
-from areal_core.interfaces.launcher import describe_exit
 from areal_core.interfaces.model import ModelReference
-from areal_core.runs.models import MODEL_FILES, load_tokenizer
-from areal_core.runtime.process_tree import end_session
+from areal_core.runs.models import MODEL_FILES, load_tokenizer, model_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from areal_core.config import Resolved, RunConfig
     from areal_core.interfaces.launcher import ProcessGroup
     from areal_core.plugins import Provenance
     from areal_core.runtime.folder import RunFolder
-
-_DEADLINE_S: Final = 600.0
-"""Seconds for the child: importing the components, trying them, and reading rows."""
-_LOG_INTERVAL_S: Final = 15.0
-"""Seconds between two lines about a child that is still working."""
-_LAST_OUTPUT: Final = 800
-"""Characters of the output of a child that failed, for its problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +77,51 @@ def preflight(
         is_resume: whether the run was started before, so that its records are compared.
         allow_changes: whether a resume is allowed although code, data or models have changed.
 
+    The unread settings of the config are filled in.
+
     Raises:
         ConfigError: the run cannot start; `problems` has every reason.
         UsageError: the run that is resumed consists of other things than before.
     """
     config, reads_models = resolved.config, starts or is_resume
+    notes = None
+    if unread_selections(config) and not all(
+        is_folder(resolved.base_dir / path) for path in model_paths(config).values()
+    ):
+        notes = read_settings(resolved)  # a wrong setting is reported before a model is downloaded
     stored = StoredModels(resolved, MODEL_FILES if reads_models else ["config.json"])
-    with _Child(resolved.to_yaml({key: str(folder) for key, folder in stored.folders.items()})) as child:
+    text = resolved.to_yaml({key: str(folder) for key, folder in stored.folders.items()})
+    with Child("areal_core.checks.child", text) as child:
+        if unread_selections(config):  # the plan reads settings
+            reading = child.reading()
+            reading.apply(resolved)
+            notes = reading.notes
         plan = plan_models(config, stored.by_key, run_dir=run.path)
-        findings = child.findings()
-    result = combine(resolved, groups, stored, plan, findings)
+        findings = _findings(child)
+    result = combine(resolved, groups, stored, plan, findings, notes)
     records = [*result.records, *(model_records(run, stored.folders) if reads_models else ())]
     if is_resume:
         check_unchanged(run, records, allowed=allow_changes)
     return replace(result, records=records)
 
 
+def _findings(child: Child) -> Findings:
+    """Wait for a child and return what it reports. A child that fails is a problem, too."""
+    if problem := child.wait():
+        return Findings([problem])
+    written = child.folder / FINDINGS_FILE
+    if child.exit_code == 0 and written.is_file():
+        return msgspec.json.decode(written.read_bytes(), type=Findings)
+    return Findings([child.failure()])
+
+
 def combine(
-    resolved: Resolved, groups: Sequence[ProcessGroup], stored: StoredModels, plan: ModelPlan, findings: Findings
+    resolved: Resolved,
+    groups: Sequence[ProcessGroup],
+    stored: StoredModels,
+    plan: ModelPlan,
+    findings: Findings,
+    notes: Sequence[str] | None = None,
 ) -> Preflight:
     """Combine the driver's half of a preflight with the child's. The records lack the models.
 
@@ -117,6 +131,7 @@ def combine(
         stored: its models.
         plan: what they need.
         findings: what the child reports.
+        notes: of the config, if another process has read its settings.
 
     Raises:
         ConfigError: one of the parts has problems.
@@ -124,7 +139,7 @@ def combine(
     config = resolved.config
     _refuse([*stored.problems, *plan.problems, *_reward_problems(config), *findings.problems])
     plugins = resolved.provenance()
-    notes = (*resolved.notes, *config.cross_notes())
+    notes = (*resolved.notes, *(config.cross_notes() if notes is None else notes))
     rows = [
         ("plugins", ", ".join(record.name for record in plugins)),
         *group_rows(groups),
@@ -208,51 +223,3 @@ def _refuse(problems: Iterable[str]) -> None:
             distinct.append(problem)
     if distinct:
         raise ConfigError("the run cannot start", problems=distinct, hints=distinct)
-
-
-class _Child:
-    """The process that imports the code of a config and reads its data. It works from the constructor on.
-
-    Args:
-        config: the complete config as text, with the folders of the models on this machine.
-    """
-
-    def __init__(self, config: str) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="areal-check-")
-        self._folder = Path(self._temporary.name)
-        (self._folder / CONFIG_FILE).write_text(config, encoding="utf-8")
-        sources = [str(KeptSources.folder)] if KeptSources.folder else []
-        command = [sys.executable, "-m", "areal_core.checks.child", str(self._folder), *sources]
-        with (self._folder / "output").open("wb") as output:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-            )
-
-    def findings(self) -> Findings:
-        """Wait for the child and return what it reports. A child that fails is a problem, too."""
-        started_at = time.monotonic()
-        while (waited_s := time.monotonic() - started_at) < _DEADLINE_S:
-            try:
-                code = self._process.wait(_LOG_INTERVAL_S)
-            except subprocess.TimeoutExpired:
-                with suppress(OSError):  # standard output is for results: `--dry-run --json` writes them there
-                    sys.stderr.write(
-                        f"still checking the components of the config, for {waited_s + _LOG_INTERVAL_S:.0f} s\n"
-                    )
-                continue
-            written = self._folder / FINDINGS_FILE
-            if code == 0 and written.is_file():
-                return msgspec.json.decode(written.read_bytes(), type=Findings)
-            output = self._last_output() or "with no output"
-            return Findings([f"checking the components {describe_exit(code)}: {output}"])
-        return Findings([f"checking the components took longer than {_DEADLINE_S:g} s: {self._last_output()}"])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        end_session(self._process)
-        self._temporary.cleanup()
-
-    def _last_output(self) -> str:
-        return (self._folder / "output").read_text(encoding="utf-8", errors="replace")[-_LAST_OUTPUT:].strip()

@@ -3,7 +3,8 @@
 `resolve` reads a YAML file or a preset, lays the environment and the command line over it, loads the plugins that are
 named anywhere in it, and validates each section with the model that its plugin ships. What comes out is a `Resolved`:
 the frozen `RunConfig`, where each value came from, and a complete YAML text from which every process of the run reads
-the same config again with `load_run`.
+the same config again with `load_run`. Neither imports code of the user's: a component that is named by import is found
+and hashed, and its settings are read in the preflight and where it is used (`selection`).
 
 A plugin's settings are a model derived from `Settings`; a field in which the reader chooses a part is declared with
 `component(kind)` and holds a `Selection`:

@@ -18,15 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResolutionContext:
-    """The plugins that names refer to and the folder that files are relative to.
+    """What the names and paths of a config refer to.
 
-    `home` is the plugin whose settings are being read: bare names in their defaults mean that plugin's components.
-    `files` (the SHA-256 of every Python file that was loaded) and `plugin_errors` are filled on the way.
+    Attributes:
+        manager: the loaded plugins.
+        folder: the folder that files are relative to.
+        home: the plugin whose settings are being read. Bare names in their defaults mean that plugin's components.
+        imports: whether to import the components that are named by import, and to validate their settings. Without,
+            these settings stay unread (`areal_core.config.selection`).
+        files: filled during the validation: the SHA-256 of every Python file that the config names.
+        plugin_errors: filled during the validation: why plugins that the config names cannot be loaded.
     """
 
     manager: PluginManager = field(default_factory=PluginManager)
     folder: Path = field(default_factory=Path.cwd)
     home: str = CORE
+    imports: bool = True
     files: dict[str, str] = field(default_factory=dict)
     plugin_errors: list[PluginError] = field(default_factory=list)
 

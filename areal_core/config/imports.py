@@ -1,15 +1,23 @@
 """Components named by import: `package.module:attribute` and `path/to/file.py:attribute`.
 
-`areal_core.files` loads a file by its path. What is hashed for the run folder is what was executed.
+    find_reference     For reading a config. Finds the file, its hash and the attribute, and imports nothing.
+    import_reference   For the processes that use the component, and for the child of the preflight.
+    check_keywords     Validates settings against the signature of what was imported.
+
+`areal_core.files` loads a file by its path.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
+import hashlib
 import importlib
+import importlib.util
 import inspect
 import os
+import sys
 import typing
 from dataclasses import dataclass
 from typing import Any, Self
@@ -23,9 +31,12 @@ from areal_core.files import KeptSources, load_file
 from areal_core.plugins.loading import describe_error
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
     from types import ModuleType
+
+_DYNAMIC: typing.Final = {"__getattr__", "exec", "globals", "locals", "setattr", "vars", "modules"}
+"""Names that a file uses to define further names while it is imported. Its source does not show these."""
 
 
 class Located(str):
@@ -47,13 +58,30 @@ class Located(str):
 
 
 @dataclass(frozen=True)
-class Imported:
-    """What a reference led to: the object, the form that means the same anywhere, and the file if it is one."""
+class Reference:
+    """A component that is named by import.
 
-    value: Any
+    Attributes:
+        target: the form that means the same in every process: an import with an absolute path.
+        file: the file, if it is one.
+        sha256: hash of the file.
+    """
+
     target: str
     file: Path | None = None
     sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Imported(Reference):
+    """A component that was imported.
+
+    Attributes:
+        value: the class or function.
+        sha256: hash of the source that was executed.
+    """
+
+    value: Any = None
 
 
 def is_import(reference: str) -> bool:
@@ -61,17 +89,55 @@ def is_import(reference: str) -> bool:
     return ":" in reference
 
 
+def find_reference(reference: str, folder: Path) -> Reference:
+    """Find what a reference names, and import nothing.
+
+    Whether a file defines the attribute is read from its source. A file that may define names while it is imported is
+    accepted, and so is every attribute of a module: the import shows whether it exists.
+
+    Raises:
+        RejectedError: there is no such file, attribute or package.
+    """
+    path, location, attribute = _split(reference, folder)
+    if path is None:
+        package = location.partition(".")[0]
+        if package.isidentifier() and package not in sys.modules and importlib.util.find_spec(package) is None:
+            raise _no_module(location)
+        return Reference(reference)
+    source = _read(path)
+    defined = _defined_names(source)
+    if defined is not None and attribute not in defined:
+        raise _no_attribute(str(path), attribute, [name for name, is_code in defined.items() if is_code])
+    return Reference(f"{path}:{attribute}", path, hashlib.sha256(source).hexdigest())
+
+
 def import_reference(reference: str, folder: Path) -> Imported:
     """Import what a reference names; `RejectedError` says what is wrong with it and how to write it."""
+    path, location, attribute = _split(reference, folder)
+    if path is None:
+        return Imported(reference, value=_attribute(_load_module(location), attribute, location))
+    module, digest = _load_file(path)
+    return Imported(f"{path}:{attribute}", path, digest, _attribute(module, attribute, str(path)))
+
+
+def absolute_reference(text: str) -> str:
+    """Return a text with an absolute path, if it names a file from the folder that it was written in (`Located`)."""
+    if not isinstance(text, Located) or not is_import(text):
+        return text
+    path, _, attribute = _split(text, text.folder)
+    return f"{path}:{attribute}" if path is not None and path.is_file() else text
+
+
+def _split(reference: str, folder: Path) -> tuple[Path | None, str, str]:
+    """Return the file that a reference names, or None and the module, and the attribute."""
     location, _, attribute = reference.rpartition(":")
     if not location or not attribute.isidentifier():
         raise rejected(f"'{reference}' is no reference", "write package.module:attribute or path/to/file.py:attribute")
-    if location.endswith(".py") or "/" in location:
-        # Path.expanduser raises for a user who does not exist.
-        path = (getattr(reference, "folder", folder) / os.path.expanduser(location)).resolve()  # noqa: PTH111
-        module, digest = _load_file(path)
-        return Imported(_attribute(module, attribute, str(path)), f"{path}:{attribute}", path, digest)
-    return Imported(_attribute(_load_module(location), attribute, location), reference)
+    if not location.endswith(".py") and "/" not in location:
+        return None, location, attribute
+    # Path.expanduser raises for a user who does not exist.
+    path = (getattr(reference, "folder", folder) / os.path.expanduser(location)).resolve()  # noqa: PTH111
+    return path, location, attribute
 
 
 def keyword_parameters(target: Any, skip: int = 0) -> tuple[dict[str, inspect.Parameter], bool]:
@@ -112,15 +178,20 @@ def check_keywords(target: Any, written: Mapping[str, Any], title: str, context:
     return values
 
 
-def _load_file(path: Path) -> tuple[ModuleType, str]:
+def _read(path: Path) -> bytes:
+    """Return the source of a file. A file that cannot be read is reported as such, not as an error of its code."""
     if path.suffix != ".py":
         raise rejected(f"{path} does not end in .py", "write path/to/file.py:attribute")
     try:
-        KeptSources.read(path)  # a file that cannot be read is reported as such, not as an error of its code
+        return KeptSources.read(path)
     except OSError as error:
         raise rejected(
             f"cannot read {path}: {error.strerror}", "a path is relative to the config that names it"
         ) from None
+
+
+def _load_file(path: Path) -> tuple[ModuleType, str]:
+    _read(path)
     try:
         return load_file(path)
     except (Exception, SystemExit) as error:
@@ -134,20 +205,67 @@ def _load_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name and name.startswith(error.name):
-            hint = f"install what contains it, or name a file: path/to/{name.rpartition('.')[2]}.py:attribute"
-            raise rejected(f"there is no module named '{name}' in this environment", hint) from None
+            raise _no_module(name) from None
         raise rejected(f"importing {name} raises {describe_error(error)}{line_of(error)}", "correct it") from error
+
+
+def _no_module(name: str) -> RejectedError:
+    hint = f"install what contains it, or name a file: path/to/{name.rpartition('.')[2]}.py:attribute"
+    return rejected(f"there is no module named '{name}' in this environment", hint)
 
 
 def _attribute(module: ModuleType, attribute: str, place: str) -> Any:
     if hasattr(module, attribute):
         return getattr(module, attribute)
-    names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+    raise _no_attribute(place, attribute, [name for name, value in vars(module).items() if callable(value)])
+
+
+def _no_attribute(place: str, attribute: str, code: Iterable[str]) -> RejectedError:
+    """Return the error for an attribute that does not exist; `code` has the names of classes and functions."""
+    names = [name for name in code if not name.startswith("_")]
     near = difflib.get_close_matches(attribute, names, n=1)
     hint = (
         f"did you mean '{near[0]}'?" if near else f"it has: {', '.join(sorted(names)) or 'nothing that can be called'}"
     )
-    raise rejected(f"{place} has no '{attribute}'", hint)
+    return rejected(f"{place} has no '{attribute}'", hint)
+
+
+def _defined_names(source: bytes) -> dict[str, bool] | None:
+    """Return the names that a file defines, each with whether it is a class or function.
+
+    None if the source does not show all of them: it imports `*`, uses one of the names in `_DYNAMIC`, or is no Python.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):  # the import reports it
+        return None
+    names: dict[str, bool] = {}
+    for node in _walk_statements(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names[node.name] = True
+            case ast.Name(ctx=ast.Store()):
+                names.setdefault(node.id, False)
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.ExceptHandler(name=str(name)):
+                names.setdefault(name, False)
+            case ast.Import() | ast.ImportFrom():
+                for alias in node.names:
+                    names.setdefault(alias.asname or alias.name.partition(".")[0], False)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            names.update(dict.fromkeys(node.names, False))
+        identifiers = (getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "name", ""))
+        if "*" in identifiers or not _DYNAMIC.isdisjoint(identifiers):
+            return None
+    return names
+
+
+def _walk_statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a module's nodes without those inside functions and classes, whose names are their own."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            yield from _walk_statements(child)
 
 
 def _type_hints(target: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from areal_core.config.selection import Selection, selections
+from areal_core.config.selection import AdoptedSettings, Selection, selections
 from areal_core.config.settings import Settings
 from areal_core.errors import ConfigError
 from areal_core.interfaces.algorithm import ForwardPass
@@ -21,11 +21,14 @@ def needs_of(part: object, updates: int) -> Iterator[Role | ForwardPass]:
     Args:
         part: settings, or a selection. What is chosen by import says it by a function `needs` of its own.
         updates: optimizer updates on a batch.
+
+    Raises:
+        NotReadError: unread settings are needed, within `leaving_unread`.
     """
     if isinstance(part, Settings):
         yield from part.needs(updates)
     for _, chosen in selections(part):
-        owner: Any = chosen.settings if isinstance(chosen.settings, Settings) else None
+        owner: Any = chosen.settings if isinstance(chosen.settings, Settings | AdoptedSettings) else None
         if owner is None and chosen.record is None:
             owner = chosen.load()
         try:

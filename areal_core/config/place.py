@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,15 +10,16 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, Validati
 from pydantic_core import core_schema
 
 from areal_core.config.context import ResolutionContext
-from areal_core.config.imports import check_keywords, import_reference, is_import
-from areal_core.config.problems import MOST_TOLD, Problem, RejectedError, from_validation, rejected, unknown_key
-from areal_core.config.selection import Selection
-from areal_core.config.settings import Settings
+from areal_core.config.imports import find_reference, is_import
+from areal_core.config.problems import MOST_TOLD, Problem, RejectedError, rejected, unknown_key
+from areal_core.config.selection import READ_EARLY, Selection, settings_model, validated
 from areal_core.errors import ComponentNotFoundError, PluginError
 from areal_core.plugins.records import KINDS, Component, Kind, normalize, with_article
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
+
+    from areal_core.config.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class Place:
         problems: list[Problem] = []
         common = chosen = None
         try:
-            common = _validated(self.common, shared, context) if self.common else None
+            common = validated(self.common, shared, context) if self.common else None
         except RejectedError as error:
             problems += error.problems
         try:
             read = self._imported if is_import(reference) else self._named
-            chosen = read(reference, keys, context)
+            chosen = read(reference, keys, common, context)
         except RejectedError as error:
             problems += (_or_beside(problem, self.common) for problem in error.problems)
         if chosen is None or problems:
             raise RejectedError(problems)
-        return replace(chosen, common=common)
+        return chosen
 
     def _reference(self, written: object, context: ResolutionContext) -> tuple[str, dict[str, Any]]:
         """The name in a section and the keys beside it; a bare string is a section without keys."""
@@ -66,20 +66,29 @@ class Place:
             raise rejected(f"must name {with_article(self.kind.noun)}", self._available(context))
         return reference, keys
 
-    def _imported(self, reference: str, keys: dict[str, Any], context: ResolutionContext) -> Selection:
-        imported = import_reference(reference, context.folder)
-        model = getattr(imported.value, "Config", None) if inspect.isclass(imported.value) else None
-        settings: Settings | dict[str, Any]
-        if model is None:
-            settings = check_keywords(imported.value, keys, f"'{imported.target}'", context)
-        else:
-            wrong = f"the Config of '{imported.target}' is no Settings model"
-            settings = _validated(_checked(model, wrong), keys, replace(context, home=""))
-        if imported.file:
-            context.files[str(imported.file)] = imported.sha256
-        return Selection(self.kind.name, imported.target, settings, reference=str(reference), noun=self.kind.noun)
+    def _imported(
+        self, reference: str, keys: dict[str, Any], common: Settings | None, context: ResolutionContext
+    ) -> Selection:
+        """Choose what a reference names. Its settings stay unread, except where they must be known now."""
+        found = find_reference(reference, context.folder)
+        if found.file:
+            context.files[str(found.file)] = found.sha256
+        chosen = Selection(
+            self.kind.name,
+            found.target,
+            keys,
+            common,
+            reference=str(reference),
+            noun=self.kind.noun,
+            unread=replace(context, home=""),
+        )
+        if context.imports or self.kind.name in READ_EARLY:
+            return replace(chosen, settings=chosen.read(), unread=None)
+        return chosen
 
-    def _named(self, reference: str, keys: dict[str, Any], context: ResolutionContext) -> Selection:
+    def _named(
+        self, reference: str, keys: dict[str, Any], common: Settings | None, context: ResolutionContext
+    ) -> Selection:
         record = self._find(reference, context)
         settings: Settings | dict[str, Any] = {}
         if record.config is not None:
@@ -88,12 +97,10 @@ class Place:
             except PluginError as error:
                 raise rejected(error.message, *error.hints) from error
             wrong = f"'{record.reference}' of {record.supplier} names {record.config}, which is no Settings model"
-            settings = _validated(_checked(model, wrong), keys, replace(context, home=record.plugin))
+            settings = validated(settings_model(model, wrong), keys, replace(context, home=record.plugin))
         elif keys:
             raise RejectedError([unknown_key((key,), (), f"'{record.reference}'") for key in keys])
-        return Selection(
-            self.kind.name, record.reference, settings, reference=str(reference), record=record, noun=self.kind.noun
-        )
+        return Selection(self.kind.name, record.reference, settings, common, str(reference), record, self.kind.noun)
 
     def _find(self, reference: str, context: ResolutionContext) -> Component:
         """The component of a name. Why a plugin cannot be loaded is said once, with the plugins, and not here again."""
@@ -196,16 +203,3 @@ def _or_beside(problem: Problem, common: type[Settings] | None) -> Problem:
     is_key = problem.message == "unknown key" and len(problem.path) == 1
     hints = unknown_key(problem.path, common.model_fields).hints if common and is_key else ()
     return replace(problem, hints=(*(each for each in hints if each.startswith("did you mean")), *problem.hints))
-
-
-def _checked(model: object, wrong: str) -> type[Settings]:
-    if not (inspect.isclass(model) and issubclass(model, Settings)):
-        raise rejected(wrong, "derive it from areal_core.config.Settings")
-    return model
-
-
-def _validated(model: type[Settings], written: dict[str, Any], context: ResolutionContext) -> Settings:
-    try:
-        return model.model_validate(written, context=context)
-    except ValidationError as error:
-        raise RejectedError(from_validation(error)) from error

@@ -3,6 +3,9 @@
 The order of a resolution: lay the layers, load the plugins that they name, validate, and check across sections.
 Validating may name further plugins (`type: plugin/name` inside a plugin's own section); it is repeated until it does
 not. Every mistake is collected before any is told.
+
+By default none of the user's own components is imported: their settings stay unread (`areal_core.config.selection`).
+`areal_core.checks.reading` lets a child process import them and validate the whole config.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -25,6 +29,7 @@ from areal_core.config.numbering import NUMBERED
 from areal_core.config.presets import Source, default_preset, find_preset, read_file
 from areal_core.config.problems import Problem, dotted, from_validation
 from areal_core.config.run_config import RunConfig
+from areal_core.config.selection import leaving_unread
 from areal_core.config.tree import Override, Tree, leaves, parse_override
 from areal_core.config.yaml_text import dump
 from areal_core.errors import ConfigError, PluginError, PluginMissingError, UsageError
@@ -44,19 +49,34 @@ _PRESET: Final = re.compile(r"[\w-]+(/[\w-]+)?")
 class Resolved:
     """A config that has passed every check, with what is needed to explain it and to resolve it again elsewhere.
 
-    `origins` tells for every single value, by its dotted path, where it came from. `files` holds the SHA-256 of every
-    Python file that was loaded by path. `name` is the stem of the config or the name of the preset; `run_dir` is set
-    if somebody set it. `notes` tell which engine `inference_engine: auto` is, and why not a faster one.
+    Attributes:
+        config: the config. Settings of the user's own components may be unread, and are then not checked yet.
+        tree: the values as they were written, with the place of each.
+        plugins: the loaded plugins.
+        base_dir: the folder that paths in the config are relative to.
+        files: SHA-256 of every Python file that the config names.
+        name: stem of the config file, or name of the preset.
+        run_dir: folder of the run, if the config sets it.
+        notes: which engine `inference_engine: auto` is, and why not a faster one.
     """
 
     config: RunConfig
-    origins: Mapping[str, str]
+    tree: Tree
     plugins: PluginManager
     base_dir: Path
-    files: Mapping[str, str]
+    files: dict[str, str]
     name: str
     run_dir: Path | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Where every single value came from, by its dotted path."""
+        return {path: _origin(self.tree, path, value) for path, value in leaves(self.to_tree()).items()}
+
+    def error(self, problems: Sequence[Problem]) -> ConfigError | PluginError:
+        """Return the error for problems of this config: each with its file and line."""
+        return _joined(self.tree, self.plugins, (), problems, self.name)
 
     def to_tree(self) -> dict[str, Any]:
         """Every value, defaults included, as plain mappings, lists and scalars."""
@@ -85,13 +105,23 @@ def resolve(
     plugins: Sequence[str] = (),
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    *,
+    imports: bool = False,
 ) -> Resolved:
-    """Read a config and everything laid over it; all mistakes are told at once.
+    """Read a config and the values that override it. One error has all problems.
 
-    `config_path` is a YAML file or the name of a preset (`name` or `plugin/name`); None is the first default
-    preset of `plugins`. Of `overrides` those without `=` are YAML files, which lie below the others; their paths
-    begin at the folder of `config_path`. `environment` is read for AREAL_PLUGINS and AREAL_SET; by default it is the
-    process's own.
+    Args:
+        config_path: a YAML file or the name of a preset (`name` or `plugin/name`); None is the first default preset
+            of `plugins`.
+        plugins: names of plugins to load as well.
+        overrides: `section.key=value`, and YAML files, which lie below these. Paths in the files begin at the folder
+            of `config_path`.
+        environment: has AREAL_PLUGINS and AREAL_SET; by default it is the process's own.
+        imports: whether to import the user's own components in this process, and to check their settings and the whole
+            config with them. Without, this is left to the preflight.
+
+    Raises:
+        ArealError: the config is wrong.
     """
     environment = os.environ if environment is None else environment
     overrides_read = _overrides(environment.get("AREAL_SET", ""), [word for word in overrides if "=" in word])
@@ -118,13 +148,23 @@ def resolve(
     if preset:
         errors += _add(manager, [*preset.plugins, *plugin_list(preset.document.values.get("plugins"))])
     layers = [layer for layer in (preset, source) if layer]
-    return _finish(_tree([*layers, *files], overrides_read), manager, errors, folder, layers[-1].stem)
+    tree = _tree([*layers, *files], overrides_read)
+    return _finish(tree, manager, errors, folder, layers[-1].stem, imports=imports)
 
 
-def load_run(run_dir: Path, overrides: Sequence[str] = (), plugins: Sequence[str] = ()) -> Resolved:
-    """The config of a run folder, as every process of the run reads it: the environment has no say in it.
+def load_run(
+    run_dir: Path, overrides: Sequence[str] = (), plugins: Sequence[str] = (), *, imports: bool = False
+) -> Resolved:
+    """Return the config of a run folder, as every process of the run reads it. The environment does not change it.
 
-    `overrides` and `plugins` come from the command line of a resume.
+    Args:
+        run_dir: the folder.
+        overrides: from the command line of a resume.
+        plugins: from the command line of a resume.
+        imports: as in `resolve`. Without, a process imports the user's components when it builds them.
+
+    Raises:
+        ArealError: it is no run folder, or the config is wrong.
     """
     path = Path(run_dir) / CONFIG_FILE
     if not path.is_file():
@@ -136,18 +176,33 @@ def load_run(run_dir: Path, overrides: Sequence[str] = (), plugins: Sequence[str
     tree = _tree([source], _overrides("", overrides))
     manager = PluginManager()
     errors = _add(manager, [*plugin_list(tree.values.get("plugins")), *plugins])
-    return _finish(tree, manager, errors, source.folder, Path(run_dir).name)
+    return _finish(tree, manager, errors, source.folder, Path(run_dir).name, imports=imports)
 
 
-def _finish(tree: Tree, manager: PluginManager, errors: list[PluginError], folder: Path, name: str) -> Resolved:
-    """Validate the tree, check across sections, and either tell every mistake or return the result."""
-    values = dict(tree.values)
-    values.pop("preset", None)
-    run_dir = values.pop("run_dir", None)
-    folder = Path(str(values.pop("base_dir", folder)))
-    values["plugins"] = []
+def import_components(resolved: Resolved) -> tuple[Resolved, list[Problem]]:
+    """Validate a config again, with the user's own components imported in this process.
+
+    Returns:
+        The config with all settings read, and its problems. With any, the config is as before.
+    """
+    found = _validate(_section_values(resolved.tree), resolved.plugins, resolved.base_dir, imports=True)
+    problems = [*found.problems, *(Problem((), error.message, error.hints) for error in found.errors)]
+    if found.config is None or problems:
+        return resolved, problems
+    config = found.config.model_copy(update={"plugins": found.plugins.names})
+    return replace(resolved, config=config, files=found.files), problems
+
+
+def _finish(
+    tree: Tree, manager: PluginManager, errors: list[PluginError], folder: Path, name: str, *, imports: bool
+) -> Resolved:
+    """Validate the tree, check across sections, and either raise one error with all problems or return the result."""
+    values = _section_values(tree)
+    run_dir = tree.values.get("run_dir")
+    folder = Path(str(tree.values.get("base_dir", folder)))
     notes: list[str] = []
-    found = _automatic(values, manager, folder, notes) if is_automatic(values) else _validate(values, manager, folder)
+    validate = partial(_validate, folder=folder, imports=imports)
+    found = _automatic(values, manager, validate, notes) if is_automatic(values) else validate(values, manager)
     problems = list(found.problems)
     errors = [*errors, *found.errors]
     if run_dir is not None and not isinstance(run_dir, str):
@@ -155,9 +210,14 @@ def _finish(tree: Tree, manager: PluginManager, errors: list[PluginError], folde
     if found.config is None or problems or errors:
         raise _joined(tree, found.plugins, errors, problems, name)
     config = found.config.model_copy(update={"plugins": found.plugins.names})
-    origins = {path: _origin(tree, path, value) for path, value in leaves(config.model_dump(mode="json")).items()}
     home = Path(run_dir) if run_dir else None
-    return Resolved(config, origins, found.plugins, folder, found.files, name, home, tuple(notes))
+    return Resolved(config, tree, found.plugins, folder, found.files, name, home, tuple(notes))
+
+
+def _section_values(tree: Tree) -> dict[str, Any]:
+    """Return the values of a tree that `RunConfig` knows. The other keys say how the file is read."""
+    values = {key: value for key, value in tree.values.items() if key not in ("preset", "run_dir", "base_dir")}
+    return {**values, "plugins": []}
 
 
 class _Validated(NamedTuple):
@@ -167,18 +227,19 @@ class _Validated(NamedTuple):
     problems: list[Problem]
     errors: list[PluginError]
     plugins: PluginManager
-    files: Mapping[str, str]
+    files: dict[str, str]
 
 
-def _validate(values: Mapping[str, Any], manager: PluginManager, folder: Path) -> _Validated:
+def _validate(values: Mapping[str, Any], manager: PluginManager, folder: Path, *, imports: bool) -> _Validated:
     """Validate, and load the plugins that the config names, until it names no further ones."""
     errors: list[PluginError] = []
     while True:
-        known, context = manager.names, ResolutionContext(manager, folder)
+        known, context = manager.names, ResolutionContext(manager, folder, imports=imports)
         config, problems = None, []
         try:
             config = RunConfig.model_validate(values, context=context)
-            problems = list(config.cross_checks())
+            with nullcontext() if imports else leaving_unread():
+                problems = list(config.cross_checks())
         except ValidationError as error:
             problems = from_validation(error)
         errors += context.plugin_errors
@@ -186,7 +247,12 @@ def _validate(values: Mapping[str, Any], manager: PluginManager, folder: Path) -
             return _Validated(config, problems, errors, manager, context.files)
 
 
-def _automatic(values: dict[str, Any], manager: PluginManager, folder: Path, notes: list[str]) -> _Validated:
+def _automatic(
+    values: dict[str, Any],
+    manager: PluginManager,
+    validate: Callable[[Mapping[str, Any], PluginManager], _Validated],
+    notes: list[str],
+) -> _Validated:
     """Validate with one engine after the other, and return the first result without problems.
 
     If there is none, the result has what all engines refuse, or else the reasons of the fastest one.
@@ -194,7 +260,7 @@ def _automatic(values: dict[str, Any], manager: PluginManager, folder: Path, not
     Args:
         values: whose inference engine is `auto`.
         manager: with the plugins that the config asks for.
-        folder: of the config.
+        validate: validates the values with one engine.
         notes: get a line about the choice, and one about each engine that was passed over.
 
     Raises:
@@ -204,7 +270,7 @@ def _automatic(values: dict[str, Any], manager: PluginManager, folder: Path, not
     for candidate in candidates(values, manager.catalog):
         plugins = PluginManager(catalog=manager.catalog)
         _add(plugins, manager.names)
-        found = _validate(candidate.values, plugins, folder)
+        found = validate(candidate.values, plugins)
         if not found.problems and not found.errors:
             where = "on this machine" if is_local(values) else "on a cluster, where only placement names GPUs"
             notes.append(f"inference_engine: auto is {candidate.engine} {where}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
@@ -12,8 +13,9 @@ from areal_core.config.launching import launching
 from areal_core.config.needs import roles_of
 from areal_core.config.numbering import numbered, with_servers
 from areal_core.config.place import Place, component
+from areal_core.config.problems import Path as KeyPath
 from areal_core.config.problems import Problem, dotted
-from areal_core.config.selection import Selection, selections
+from areal_core.config.selection import NotReadError, Selection, selections
 from areal_core.config.settings import Section, Settings
 from areal_core.config.tree import same_choice
 from areal_core.errors import ConfigError
@@ -155,17 +157,23 @@ class RunConfig(Section):
         return asked and is_asynchronous and self.workflow is not None
 
     def cross_checks(self) -> Iterator[Problem]:
-        """Mistakes that show only when several values are seen together, those that plugins find included."""
+        """Mistakes that show only when several values are seen together, those that plugins find included.
+
+        Within `leaving_unread`, what depends on unread settings is not checked.
+        """
         yield from self._arithmetic()
         yield from self._generation()
-        yield from self._roles()
-        yield from self._reward_names()
-        for path, chosen in selections(self):
-            if chosen.kind == "advantages" and self.rollout.group_size == 1 and _needs_group(chosen):
-                message = f"'{chosen.target}' compares the answers to one prompt, and rollout.group_size is 1"
-                yield Problem(path, message, ("set rollout.group_size to 2 or more, or choose another advantage",))
-            if isinstance(chosen.settings, Settings):
-                yield from (Problem(path, message) for message in chosen.settings.check(self))
+        components = [self._component(path, chosen) for path, chosen in selections(self)]
+        for check in (self._roles(), self._reward_names(), *components):
+            with suppress(NotReadError):
+                yield from [*check]
+
+    def _component(self, path: KeyPath, chosen: Selection) -> Iterator[Problem]:
+        if chosen.kind == "advantages" and self.rollout.group_size == 1 and _needs_group(chosen):
+            message = f"'{chosen.target}' compares the answers to one prompt, and rollout.group_size is 1"
+            yield Problem(path, message, ("set rollout.group_size to 2 or more, or choose another advantage",))
+        if isinstance(chosen.settings, Settings):
+            yield from (Problem(path, message) for message in chosen.settings.check(self))
 
     def cross_notes(self) -> Iterator[str]:
         """Settings that do nothing, and what plugins find worth a look, each with its key."""
@@ -218,6 +226,8 @@ class RunConfig(Section):
     def _roles(self) -> Iterator[Problem]:
         try:
             needed = roles_of(self.algorithm, self.training.updates)
+        except NotReadError:
+            raise
         except ConfigError as error:
             yield Problem(("algorithm",), error.message, tuple(error.hints))
             return

@@ -1,8 +1,16 @@
 """A chosen component: what stands behind every `type:` of a config.
 
 A settings model declares a place where something is chosen by `component(kind)` (`place.py`); reading the config puts
-a `Selection` there. The choice is checked at once, name and settings; the code behind it is imported by `load()` or
-`build()`, in the process that needs it.
+a `Selection` there. The name is checked at once, and so are the settings of a plugin's component. The code behind it is
+imported by `load()` or `build()`, in the process that needs it.
+
+A component that is named by import (`file.py:attr`) has its settings in its signature, so they stay unread until it is
+imported. Three kinds of processes need them:
+
+    the process that uses the component    `settings` imports it and validates them, when they are first asked for
+    the child of the preflight             validates all of them, with the whole config
+    the driver                             never imports it: it adopts what the child has read (`adopt`). Engines and
+                                           launchers are the exception: the driver calls their settings (`READ_EARLY`)
 """
 
 from __future__ import annotations
@@ -11,33 +19,87 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import core_schema, to_jsonable_python
 
-from areal_core.config.imports import import_reference, keyword_parameters
+from areal_core.config.imports import absolute_reference, check_keywords, import_reference, keyword_parameters
 from areal_core.config.problems import Path as KeyPath
-from areal_core.config.problems import RejectedError
+from areal_core.config.problems import RejectedError, dotted, from_validation, rejected
 from areal_core.config.settings import Settings
 from areal_core.errors import ConfigError
 from areal_core.plugins.catalog import CORE, Catalog
 from areal_core.plugins.loading import load_attribute
 
 if TYPE_CHECKING:
+    from areal_core.config.context import ResolutionContext
+    from areal_core.interfaces.model import Role
     from areal_core.plugins.records import Component
+
+READ_EARLY: Final = {"inference_engines", "train_engines", "launchers"}
+"""Kinds whose settings the driver reads to place processes and to plan memory, wherever they come from."""
+
+_leaves_unread: ContextVar[bool] = ContextVar("leaves_unread", default=False)
+
+
+@contextmanager
+def leaving_unread() -> Iterator[None]:
+    """Refuse to import components for their settings: `NotReadError` is raised for those that are unread."""
+    outer = _leaves_unread.set(True)
+    try:
+        yield
+    finally:
+        _leaves_unread.reset(outer)
+
+
+class NotReadError(ConfigError):
+    """The settings of a component are unread, and this process shall not import it."""
+
+
+class AdoptedSettings(dict[str, Any]):
+    """Settings that another process has read: plain values by name, which are attributes, too.
+
+    Args:
+        values: as a YAML file has them.
+        facts: class attributes of the settings model, such as `shows_images`.
+        roles: of models that the component needs.
+    """
+
+    def __init__(self, values: Mapping[str, Any], facts: Mapping[str, Any], roles: Sequence[Role]) -> None:
+        super().__init__(values)
+        self._attributes = {**facts, **values}
+        self._roles = tuple(roles)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_attributes"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def needs(self, updates: int) -> Sequence[Role]:
+        """See `Settings.needs`: the child asked for the updates of this config."""
+        del updates
+        return self._roles
 
 
 @dataclass(frozen=True)
 class Selection:
-    """One component, chosen by name or by import, with its validated settings.
+    """One component, chosen by name or by import, with its settings.
 
-    `reference` is what the config says and `target` the unmistakable form of it (`plugin/name`, or an import with an
-    absolute path), which is written into the run folder. `settings` is an instance of the component's model, or the
-    keyword arguments when it has none. `common` holds the keys that the place itself defines, such as a reward's
-    weight. `noun` is what one of its kind is called.
+    Attributes:
+        target: the unmistakable form of `reference`: `plugin/name`, or an import with an absolute path. It is written
+            into the run folder.
+        settings: an instance of the component's model, or the keyword arguments if it has none.
+        common: the keys that the place itself defines, such as a reward's weight.
+        reference: what the config says.
+        noun: what one of its kind is called.
+        unread: the context for validating the settings once the component is imported; None if they are validated.
+        written: the settings as the config has them, if `unread` is set.
     """
 
     kind: str
@@ -47,6 +109,65 @@ class Selection:
     reference: str = field(default="", compare=False)
     record: Component | None = field(default=None, compare=False)
     noun: str = field(default="component", compare=False)
+    unread: ResolutionContext | None = field(default=None, compare=False, repr=False)
+    written: Mapping[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.unread is not None:
+            object.__setattr__(self, "written", self.settings)
+            object.__delattr__(self, "settings")
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the settings when they are first asked for."""
+        if name != "settings" or self.unread is None:
+            raise AttributeError(f"a selection has no attribute '{name}'")
+        if not self.is_readable:
+            raise NotReadError(f"the settings of {self.title} are unread")
+        try:
+            return self.read()
+        except RejectedError as error:
+            problems = error.problems
+            raise ConfigError(
+                f"{self.title}: {dotted(problems[0].path)}: {problems[0].message}",
+                hints=problems[0].hints,
+                problems=[f"{dotted(problem.path)}: {problem.message}" for problem in problems],
+            ) from error
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the settings are validated: here, or by another process."""
+        return "settings" in vars(self)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether `settings` can be asked for: they are read, or this process may import the component."""
+        return self.is_read or not _leaves_unread.get()
+
+    def read(self) -> Settings | Mapping[str, Any]:
+        """Return the settings. Import the component and validate them first, if they are unread.
+
+        Raises:
+            RejectedError: the component cannot be imported, or settings are wrong.
+        """
+        if not self.is_read:
+            object.__setattr__(self, "settings", self._read_here())
+        return self.settings
+
+    def adopt(self, settings: AdoptedSettings) -> None:
+        """Take over unread settings that another process has read."""
+        object.__setattr__(self, "settings", settings)
+
+    def _read_here(self) -> Settings | Mapping[str, Any]:
+        assert self.unread is not None
+        imported = import_reference(self.target, Path())
+        if imported.file:
+            self.unread.files[str(imported.file)] = imported.sha256
+        context = replace(self.unread, imports=True)
+        model = getattr(imported.value, "Config", None) if inspect.isclass(imported.value) else None
+        if model is None:
+            return check_keywords(imported.value, self.written, f"'{self.target}'", context)
+        model = settings_model(model, f"the Config of '{self.target}' is no Settings model")
+        return validated(model, self.written, context)
 
     @property
     def title(self) -> str:
@@ -84,11 +205,12 @@ class Selection:
     def prepare(self, **context: Any) -> Callable[[], Any]:
         """What `build` calls last, once the code is imported and takes what it will be given; raises `ConfigError`."""
         target: Any = self.load()
-        arguments: Mapping[str, Any] = self.keywords()
+        settings = self._read_here() if isinstance(self.settings, AdoptedSettings) else self.settings
+        arguments: Mapping[str, Any] = dict(settings)
         given: tuple[Any, ...] = ()
         if isinstance(target, type):
-            if isinstance(self.settings, Settings):
-                given, arguments = (self.settings,), {}
+            if isinstance(settings, Settings):
+                given, arguments = (settings,), {}
             arguments = {**arguments, **_accepted(self.target, target, context, len(given), arguments)}
         elif arguments and not callable(target):
             raise ConfigError(f"'{self.target}' is not callable, so it takes no settings")
@@ -102,8 +224,9 @@ class Selection:
         return dict(self.settings)
 
     def to_tree(self) -> dict[str, Any]:
-        """The choice as it stands in a YAML file."""
-        return {"type": self.target, **to_jsonable_python(self.common or {}), **to_jsonable_python(self.settings)}
+        """Return the choice as a YAML file has it. Unread settings are as they were written."""
+        settings = self.settings if self.is_read else _absolute(self.written)
+        return {"type": self.target, **to_jsonable_python(self.common or {}), **to_jsonable_python(settings)}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
@@ -123,10 +246,13 @@ class Selection:
 
 
 def selections(settings: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Selection]]:
-    """Every choice in a tree of settings, nested ones included, with the path of keys that leads to it."""
+    """Every choice in a tree of settings, nested ones included, with the path of keys that leads to it.
+
+    Choices below unread settings are left out within `leaving_unread`.
+    """
     if isinstance(settings, Selection):
         yield path, settings
-        settings = settings.settings
+        settings = settings.settings if settings.is_readable else None
     parts: Iterable[tuple[str | int, object]] = ()
     if isinstance(settings, BaseModel | Mapping):
         parts = dict(settings).items()
@@ -134,6 +260,36 @@ def selections(settings: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, 
         parts = enumerate(settings)
     for key, value in parts:
         yield from selections(value, (*path, key))
+
+
+def unread_selections(config: object) -> list[tuple[KeyPath, Selection]]:
+    """Return the choices whose settings are unread, with their paths."""
+    with leaving_unread():
+        return [(path, chosen) for path, chosen in selections(config) if not chosen.is_read]
+
+
+def settings_model(model: object, problem: str) -> type[Settings]:
+    """Return the model of a component's settings; `RejectedError` with the problem if it is none."""
+    if not (inspect.isclass(model) and issubclass(model, Settings)):
+        raise rejected(problem, "derive it from areal_core.config.Settings")
+    return model
+
+
+def validated(model: type[Settings], written: Mapping[str, Any], context: ResolutionContext) -> Settings:
+    """Return an instance of a model; `RejectedError` has every problem."""
+    try:
+        return model.model_validate(dict(written), context=context)
+    except ValidationError as error:
+        raise RejectedError(from_validation(error)) from error
+
+
+def _absolute(value: Any) -> Any:
+    """Return unread settings as they mean the same beside any config: files are named by absolute paths."""
+    if isinstance(value, str):
+        return absolute_reference(value)
+    if isinstance(value, Mapping):
+        return {key: _absolute(part) for key, part in value.items()}
+    return [_absolute(part) for part in value] if isinstance(value, list) else value
 
 
 def _refuse_misfit(title: str, target: Any, given: Sequence[Any], arguments: Mapping[str, Any]) -> None:

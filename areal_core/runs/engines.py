@@ -41,7 +41,8 @@ def build_engine(config: RunConfig, run: RunFolder, scratch: Path, member: Membe
             f"weight_sync.transport is {transport}, which {name} does not support with its current settings",
             hints=["set it to memory or disk, or remove it: areal then chooses by placement"],
         )
-    if getattr(getattr(config.workflow, "settings", None), "shows_images", False) and not engine.capabilities.images:
+    # Ask the engine first: a workflow of the user's own is imported for its settings.
+    if not engine.capabilities.images and getattr(getattr(config.workflow, "settings", None), "shows_images", False):
         raise RunError(f"the workflow shows images, which {name} does not support", hints=["choose hf, which does"])
     unsupported = sampling_parameters(config).unsupported(engine.capabilities.sampling)
     if unsupported:

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from areal_core.checks import child
-from areal_core.checks import preflight as preflight_module
+from areal_core.checks import memory, reading
 from areal_core.checks.child import inspect
 from areal_core.checks.preflight import check_evaluation, preflight
 from areal_core.config import CONFIG_FILE, resolve
@@ -146,7 +145,7 @@ def test_a_reward_that_fails_for_changed_rows_is_a_problem(found, write):
 
 
 def test_the_latest_configs_are_stored(imported, monkeypatch):
-    monkeypatch.setattr(child, "_MOST_CONFIGS", 2)
+    monkeypatch.setattr(memory, "MOST_RESULTS", 2)
     imported("", "seed=1")
     for seed, is_stored in ((1, True), (2, False), (1, True), (3, False), (2, True), (1, False)):
         assert (imported("", f"seed={seed}")[0]["plugins"] == 0) is is_stored
@@ -180,7 +179,7 @@ if sys.argv[0].endswith('child.py'):
 @pytest.mark.slow
 def test_a_slow_child_is_reported_on_standard_error(problems, monkeypatch, capsys):
     """Standard output is for the JSON of a dry run."""
-    monkeypatch.setattr(preflight_module, "_LOG_INTERVAL_S", 0.01)
+    monkeypatch.setattr(reading, "_LOG_INTERVAL_S", 0.01)
     problems()
     output = capsys.readouterr()
     assert not output.out

@@ -59,9 +59,9 @@ def test_wrong_references_by_import(kit, reference, told):
                 x: int = Field(gt=0)
         """,
     )
-    kit.file("bad.py", "1 / 0\n")
+    kit.file("bad.py", "1 / 0\ndef f(): ...\n")
     written = reference.format() if "{" in reference else f"'{reference}'" if ":" in reference else reference
-    assert told.format(work=kit.work) in kit.resolve(f"rewards=[{written}]")
+    assert told.format(work=kit.work) in kit.resolve(f"rewards=[{written}]", imports=True)
 
 
 def test_a_file_imports_those_beside_it_when_it_is_loaded_and_when_it_is_called(kit):
@@ -77,7 +77,7 @@ def test_a_file_imports_those_beside_it_when_it_is_loaded_and_when_it_is_called(
 def test_the_line_of_ones_own_that_raises_when_a_file_is_loaded_is_told(kit):
     kit.file("deep.py", "import json\n\nSETTINGS = json.loads('{')\n")
     kit.file("mine.py", "import deep\ndef reward(answer): ...\n")
-    out = kit.resolve("rewards=['mine.py:reward']")
+    out = kit.resolve("rewards=['mine.py:reward']", imports=True)
     assert f"importing {kit.work}/mine.py raises JSONDecodeError: " in out
     assert " (deep.py:3, called from mine.py:1)\n" in out
 
@@ -131,7 +131,7 @@ def test_a_file_that_vanishes_between_checking_and_building_is_told(kit):
 def test_settings_that_are_no_model_and_an_advantage_of_ones_own_that_needs_a_group(kit):
     kit.file("mine.py", "def centered(batch): ...\ncentered.needs_group = True\n")
     words = ["algorithm.advantage=mine.py:centered", "rollout.group_size=1"]
-    assert "mine.py:centered' compares the answers to one prompt" in kit.resolve(*words)
+    assert "mine.py:centered' compares the answers to one prompt" in kit.resolve(*words, imports=True)
     kit.plugin(
         "odd",
         '@hookimpl\ndef areal_advantages():\n    return [Component("c", "d", target="x:y", config="json:loads")]\n',
@@ -190,3 +190,16 @@ def test_a_resume_sees_the_modules_that_are_there_and_the_runs_copies_of_those_t
 def test_one_for_several_and_several_for_one(kit, override, told):
     out = kit.resolve(override)
     assert out.startswith(f"ConfigError 2\ncommand line: {told}"), out
+
+
+def test_the_command_leaves_the_import_to_a_child_and_stores_what_it_has_read(kit, tmp_path):
+    kit.file("imports", "")
+    code = "import sys\nfrom pathlib import Path\nwith Path(__file__).with_name('imports').open('a') as file:\n"
+    kit.file("mine.py", f"{code}    file.write(f'{{sys.argv[0]}}\\n')\ndef reward(answer, scale: float = 1.0): ...\n")
+    words = ["run.yaml", "rewards=[{type: mine.py:reward, scale: '2'}]"]
+    for command in ("check", "check", "show"):
+        outcome = kit.areal("config", command, *words, AREAL_CACHE=str(tmp_path / "cache"))
+        assert not outcome.code, outcome.err
+    assert "scale: 2.0" in outcome.out
+    (importer,) = (kit.work / "imports").read_text().splitlines()
+    assert importer.endswith("checks/reading.py")

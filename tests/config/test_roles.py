@@ -59,16 +59,18 @@ class Method:
 )
 def test_roles_that_cannot_be_are_told_before_anything_starts(kit, kind, words):
     kit.file("odd.py", ODD)
-    assert words in kit.resolve(f"algorithm={{type: 'odd.py:Odd', kind: {kind}}}")
-    assert "must be a function of the number of updates" in kit.resolve("algorithm=odd.py:Method")
+    assert words in kit.resolve(f"algorithm={{type: 'odd.py:Odd', kind: {kind}}}", imports=True)
+    assert "must be a function of the number of updates" in kit.resolve("algorithm=odd.py:Method", imports=True)
 
 
 def test_a_role_that_needs_a_model_of_its_own_is_refused_without_one(kit):
     """It would be a copy of the run's model, from which nothing is learned, and nothing would say so."""
     kit.file("odd.py", ODD)
     words = "algorithm={type: 'odd.py:Odd', kind: teacher}"
-    assert "roles.teacher.path: is required: without a model of its own the role would be a copy" in kit.resolve(words)
-    assert kit.resolve(words, "roles.teacher.path=other") == "valid\n"
+    assert "roles.teacher.path: is required: without a model of its own the role would be a copy" in kit.resolve(
+        words, imports=True
+    )
+    assert kit.resolve(words, "roles.teacher.path=other", imports=True) == "valid\n"
 
 
 def test_two_rewards_of_one_name_are_refused(kit):

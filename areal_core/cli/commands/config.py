@@ -39,13 +39,15 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _show(request: Request) -> int:
+    from areal_core.checks.reading import read_settings
     from areal_core.config.yaml_text import dump, parse_yaml
 
     resolved = _resolve(request)
+    read_settings(resolved)
     lines = dump(resolved.to_tree(), width=1_000_000).splitlines()
-    places = parse_yaml("\n".join(lines), "config").lines
+    places, origins = parse_yaml("\n".join(lines), "config").lines, resolved.origins
     for path, line in places.items():
-        origin = resolved.origins.get(".".join(str(part) for part in path))
+        origin = origins.get(".".join(str(part) for part in path))
         if origin and lines[line - 1].count('"') % 2 == 0 and lines[line - 1].count("'") % 2 == 0:
             lines[line - 1] = f"{lines[line - 1]:<56}  # {origin}"
     print_out("\n".join(lines))
@@ -54,14 +56,16 @@ def _show(request: Request) -> int:
 
 def _check(request: Request) -> int:
     from areal_core.checks.preflight import check_model
+    from areal_core.checks.reading import read_settings
 
     try:
         resolved = _resolve(request)
+        notes = read_settings(resolved)
         check_model(resolved)
     except (ConfigError, PluginError) as error:
         print_error(f"error: {error}")
         return 1
-    for note in (*resolved.notes, *resolved.config.cross_notes()):
+    for note in (*resolved.notes, *notes):
         print_out(f"note: {note}")
     print_out(f"{resolved.name} is valid; plugins: {', '.join(resolved.plugins.names) or 'the core alone'}")
     return 0

@@ -36,7 +36,10 @@ def execute(arguments: argparse.Namespace) -> int:
     from areal_core.config import load_run, resolve
 
     if arguments.join is None:
+        from areal_core.checks.reading import read_settings
+
         resolved = resolve(request.config, request.plugins, request.overrides)
+        read_settings(resolved)
     elif request.config is not None:
         raise UsageError("--join takes the config from the run, so CONFIG cannot be named as well")
     else:

@@ -138,11 +138,11 @@ def _resolved(arguments: argparse.Namespace) -> tuple[Resolved, Path | None]:
         hint = "name a Hugging Face folder, such as RUN_DIR/model or RUN_DIR/best"
         raise UsageError(f"{named} is not a model folder: it has no config.json", hints=(hint,))
     if run is None:
-        return resolve(request.config, request.plugins, request.overrides), named
+        return resolve(request.config, request.plugins, request.overrides, imports=True), named
     if request.config is not None:
         message = f"--run takes the config from {run}, so CONFIG ({request.config}) cannot be named as well"
         raise UsageError(message, hints=("leave one of them out",))
-    resolved = load_run(run, request.overrides, request.plugins)
+    resolved = load_run(run, request.overrides, request.plugins, imports=True)
     if named is None and arguments.endpoint is None:
         named = next((folder for folder in (run / "best", run / "model") if (folder / "config.json").is_file()), None)
         if named is None:

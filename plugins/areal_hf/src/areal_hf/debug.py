@@ -37,7 +37,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     arguments = parser.parse_intermixed_args(words)
     request = read_request(arguments)
-    resolved = resolve(request.config, request.plugins, request.overrides)
+    resolved = resolve(request.config, request.plugins, request.overrides, imports=True)
     try:
         debug_row(resolved, arguments.row, Generator)
     except RunError as error:
