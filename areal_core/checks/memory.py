@@ -88,9 +88,12 @@ def imported_files() -> list[Path]:
 
 
 def _names(folder: Path) -> list[str]:
-    """Return the sorted names in a folder; none if it is not a folder or cannot be read. Python may add its cache."""
+    """Return the sorted names in a folder; none if it is not a folder or cannot be read.
+
+    Programs add caches while they run: Python `__pycache__`, and others hidden folders, which no import looks into.
+    """
     with suppress(OSError):
-        return sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
+        return sorted(path.name for path in folder.iterdir() if path.name != "__pycache__" and path.name[0] != ".")
     return []
 
 
