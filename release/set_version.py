@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("docs/extend/plugin.md", "CONTRIBUTING.md", "areal_core/plugins/__init__.py")
+PAGES = ("docs/extend/plugin.md", "docs/extend/public.md", "areal_core/plugins/__init__.py")
 """They show the range that a plugin must have."""
 DISTRIBUTIONS = (".", "plugins/*", "examples/plugin", "examples/algorithms")
 

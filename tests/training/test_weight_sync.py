@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from areal_core.config.sections import WeightSyncSection
 from areal_core.data import FinishReason, Generation
@@ -80,14 +79,6 @@ class Copies:
         count = request.sampling.max_new_tokens
         found = [[-4.0 + next(left) for _ in range(count)] for left in self._left]
         return [Generation([1] * count, one, [0] * count, FinishReason.LENGTH) for one in found]
-
-
-@pytest.fixture
-def one_rank():
-    """Make this process the trainer's only rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def check(*differences, computed=-4.0):
