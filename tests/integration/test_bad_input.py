@@ -168,6 +168,7 @@ def test_a_plan_that_cannot_be_written_is_told_as_any_result_is(workplace: Workp
     assert "the run continues" not in done.stderr
 
 
+@pytest.mark.nightly
 def test_models_of_roles_and_rows_of_data_are_looked_at_before_a_run(workplace: Workplace) -> None:
     """Each would end the run after it has loaded its models; the data set has yet to be there in the right form."""
     rows = workplace.folder / "rows.jsonl"

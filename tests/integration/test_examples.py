@@ -46,6 +46,7 @@ def test_gsm8k_by_yaml_has_at_most_forty_lines_and_runs(workplace: Workplace) ->
     assert "reward/math_verify" in workplace.metrics()[-1]
 
 
+@pytest.mark.nightly
 def test_vision_runs_on_images(workplace: Workplace) -> None:
     """What the embedded engine generates about images has the trainer's log-probabilities."""
     shutil.copy(EXAMPLES / "vision.yaml", workplace.folder)
@@ -85,6 +86,7 @@ needs_deepspeed = pytest.mark.skipif(
 
 
 @needs_deepspeed
+@pytest.mark.nightly
 def test_deepspeed_trains_from_a_json_on_two_ranks(workplace: Workplace) -> None:
     for name in ("deepspeed.yaml", "zero3.json"):
         shutil.copy(EXAMPLES / name, workplace.folder)

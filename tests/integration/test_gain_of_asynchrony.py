@@ -29,20 +29,16 @@ class WithTool(SingleTurn):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("changes", "is_reported"),
     [
         # Training is negligible, one batch at a time is generated, and a high learning rate makes samples stale soon.
         (["workflow=tool.py:WithTool", "train_engine.learning_rate=5e-2", "rollout.max_pending_batches=1"], True),
         # Training takes as long as generation.
-        pytest.param(["steps=40"], False, marks=pytest.mark.nightly),
+        (["steps=40"], False),
         # Synchronous.
-        pytest.param(
-            ["steps=40", "rollout.max_staleness=0", "train_engine.learning_rate=5e-2"],
-            False,
-            marks=pytest.mark.nightly,
-        ),
+        (["steps=40", "rollout.max_staleness=0", "train_engine.learning_rate=5e-2"], False),
     ],
 )
 def test_a_run_says_whether_its_asynchrony_pays(workplace: Workplace, changes: list[str], is_reported: bool) -> None:

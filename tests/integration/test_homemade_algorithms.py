@@ -88,6 +88,7 @@ algorithm: homemade/dpo
     assert lines[-1]["train/accuracy"] > 0.9
 
 
+@pytest.mark.nightly
 def test_a_teacher_is_asked_about_every_token(homemade: Workplace) -> None:
     words = ["algorithm=homemade/distill", "roles.teacher.path=model", "rewards=[parts.py:digits]", "steps=2"]
     done = homemade.areal("run", "run.yaml", "run_dir=run", "--plugins", "homemade", *words)

@@ -49,7 +49,8 @@ def test_a_run_learns_and_its_engines_agree(workplace: Workplace, hybrid: Path) 
     assert "model type 'qwen3_5_text': requests of one length are computed together, with transformers' own" in log
 
 
-@pytest.mark.parametrize("transport", ["memory", pytest.param("disk", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("transport", ["memory", "disk"])
 def test_tensors_that_transformers_does_not_read_are_in_no_weight_sync(workplace: Workplace, transport: str) -> None:
     """Layers of multi-token prediction, in the files of Qwen3.5 and DeepSeek-V3 and in no class of transformers."""
     file = workplace.folder / "model" / "model.safetensors"

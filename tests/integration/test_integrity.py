@@ -141,6 +141,7 @@ def digits(completion):
 """
 
 
+@pytest.mark.nightly
 def test_what_is_damaged_before_it_is_trained_on_is_generated_again(workplace: Workplace) -> None:
     """One bit of every segment, from the first checkpoint on, until somebody has seen it."""
     (workplace.folder / "parts.py").write_text(SPOILS)

@@ -138,6 +138,7 @@ def test_a_program_that_is_asked_to_end_leaves_a_checkpoint(workplace: Workplace
     assert program.returncode == {signal.SIGINT: -2, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
 
 
+@pytest.mark.nightly
 def test_a_function_from_standard_input_is_carried_by_the_run(workplace: Workplace) -> None:
     done = python(workplace, f"{REWARD}{TRAIN.replace('STEPS', '1')}", "-")
     assert done.returncode == 0, done.stdout + done.stderr

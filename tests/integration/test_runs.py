@@ -149,18 +149,8 @@ def test_a_notice_counts_also_when_something_is_lost_at_the_same_time(workplace:
     assert not processes_of(workplace.folder / "run")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        NIGHTLY("guard:trainer-0"),
-        NIGHTLY("controller"),
-        NIGHTLY("trainer-0"),
-        "server-0",
-        NIGHTLY("reward-0"),
-        NIGHTLY("worker-0"),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["guard:trainer-0", "controller", "trainer-0", "server-0", "reward-0", "worker-0"])
 def test_the_death_of_any_process_is_told_and_leaves_nothing(workplace: Workplace, name: str) -> None:
     """Of one that may be replaced too, and then the run goes on. On one machine all have one guard."""
     is_replaced = name.startswith(("reward", "worker", "server"))
@@ -186,8 +176,8 @@ def test_the_death_of_any_process_is_told_and_leaves_nothing(workplace: Workplac
     assert workplace.areal("audit", "run").code == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", ["a bit", NIGHTLY("zeros"), NIGHTLY("no state")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("damage", ["a bit", "zeros", "no state"])
 def test_a_damaged_checkpoint_is_refused_and_the_run_goes_back(workplace: Workplace, damage: str) -> None:
     done = workplace.areal("run", "run.yaml", "run_dir=run", "checkpoint.every=1", "launcher.trainer_processes=2")
     assert done.code == 0, done.err

@@ -18,6 +18,7 @@ def zero(stage, **keys):
     return {"zero_optimization": {"stage": stage, **keys}}
 
 
+@pytest.mark.nightly
 class TestZeRO2(TrainEngineSuite):
     def make_engine(self, **settings):
         return DeepSpeedEngine(DeepSpeedConfig(config=zero(2), **settings))

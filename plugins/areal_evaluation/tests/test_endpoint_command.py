@@ -174,6 +174,7 @@ def test_a_program_that_is_killed_is_a_failed_episode(place, ask):
     assert "the agent's command was killed by SIGKILL" in done.out
 
 
+@pytest.mark.nightly
 def test_an_agent_that_ends_its_process_leaves_what_was_measured(place, ask):
     done = place.python(*ask("agent.py:dies", "--output", "out"))
     assert done.code == 1, done.err
@@ -185,6 +186,7 @@ def test_an_agent_that_ends_its_process_leaves_what_was_measured(place, ask):
     assert "Not complete" in (place.folder / "out/report.html").read_text()
 
 
+@pytest.mark.nightly
 def test_interrupted_it_tells_what_it_has(place, ask):
     command = [sys.executable, *ask("agent.py:waits", "--output", "out")]
     with subprocess.Popen(command, cwd=place.folder, stdout=-1, stderr=-1, text=True) as process:

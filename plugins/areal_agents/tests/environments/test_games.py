@@ -58,6 +58,7 @@ class TestBlackjack(EnvironmentSuite):
     completions = ("1", "0")
 
 
+@pytest.mark.nightly
 class TestPendulum(EnvironmentSuite):
     component = "agents/gymnasium"
     settings = {"id": "Pendulum-v1"}  # noqa: RUF012
@@ -65,6 +66,7 @@ class TestPendulum(EnvironmentSuite):
     completions = ("[0.5]", "[1e999]", "[[0]]", "[9]", "[-2]")
 
 
+@pytest.mark.nightly
 class TestGuessTheNumber(EnvironmentSuite):
     component = "agents/textarena"
     settings = {"id": "GuessTheNumber-v0"}  # noqa: RUF012
@@ -72,6 +74,7 @@ class TestGuessTheNumber(EnvironmentSuite):
     completions = ("[10]", "[5]", "[15]", "[7]", "none")
 
 
+@pytest.mark.nightly
 class Test2048(EnvironmentSuite):
     """Draws while it is played."""
 

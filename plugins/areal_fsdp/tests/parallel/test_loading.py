@@ -236,7 +236,7 @@ def test_a_model_streams_its_layers_through_its_own_forward(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tensor", [1, 8])
+@pytest.mark.parametrize("tensor", [pytest.param(1, marks=pytest.mark.nightly), 8])
 def test_eight_ranks_of_a_70b_model_fit_a_host_of_512_gib(tensor):
     """The true loading and division of files without bytes; the shards' bytes are counted."""
     command = [sys.executable, REPOSITORY / "benchmarks" / "loading.py", "plan", "--ranks=8", f"--tensor={tensor}"]
