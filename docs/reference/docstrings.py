@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -131,7 +132,9 @@ def _methods(value: type) -> Iterator[str]:
 
 
 def _signature(function: Any) -> str:
-    return str(inspect.signature(function)).replace("'", "")
+    """Return the signature as text. A default that is a function is shown by its name, which no address follows."""
+    text = str(inspect.signature(function)).replace("'", "")
+    return re.sub(r"<function (?:\w+\.)*(<lambda>|\w+) at 0x[0-9a-f]+>", r"\1", text)
 
 
 def _assignment(module: str, name: str) -> tuple[str, str]:
