@@ -132,7 +132,7 @@ def _methods(value: type) -> Iterator[str]:
 
 
 def _signature(function: Any) -> str:
-    """Return the signature as text. A default that is a function is shown by its name, which no address follows."""
+    """Return the signature as text. A default that is a function is shown by its name: its address changes."""
     text = str(inspect.signature(function)).replace("'", "")
     return re.sub(r"<function (?:\w+\.)*(<lambda>|\w+) at 0x[0-9a-f]+>", r"\1", text)
 
