@@ -69,7 +69,7 @@ CONFIGS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(CONFIGS)
 def test_a_run_folder_gives_back_an_equal_config(written):
     from areal_core.config.yaml_text import dump

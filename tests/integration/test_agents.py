@@ -113,7 +113,7 @@ def _says(path: Path, words: str) -> bool:
         pytest.param("calculator", "openai", 1, marks=pytest.mark.nightly),
         pytest.param("coder", "openai", 1, marks=pytest.mark.nightly),
         pytest.param("planner", "openai", 2, marks=pytest.mark.nightly),
-        ("searcher", "rank_bm25", 1),
+        pytest.param("searcher", "rank_bm25", 1, marks=pytest.mark.nightly),
         ("openai_agents", "agents", 1),
     ],
 )

@@ -79,6 +79,7 @@ def test_the_plugin_passes_its_own_tests(environment: Environment, tmp_path: Pat
     assert "passed" in done.stdout
 
 
+@pytest.mark.nightly
 def test_a_run_trains_with_the_plugin(environment: Environment, tmp_path: Path) -> None:
     shutil.copy(PLUGIN / "run.yaml", tmp_path)
     make = "from pathlib import Path; from areal_grpo.demonstration.model import make_model; "

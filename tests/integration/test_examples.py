@@ -119,6 +119,7 @@ def test_deepspeed_fine_tunes_from_a_json(workplace: Workplace) -> None:
     assert not (workplace.folder / "other").exists()
 
 
+@pytest.mark.nightly
 def test_lora_on_gsm8k_runs(workplace: Workplace) -> None:
     pytest.importorskip("peft")
     shutil.copy(EXAMPLES / "lora_gsm8k.yaml", workplace.folder)
@@ -195,6 +196,7 @@ def test_parts_of_ones_own_run_from_a_file(workplace: Workplace) -> None:
     assert {"reward/right", "reward/brevity", "train/ratio"} <= last.keys()
 
 
+@pytest.mark.nightly
 def test_countdown_runs(workplace: Workplace) -> None:
     for name in ("countdown.py", "countdown.yaml"):
         shutil.copy(EXAMPLES / name, workplace.folder)
@@ -252,6 +254,7 @@ class Guess:
 """
 
 
+@pytest.mark.nightly
 def test_a_conversation_with_an_environment_trains(workplace: Workplace) -> None:
     (workplace.folder / "game.py").write_text(GAME)
     words = ["workflow.type=multi_turn", "workflow.environment=game.py:Guess", "workflow.max_turns=3", "rewards=[]"]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from conftest import Workplace
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture
@@ -49,7 +49,6 @@ def test_a_run_learns_and_its_engines_agree(workplace: Workplace, hybrid: Path) 
     assert "model type 'qwen3_5_text': requests of one length are computed together, with transformers' own" in log
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("transport", ["memory", "disk"])
 def test_tensors_that_transformers_does_not_read_are_in_no_weight_sync(workplace: Workplace, transport: str) -> None:
     """Layers of multi-token prediction, in the files of Qwen3.5 and DeepSeek-V3 and in no class of transformers."""

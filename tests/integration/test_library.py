@@ -160,6 +160,7 @@ def notebook(workplace: Workplace, *cells: str) -> str:
     return "".join(output.get("text", "") for cell in book.cells for output in cell.outputs)
 
 
+@pytest.mark.nightly
 def test_a_notebook_and_its_functions_with_all_that_they_use(workplace: Workplace) -> None:
     held = "class Held:\n    worth = 0\nheld = Held()\ndef own(completion):\n    return digits(completion) + held.worth"
     out = notebook(

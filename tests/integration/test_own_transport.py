@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from conftest import Workplace
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 TRANSPORT = """
 from dataclasses import replace
@@ -89,7 +89,6 @@ def test_weights_by_a_transport_of_ones_own(workplace: Workplace, tmp_path: Path
     assert not list((run_dir / "attempts").rglob("version-*")), "nothing went through a folder of ours"
 
 
-@pytest.mark.nightly
 def test_an_engine_that_does_not_know_it_is_refused(workplace: Workplace, tmp_path: Path):
     done = workplace.areal("run", "run.yaml", f"run_dir={tmp_path / 'run'}", *write(tmp_path, takes=False))
     assert done.code != 0

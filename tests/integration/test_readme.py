@@ -83,6 +83,7 @@ def test_the_commands_that_it_shows_are_understood(workplace: Workplace, page: s
         assert done.code == 0, (words, done.err)
 
 
+@pytest.mark.nightly
 def test_the_line_for_torchrun_is_a_node_of_a_run(workplace: Workplace) -> None:
     """One machine in the place of two, and a short run."""
     here = {"2": "1", "RANK": "0", "HOST": "127.0.0.1"}

@@ -24,6 +24,7 @@ class TestZeRO2(TrainEngineSuite):
         return DeepSpeedEngine(DeepSpeedConfig(config=zero(2), **settings))
 
 
+@pytest.mark.nightly
 class TestZeRO3(TrainEngineSuite):
     def make_engine(self, **settings):
         divided = zero(3, stage3_param_persistence_threshold=0)

@@ -20,11 +20,13 @@ class TestFSDPEngine(TrainEngineSuite):
         return FSDPEngine(FSDPConfig(**settings))
 
 
+@pytest.mark.nightly
 class TestWithActivationCheckpointing(TrainEngineSuite):
     def make_engine(self, **settings):
         return FSDPEngine(FSDPConfig(**settings, activation_checkpointing="full", logprob_chunk_tokens=7))
 
 
+@pytest.mark.nightly
 class TestWithLittleMemory(TrainEngineSuite):
     def make_engine(self, **settings):
         return FSDPEngine(
@@ -37,6 +39,7 @@ class TestWithLittleMemory(TrainEngineSuite):
         )
 
 
+@pytest.mark.nightly
 class TestWithAdapter(TrainEngineSuite):
     """What the suite differentiates automatically has the same adapter, by PEFT's own layers."""
 

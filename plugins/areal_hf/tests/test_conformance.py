@@ -6,7 +6,7 @@ from areal_core.testing.conformance import InferenceEngineSuite
 from areal_hf.config import HFConfig
 from areal_hf.engine import HFEngine
 
-pytestmark = pytest.mark.slow  # every test starts a process that imports transformers
+pytestmark = pytest.mark.nightly  # every test starts a process that imports transformers
 
 
 class TestHFEngine(InferenceEngineSuite):
