@@ -71,7 +71,7 @@ def test_a_server_that_dies_in_the_trainers_turn_is_started_when_that_ends(tmp_p
 
         try:
             await session.begin()
-            sharing = {"end": OnExit.RESTART, "shares_gpus": True}
+            sharing = {"on_exit": OnExit.RESTART, "shares_gpus": True}
             groups = [member_group("server-0", **sharing), program("server-1", LOADING, **sharing)]
             await session.driver.start([program("controller", CONTROLLER), *groups])
             first = await session.told("server-0")
