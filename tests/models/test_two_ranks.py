@@ -24,7 +24,7 @@ def test_scaled_shifted_and_capped_logits_of_a_divided_vocabulary(tmp_path):
     assert "does not divide" not in (tmp_path / "rank0.log").read_text(), "each rank computes all of the vocabulary"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_family_is_exact_or_refused(tmp_path):
     results = two_ranks.measure(small_models.FAMILIES, tmp_path)
     assert results.keys() == small_models.FAMILIES.keys()
