@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from areal_core.config import public_environment
+from areal_core.disk import open_private
 from areal_core.files import KeptSources
 from areal_core.runtime.folder import cache_folder
 
@@ -67,7 +68,8 @@ class Memory:
         fresh = self._path.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
             fresh.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_bytes(msgspec.json.encode(_Stored(_states(files), result)))
+            with open_private(fresh, "wb") as file:  # settings may hold what other users must not read
+                file.write(msgspec.json.encode(_Stored(_states(files), result)))
             fresh.replace(self._path)
             stored = sorted(fresh.parent.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
             for path in stored[:-MOST_RESULTS]:

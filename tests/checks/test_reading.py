@@ -97,6 +97,10 @@ def test_one_child_imports_the_code_and_only_while_something_has_changed(folder)
         return len(importers(folder))
 
     assert [check(), check(), check()] == [1, 0, 0]
+    (stored,) = (folder.parent / "cache" / "checked" / "settings").iterdir()
+    assert stored.stat().st_mode & 0o777 == 0o600, "it has settings of the user's"
+    (folder / ".cache_of_a_linter").mkdir()  # no import looks into it
+    assert check() == 0
     (folder / "limit").write_text("8")  # a file that the code reads
     assert [check(), check()] == [1, 0]
     (folder / "mine.py").write_text(MINE + "\n")
