@@ -79,15 +79,15 @@ def _debug(resolved: Resolved, number: int, open_client: Callable[[ModelReferenc
     else:
         one = config.model_copy(update={"rollout": config.rollout.model_copy(update={"batch_size": 1})})
         encode: Any = partial(algorithm.encode, tokenizer=tokenizer)
-        nobody: Any = None  # commits anything
-        batch = PackedBatch.from_bytes(ExampleSource([dataset[number]], encode, one, nobody, bool).next_batch(0))
+        commits: Any = None  # nothing is committed
+        batch = PackedBatch.from_bytes(ExampleSource([dataset[number]], encode, one, commits, bool).next_batch(0))
     _learn(resolved, model, tokenizer, algorithm, batch)
 
 
 async def _roll_out(
     config: RunConfig, client: InferenceClient, model: ModelReference, tokenizer: Any, row: Any, number: int
 ) -> PackedBatch:
-    """The episodes of one group, one after another, shaped and filtered."""
+    """Run the episodes of one group one after another, and return them shaped and filtered, as a batch."""
     assert config.workflow is not None
     rewards = build_rewards(config.rewards)
     ends = end_tokens(model, tokenizer)
@@ -104,7 +104,7 @@ async def _roll_out(
 
 
 def _learn(resolved: Resolved, model: ModelReference, tokenizer: Any, algorithm: Algorithm, batch: PackedBatch) -> None:
-    """What the trainer does, on its engines, as its only rank."""
+    """Train on the batch as the trainer does, in this process as the only rank."""
     config, samples = resolved.config, algorithm.encode is None
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
@@ -126,7 +126,7 @@ def _learn(resolved: Resolved, model: ModelReference, tokenizer: Any, algorithm:
 
 
 def _print_tokens(batch: PackedBatch, columns: dict[str, list[float]], tokenizer: Any) -> None:
-    """What is learned from, token by token; what stands between, in one line."""
+    """Print the tokens that are trained on, one a line. Print the tokens between them on one line."""
     masks, targets, starts = batch["loss_mask"].tolist(), batch["targets"].tolist(), batch.tokens.offsets.tolist()
     for number, start in enumerate(starts[:-1]):
         reward = f"  reward {float(batch['reward'][number]):.4g}" if "reward" in batch else ""

@@ -1,6 +1,6 @@
-"""Public modules: their names are imported on first use, and old names warn.
+"""Public modules with a stub: their names are imported on first use, and old names warn.
 
-A public module lists its names in a stub beside it, each with the module that defines it. Type checkers, editors and
+The stub beside such a module lists its names, each with the module that defines it. Type checkers, editors and
 this module read the same list. Importing a public module imports nothing else:
 
     sdk.pyi     from areal_core.interfaces.workflow import Reward as Reward
@@ -91,7 +91,7 @@ def deprecated_names(module: str, names: Mapping[str, str]) -> Callable[[str], A
 
 
 def renamed_method(cls: type, old: str, new: str) -> None:
-    """Let a class that defines a method under its old name have it under the new one, with a `DeprecationWarning`."""
+    """If a class defines a method under its old name only, add it under the new name, with a `DeprecationWarning`."""
     if old in vars(cls) and new not in vars(cls):
         message = f"{cls.__qualname__}.{old} is deprecated and will be ignored in the next minor version: call it {new}"
         warnings.warn(message, DeprecationWarning, stacklevel=3)

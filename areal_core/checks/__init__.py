@@ -27,10 +27,10 @@ it at the same time:
                          fingerprints   hashes of plugins, files, modules, data and models: what a run consists of, and
                                         what has changed when it is resumed
 
-The child writes `Reading` and `Findings` as JSON; nothing that it imports, and no crash of it, reaches the driver. If
-the components of plugins and the models show no problem, it stores this in the cache folder (`memory`). The next child
-with the same config, machine, environment and files skips them. It imports and tries the user's own components every
-time.
+The child writes `Reading` and `Findings` as plain data; nothing that it imports, and no crash of it, reaches the
+driver. If the components of plugins and the models show no problem, it stores this in the cache folder (`memory`). The
+next child with the same config, machine, environment and files skips them. It imports and tries the user's own
+components every time.
 
 Other programs call a part:
 

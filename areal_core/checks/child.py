@@ -1,6 +1,6 @@
 """The child process of a preflight: `python -m areal_core.checks.child FOLDER [SOURCES]`.
 
-FOLDER has the config. It gets `reading.json`, with the settings of the user's own components, and if these have no
+FOLDER has the config. It gets `reading.msgpack`, with the settings of the user's own components, and if these have no
 problem `findings.json`. SOURCES are the kept sources of a run that is resumed. The child imports the code of the
 config; so its output goes to a file, and only what it writes to these two files counts.
 

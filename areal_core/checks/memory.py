@@ -46,12 +46,12 @@ class Memory:
         sources = str(KeptSources.folder)
         key = [text, platform.node(), sys.prefix, sys.path, names, variables, str(Path.cwd()), sources]
         digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
-        self._path = cache_folder() / "checked" / check / f"{digest}.json"
+        self._path = cache_folder() / "checked" / check / f"{digest}.msgpack"
 
     def read(self) -> Any:
         """Return the result as plain data; None if the check must be repeated."""
         with suppress(OSError, msgspec.DecodeError):
-            stored = msgspec.json.decode(self._path.read_bytes(), type=_Stored)
+            stored = msgspec.msgpack.decode(self._path.read_bytes(), type=_Stored)
             if stored.states == _states(map(Path, stored.states)):
                 return stored.result
         return None
@@ -62,16 +62,16 @@ class Memory:
         If the cache folder cannot be written to, the next process repeats the check.
 
         Args:
-            result: what JSON can hold, and msgspec's structs.
+            result: plain data, dataclasses, and msgspec's structs.
             files: files and folders that the check depends on.
         """
         fresh = self._path.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
             fresh.parent.mkdir(parents=True, exist_ok=True)
             with open_private(fresh, "wb") as file:  # settings may hold what other users must not read
-                file.write(msgspec.json.encode(_Stored(_states(files), result)))
+                file.write(msgspec.msgpack.encode(_Stored(_states(files), result)))
             fresh.replace(self._path)
-            stored = sorted(fresh.parent.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+            stored = sorted(fresh.parent.glob("*.msgpack"), key=lambda path: path.stat().st_mtime_ns)
             for path in stored[:-MOST_RESULTS]:
                 path.unlink()
 

@@ -13,7 +13,7 @@ from areal_core.checks.findings import FINDINGS_FILE, Findings
 from areal_core.checks.fingerprints import check_unchanged, model_records, module_records
 from areal_core.checks.models import StoredModels
 from areal_core.checks.plan import ModelPlan, batch_rows, group_figures, group_rows, plan_models
-from areal_core.checks.reading import Child, read_settings
+from areal_core.checks.reading import READING_FILE, Child, read_settings
 from areal_core.config.selection import unread_selections
 from areal_core.disk import is_folder
 from areal_core.errors import ConfigError, RunError
@@ -69,6 +69,8 @@ def preflight(
 ) -> Preflight:
     """Check everything that a run needs before it starts. Write nothing into its folder.
 
+    Afterwards the config has the settings that were unread.
+
     Args:
         resolved: the config.
         run: the run's folder, which need not exist yet.
@@ -76,8 +78,6 @@ def preflight(
         starts: whether the run starts afterwards. The dry run of a new run downloads no model and hashes none.
         is_resume: whether the run was started before, so that its records are compared.
         allow_changes: whether a resume is allowed although code, data or models have changed.
-
-    The unread settings of the config are filled in.
 
     Raises:
         ConfigError: the run cannot start; `problems` has every reason.
@@ -97,7 +97,7 @@ def preflight(
             reading.apply(resolved)
             notes = reading.notes
         plan = plan_models(config, stored.by_key, run_dir=run.path)
-        findings = _findings(child)
+        findings = _findings(child, resolved)
     result = combine(resolved, groups, stored, plan, findings, notes)
     records = [*result.records, *(model_records(run, stored.folders) if reads_models else ())]
     if is_resume:
@@ -105,10 +105,16 @@ def preflight(
     return replace(result, records=records)
 
 
-def _findings(child: Child) -> Findings:
-    """Wait for a child and return what it reports. A child that fails is a problem, too."""
+def _findings(child: Child, resolved: Resolved) -> Findings:
+    """Wait for a child and return what it reports. A child that fails is a problem, too.
+
+    Raises:
+        ConfigError: the child has read wrong settings, and so has inspected nothing.
+    """
     if problem := child.wait():
         return Findings([problem])
+    if (child.folder / READING_FILE).is_file() and (problems := child.reading().problems):
+        raise resolved.error(problems)
     written = child.folder / FINDINGS_FILE
     if child.exit_code == 0 and written.is_file():
         return msgspec.json.decode(written.read_bytes(), type=Findings)

@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
     from areal_core.config import Resolved, Selection
 
-READING_FILE: Final = "reading.json"
-"""Name of the file that the child writes."""
+READING_FILE: Final = "reading.msgpack"
+"""Name of the file that the child writes. Unlike JSON, its format has infinity, which settings may be."""
 _DEADLINE_S: Final = 600.0
 """Seconds for a child: importing the components, trying them, and reading rows."""
 _LOG_INTERVAL_S: Final = 15.0
 """Seconds between two lines about a child that is still working."""
 _POLL_S: Final = 0.02
-"""Seconds between two looks at a child."""
+"""Seconds between polls of a child."""
 _OF_THE_MACHINE: Final = ("/proc", "/sys", "/dev")
 """Folders whose files describe the machine or this process."""
 _LAST_OUTPUT: Final = 800
@@ -66,7 +66,7 @@ class ReadSettings:
     Attributes:
         values: as a YAML file has them.
         facts: class attributes of the settings model.
-        roles: of models that the component and those below it need; none outside of the algorithm.
+        roles: roles of the models that the component, or one below it, needs. Empty outside the algorithm.
     """
 
     values: dict[str, Any]
@@ -84,7 +84,7 @@ class Reading:
         settings: of the components that were unread, in the order of `unread_selections`.
         files: SHA-256 of every Python file that the config names, those in settings of unread components, too.
         plugins: names of the plugins that the config names.
-        dependencies: files and folders that were read meanwhile; empty if the result holds for this time only.
+        dependencies: files and folders that the child has read; empty if the result must not be stored.
     """
 
     problems: list[Problem] = field(default_factory=list)
@@ -130,9 +130,16 @@ def read_settings(resolved: Resolved) -> list[str]:
     reading.apply(resolved)
     paths = [Path(path) for path in reading.dependencies]
     # The child may have read a file as it was before a change.
-    if paths and not any(path.is_file() and path.stat().st_mtime_ns >= started_at_ns for path in paths):
+    if paths and not any(_has_changed(path, started_at_ns) for path in paths):
         memory.write(replace(reading, dependencies=[]), paths)
     return reading.notes
+
+
+def _has_changed(path: Path, since_ns: int) -> bool:
+    """Return whether a file was written at or after a time. A folder, and a file that is gone, is compared by state."""
+    with suppress(OSError):
+        return path.is_file() and path.stat().st_mtime_ns >= since_ns
+    return True
 
 
 def read_in_child(unread: Resolved) -> tuple[Resolved, Reading]:
@@ -191,7 +198,7 @@ class Child:
         path = self.folder / READING_FILE
         problem = self.wait(path.is_file)
         if path.is_file():
-            return msgspec.json.decode(path.read_bytes(), type=Reading)
+            return msgspec.msgpack.decode(path.read_bytes(), type=Reading)
         problem = problem or self.failure()
         raise ConfigError("the config cannot be checked", problems=[problem], hints=[problem])
 
@@ -234,7 +241,7 @@ class Child:
 def write_reading(reading: Reading, folder: Path) -> None:
     """Write the file that the driver waits for."""
     fresh = folder / f".{READING_FILE}"
-    fresh.write_bytes(msgspec.json.encode(reading))
+    fresh.write_bytes(msgspec.msgpack.encode(reading))
     fresh.replace(folder / READING_FILE)
 
 
@@ -256,22 +263,28 @@ def end_child() -> None:
     os._exit(0)
 
 
+_ASKING: Final = {
+    "os.exec", "os.fork", "os.posix_spawn", "os.system", "socket.connect", "sqlite3.connect", "subprocess.Popen",
+}  # fmt: skip
+"""Events of an import that asks a server, a program or a database, whose answers cannot be compared."""
+
+
 class _Watch:
     """Notes the files and folders that are read while the user's components are imported.
 
     Attributes:
         paths: of the files and folders.
-        has_connected: whether the import depends on a server, whose answers cannot be compared.
+        has_asked: whether the result may depend on more than files.
     """
 
     def __init__(self) -> None:
         self.paths: set[Path] = set()
-        self.has_connected = False
+        self.has_asked = False
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Take one event; see `sys.addaudithook`."""
-        if event == "socket.connect":
-            self.has_connected = True
+        if event in _ASKING:
+            self.has_asked = True
         elif event in {"os.listdir", "os.scandir"} or (event == "open" and _only_reads(arguments)):
             place = arguments[0]
             if isinstance(place, str | bytes):
@@ -288,7 +301,7 @@ def main(folder: Path) -> None:
     watch = _Watch()
     sys.addaudithook(watch)
     _, reading = read_in_child(load_run(folder))
-    if not watch.has_connected:
+    if not watch.has_asked:
         # A file that is added beside a component may be imported in the place of an installed module of its name.
         neighbors = {Path(path).parent for path in reading.files}
         paths = {*imported_files(), *neighbors, *(path for path in watch.paths if path.suffix != ".pyc")}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -35,7 +36,7 @@ if typing.TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-_DYNAMIC: typing.Final = {"__getattr__", "exec", "globals", "locals", "setattr", "vars", "modules"}
+_DYNAMIC: typing.Final = {"__dict__", "__getattr__", "exec", "globals", "locals", "setattr", "vars", "modules"}
 """Names that a file uses to define further names while it is imported. Its source does not show these."""
 
 
@@ -230,6 +231,7 @@ def _no_attribute(place: str, attribute: str, code: Iterable[str]) -> RejectedEr
     return rejected(f"{place} has no '{attribute}'", hint)
 
 
+@functools.lru_cache(maxsize=64)
 def _defined_names(source: bytes) -> dict[str, bool] | None:
     """Return the names that a file defines, each with whether it is a class or function.
 

@@ -2,7 +2,7 @@
 
 The order of a resolution: lay the layers, load the plugins that they name, validate, and check across sections.
 Validating may name further plugins (`type: plugin/name` inside a plugin's own section); it is repeated until it does
-not. Every mistake is collected before any is told.
+not. All mistakes are collected, and one error has them all.
 
 By default none of the user's own components is imported: their settings stay unread (`areal_core.config.selection`).
 `areal_core.checks.reading` lets a child process import them and validate the whole config.
@@ -287,7 +287,7 @@ def _automatic(
 def _joined(
     tree: Tree, manager: PluginManager, errors: Sequence[PluginError], problems: Sequence[Problem], name: str
 ) -> ConfigError | PluginError:
-    """One error that tells everything: missing plugins first and together, then the mistakes in the order of keys."""
+    """Return one error with all problems: missing plugins first and together, then mistakes in the order of keys."""
     missing = list(dict.fromkeys(plugin for error in errors for plugin in getattr(error, "names", ())))
     plugin_errors = [error for error in errors if not isinstance(error, PluginMissingError)]
     if missing:
@@ -333,7 +333,7 @@ def _origin_of_words(tree: Tree) -> str | None:
 
 
 def _tree(layers: Sequence[Source], overrides: Sequence[Override]) -> Tree:
-    """The layers over one another, the lowest first, and the overrides over them."""
+    """Merge the layers, the lowest first, and then the overrides."""
     tree = Tree()
     for layer in layers:
         tree.lay(layer)
@@ -352,7 +352,7 @@ def _overrides(environment: str, words: Sequence[str]) -> list[Override]:
 
 
 def _each(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """The results for all items; one `ConfigError` tells every `ValueError`."""
+    """Return the results for all items. One `ConfigError` has every `ValueError`."""
     results, faults = [], []
     for item in items:
         try:

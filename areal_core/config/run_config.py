@@ -176,7 +176,7 @@ class RunConfig(Section):
             yield from (Problem(path, message) for message in chosen.settings.check(self))
 
     def cross_notes(self) -> Iterator[str]:
-        """Settings that do nothing, and what plugins find worth a look, each with its key."""
+        """Yield settings that have no effect, and the notes of plugins, each with its key."""
         if self.rewards and not any(getattr(chosen.common, "weight", 1.0) for chosen in self.rewards):
             yield "rewards: all weights are 0, so every answer earns the same"
         if self.evaluation is not None and self.evaluation.dataset == self.dataset:

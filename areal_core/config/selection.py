@@ -284,7 +284,7 @@ def validated(model: type[Settings], written: Mapping[str, Any], context: Resolu
 
 
 def _absolute(value: Any) -> Any:
-    """Return unread settings as they mean the same beside any config: files are named by absolute paths."""
+    """Return unread settings with absolute paths of files, which mean the same in a config of another folder."""
     if isinstance(value, str):
         return absolute_reference(value)
     if isinstance(value, Mapping):

@@ -55,6 +55,7 @@ class Settings(BaseModel):
         extra="forbid",
         frozen=True,
         allow_inf_nan=False,
+        ser_json_inf_nan="constants",  # of a function's own settings, which may be infinite
         validate_default=True,
         arbitrary_types_allowed=True,
         hide_input_in_errors=True,

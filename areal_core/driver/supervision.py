@@ -39,8 +39,8 @@ async def supervise(
         on_message: called with each message that a process sends to the driver by `Member.notify`.
         update: called a few times a second, with the progress of the model's preparation; empty after it.
         log: shows a line to the user.
-        signals: the numbers of signals that asked this program to stop are added to it. Then the processes of the role
-            are asked to stop, and nothing more is started.
+        signals: gets the numbers of signals that ask this program to stop. After the first one the processes of the
+            role are asked to stop, and no others are started.
         prepares_model: whether the config's model source makes the model first.
 
     Raises:

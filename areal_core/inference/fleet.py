@@ -191,11 +191,13 @@ class ServerFleet(InferenceEngine):
         """
 
         async def failure_of(server: InferenceServer) -> Exception | None:
+            connection = server.connection
             try:
                 with known_form():
                     await in_time(call(server), self.settings.update_timeout_s, "update_timeout_s")
             except FAULTS as error:
-                self.pool.lose(server, f"did not {purpose}: {error}")
+                if server.connection is connection:  # else the driver has already replaced the process that failed
+                    self.pool.lose(server, f"did not {purpose}: {error}")
                 return error
             return None
 

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from areal_core.disk import WEIGHTS_INDEX, weight_files
+from areal_core.disk import WEIGHTS_INDEX, replacing_folder, settle_folder, weight_files
 from areal_core.errors import RunError
 from areal_core.models.quantization import (
     DEQUANTIZED,
@@ -26,16 +26,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Those of E2M1 by the three lower bits of a code, of which the fourth is the sign (OCP Microscaling Formats 1.0)."""
+"""Numbers of E2M1 by the three lower bits of a code. The fourth bit is the sign (OCP Microscaling Formats 1.0)."""
 _BIAS = 127
-"""Of the exponents in a byte (E8M0, likewise)."""
+"""Bias of an exponent in a byte (E8M0, in the same standard)."""
 
 
 def dequantize(source: Path, folder: Path) -> None:
-    """Write `folder`, complete or not at all, with all files of `source` and the names of plain weights.
+    """Write a model with plain weights in bfloat16: all files of it, or no folder at all.
+
+    Args:
+        source: folder of the quantized model.
+        folder: of the new model, which must not exist.
 
     Raises:
-        RunError: there is no model, or its weights are not quantized, or in a way that is not known here.
+        RunError: there is no model, its weights are not quantized, or the method of quantization is unknown.
     """
     if not (source / "config.json").is_file():
         raise RunError(f"'{source}' is no folder of a Hugging Face model: it has no config.json")
@@ -49,26 +53,25 @@ def dequantize(source: Path, folder: Path) -> None:
     files = _Files(source)
     settings = _settings_of(config)
     plain: _Method = _Fp8(files, settings.get("weight_block_size")) if method == "fp8" else _Mxfp4(files)
-    temporary = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    places: dict[str, str] = {}
-    size = 0
-    for path in files.paths:
-        tensors = {name: tensor.contiguous() for key in files.names_in(path) for name, tensor in plain.read(key)}
-        if tensors:
-            save_file(tensors, temporary / path.name, metadata={"format": "pt"})
-        places |= dict.fromkeys(tensors, path.name)
-        size += sum(tensor.nbytes for tensor in tensors.values())
-    if files.paths != [source / "model.safetensors"]:
-        index = {"metadata": {"total_size": size}, "weight_map": places}
-        (temporary / WEIGHTS_INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
-    (temporary / "config.json").write_text(json.dumps(_plain(config), indent=2), encoding="utf-8")
-    for path in source.iterdir():
-        is_other = path.suffix != ".safetensors" and path.name != WEIGHTS_INDEX
-        if is_other and path.is_file() and not (temporary / path.name).exists():
-            shutil.copyfile(path, temporary / path.name)
-    temporary.rename(folder)
+    settle_folder(folder)  # remove what a killed call left
+    with replacing_folder("the model", folder) as fresh:
+        fresh.mkdir(parents=True)
+        places: dict[str, str] = {}
+        size = 0
+        for path in files.paths:
+            tensors = {name: tensor.contiguous() for key in files.names_in(path) for name, tensor in plain.read(key)}
+            if tensors:
+                save_file(tensors, fresh / path.name, metadata={"format": "pt"})
+            places |= dict.fromkeys(tensors, path.name)
+            size += sum(tensor.nbytes for tensor in tensors.values())
+        if files.paths != [source / "model.safetensors"]:
+            index = {"metadata": {"total_size": size}, "weight_map": places}
+            (fresh / WEIGHTS_INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
+        (fresh / "config.json").write_text(json.dumps(_plain(config), indent=2), encoding="utf-8")
+        for path in source.iterdir():
+            is_other = path.suffix != ".safetensors" and path.name != WEIGHTS_INDEX
+            if is_other and path.is_file() and not (fresh / path.name).exists():
+                shutil.copyfile(path, fresh / path.name)
 
 
 def _settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:

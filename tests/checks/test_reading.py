@@ -180,9 +180,31 @@ def test_a_child_that_dies_is_a_problem_with_its_last_line(folder):
     assert "ended with exit code 3: the last words" in str(refusal.value)
 
 
+def test_the_text_for_other_processes_has_infinity(folder):
+    resolved = resolve(folder / "run.yaml", [], ["rewards.0.scale=.inf"])
+    assert "scale: .inf" in resolved.to_yaml()
+
+
 @pytest.mark.slow
-def test_a_result_that_came_from_a_server_is_not_stored(folder):
-    code = "import socket\ntry: socket.create_connection(('127.0.0.1', 9), 0.1)\nexcept OSError: pass\n"
+def test_infinity_stays_infinity_from_the_child_and_from_the_cache(folder):
+    for importing in (1, 0):
+        resolved = resolve(folder / "run.yaml", [], ["rewards.0.scale=.inf"])
+        read_settings(resolved)
+        assert len(importers(folder)) == importing
+        assert resolved.config.rewards[0].settings == {"scale": float("inf")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import socket\ntry: socket.create_connection(('127.0.0.1', 9), 0.1)\nexcept OSError: pass\n",
+        "import subprocess\nsubprocess.run(['true'])\n",
+        "import sqlite3\nsqlite3.connect(':memory:')\n",
+    ],
+    ids=["server", "program", "database"],
+)
+def test_a_result_that_came_from_elsewhere_is_not_stored(folder, code):
     (folder / "mine.py").write_text(code + MINE)
     for _ in range(2):
         read_settings(resolve(folder / "run.yaml"))
@@ -245,3 +267,12 @@ def test_a_wrong_setting_is_reported_before_a_model_is_downloaded(folder, monkey
     words = ["model.source=null", "model.path=somebody/model", "rewards=[{type: task/mine.py:reward, scael: 2}]"]
     with pytest.raises(ConfigError, match=r"command line: rewards\.0\.scael: unknown key"):
         preflight(resolve(folder / "run.yaml", [], words), RunFolder(folder / "run"), [], starts=True)
+
+
+@pytest.mark.slow
+def test_settings_that_became_wrong_after_they_were_read_are_reported_as_such(folder):
+    resolved = resolve(folder / "run.yaml")
+    read_settings(resolved)
+    (folder / "limit").write_text("5")
+    with pytest.raises(ConfigError, match=r"workflow\.max_tokens: must be less than or equal to 5"):
+        preflight(resolved, RunFolder(folder / "run"), [], starts=False)

@@ -20,11 +20,11 @@ SUMMARY = "write a quantized model in bfloat16"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `areal dequantize`."""
     parser.add_argument("source", metavar="SOURCE", help="a folder, or a name on the hub, as of model.path")
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="is made")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="a new folder for the plain weights")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Find or download the model, and write it. Return the exit code."""
+    """Find or download a model, and write it with plain weights. Return the exit code."""
     if arguments.folder.exists():
         raise UsageError(f"{arguments.folder} exists already", hints=["name a new folder"])
     from areal_core.models.dequantize import dequantize

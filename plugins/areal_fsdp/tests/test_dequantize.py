@@ -220,7 +220,11 @@ def test_one_file_and_another_that_is_not_the_model(quantized, name, tmp_path):
     if name != "model.safetensors":
         index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(stored, name)}))
     target = tmp_path / "plain"
+    (tmp_path / ".plain.new").mkdir()
+    (tmp_path / ".plain.new" / "half.safetensors").touch()  # a killed call left it
     assert main([str(folder), str(target)]) == 0
+    assert [path.name for path in tmp_path.glob("*plain*")] == ["plain"]
+    assert not (target / "half.safetensors").exists()
     assert not (target / "consolidated.safetensors").exists()
     assert load_file(target / name).keys() == whole.keys()
     _, loading = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16, output_loading_info=True)
