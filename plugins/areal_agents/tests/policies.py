@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import random
 from types import SimpleNamespace
@@ -64,9 +65,14 @@ TEMPLATES = {
 ENDS = {"chat": "<|im_end|>", "thinking": "<|im_end|>", "headers": "<|eot|>"}
 
 
-@functools.cache
 def make_tokenizer(template: str) -> Any:
-    """Bytes with a few merges, so that one text has many spellings."""
+    """Return a tokenizer that the test may change: it is a copy, so no other test sees the change."""
+    return copy.copy(_train_tokenizer(template))
+
+
+@functools.cache
+def _train_tokenizer(template: str) -> Any:
+    """Return a tokenizer of bytes with a few merges, so that one text has many spellings."""
     from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
     from tokenizers.models import BPE
     from transformers import PreTrainedTokenizerFast

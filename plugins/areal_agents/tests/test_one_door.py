@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
-from policies import Policy
+from policies import Policy, make_tokenizer
 
 from areal_core.chat.rows import read_prompt
 from areal_core.chat.settings import PromptSettings
@@ -112,13 +111,9 @@ def asked(play):
 
 
 def row_tokens(template: str, row: Any) -> list[int]:
-    tokenizer = SimpleNamespace(policy=Policy(template, lambda _: "")).policy.tokenizer
-    written = tokenizer.chat_template
-    tokenizer.chat_template = MOOD + written
-    try:
-        return read_prompt(tokenizer, row, PromptSettings()).input_ids
-    finally:
-        tokenizer.chat_template = written
+    tokenizer = make_tokenizer(template)
+    tokenizer.chat_template = MOOD + tokenizer.chat_template
+    return read_prompt(tokenizer, row, PromptSettings()).input_ids
 
 
 @pytest.mark.parametrize("template", ["chat", "thinking", "headers"])
