@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,8 @@ hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any machine")
-
+BEGAN = pytest.StashKey[float]()
+NOT_REACHED = "not reached"
 
 TIER_OF_FIXTURE = {
     "vllm_program": "servers",
@@ -54,6 +56,35 @@ TIER_OF_FIXTURE = {
     "browser": "slow",
 }
 """`make test` needs no server, no cluster and no program beside Python and make."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--time-limit`: checks of a change must end in time on a busy machine, and say what they have not tried."""
+    text = "skip the tests that have not begun so many seconds after the start; the end of the output counts them"
+    parser.addoption("--time-limit", type=float, metavar="SECONDS", help=text)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Note when the tests began."""
+    session.config.stash[BEGAN] = time.monotonic()
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures are made
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that comes after the time limit."""
+    limit = item.config.getoption("--time-limit")
+    if limit is not None and time.monotonic() - item.config.stash[BEGAN] > limit:
+        pytest.skip(f"{NOT_REACHED} within {limit:g} s")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """List the files with tests that were not reached."""
+    skipped = [report for report in terminalreporter.stats.get("skipped", ()) if NOT_REACHED in str(report.longrepr)]
+    if skipped:
+        counts = Counter(report.nodeid.partition("::")[0] for report in skipped)
+        terminalreporter.section(f"{len(skipped)} tests were {NOT_REACHED} in time")
+        for file, count in counts.most_common():
+            terminalreporter.line(f"{count:5d}  {file}")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by `-m`

@@ -37,8 +37,6 @@ _PROTOCOLS: Final = {
 """Kinds of functions that areal calls by position, each with the Protocol that defines the arguments."""
 _CALLED_BY_NAME: Final = ("agents", "tools", "reward_functions")
 """Kinds of functions that areal calls by keyword."""
-_SUPPLIED: Final = {"weight_transports": ("engine", "rollouts", "address", "gpu", "timeout_s")}
-"""Arguments that areal passes to the constructor of a kind, in addition to the settings; see the Protocols."""
 
 
 def component_problems(resolved: Resolved, folder: Path, *, has_plugins: bool = True) -> Iterator[str]:
@@ -66,7 +64,8 @@ def component_problems(resolved: Resolved, folder: Path, *, has_plugins: bool = 
             if chosen.kind == "inference_engines":
                 build_engine(resolved.config, RunFolder(folder), folder, None)
             else:
-                chosen.prepare(**dict.fromkeys(_SUPPLIED.get(chosen.kind, ())))
+                kind = resolved.plugins.kinds.get(chosen.kind)
+                chosen.prepare(**dict.fromkeys(kind.supplied if kind is not None else ()))
                 _check_call(chosen)
         yield from problems
 

@@ -65,7 +65,7 @@ class ReadSettings:
 
     Attributes:
         values: as a YAML file has them.
-        facts: class attributes of the settings model.
+        facts: attributes of the settings model, or of the function.
         roles: roles of the models that the component, or one below it, needs. Empty outside the algorithm.
     """
 
@@ -157,11 +157,11 @@ def read_in_child(unread: Resolved) -> tuple[Resolved, Reading]:
 
 
 def _read(path: Sequence[str | int], chosen: Selection, resolved: Resolved) -> ReadSettings:
-    facts = {}
-    if isinstance(chosen.settings, Settings):
-        model = type(chosen.settings)
-        attributes = {name: getattr(model, name, None) for name in dir(model) if not name.startswith(("_", "model_"))}
-        facts = {name: value for name, value in attributes.items() if isinstance(value, bool | int | float | str)}
+    declared: Any = type(chosen.settings) if isinstance(chosen.settings, Settings) else chosen.load()
+    # Of a function or class, only its own attributes: those that its type has say nothing about it.
+    names = dir(declared) if isinstance(chosen.settings, Settings) else getattr(declared, "__dict__", ())
+    attributes = {name: getattr(declared, name, None) for name in names if not name.startswith(("_", "model_"))}
+    facts = {name: value for name, value in attributes.items() if isinstance(value, bool | int | float | str)}
     roles = []
     if path[0] == "algorithm":
         needs = needs_of(chosen, resolved.config.training.updates)

@@ -3,6 +3,7 @@
     find_reference     For reading a config. Finds the file, its hash and the attribute, and imports nothing.
     import_reference   For the processes that use the component, and for the child of the preflight.
     check_keywords     Validates settings against the signature of what was imported.
+    signature_schema   Describes the settings of a signature.
 
 `areal_core.files` loads a file by its path.
 """
@@ -19,22 +20,24 @@ import importlib.util
 import inspect
 import os
 import sys
+import types
 import typing
 from dataclasses import dataclass
 from typing import Any, Self
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+from pydantic_core import to_jsonable_python
 
 from areal_core.config.problems import Problem, RejectedError, from_validation, rejected, unknown_key
+from areal_core.config.settings import NUMBERS
 from areal_core.errors import line_of
 from areal_core.files import KeptSources, load_file
 from areal_core.plugins.loading import describe_error
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
-    from types import ModuleType
 
 _DYNAMIC: typing.Final = {"__dict__", "__getattr__", "exec", "globals", "locals", "setattr", "vars", "modules"}
 """Names that a file uses to define further names while it is imported. Its source does not show these."""
@@ -170,8 +173,12 @@ def check_keywords(target: Any, written: Mapping[str, Any], title: str, context:
             ]
             problems.append(unknown_key((key,), named, title))
             continue
+        hint = hints.get(key, Any)
+        if isinstance(value, bool) and getattr(hint, "__origin__", hint) in NUMBERS:
+            problems.append(Problem((key,), f"must be a number, not {str(value).lower()}"))
+            continue
         try:
-            values[key] = _adapter(hints.get(key, Any)).validate_python(value, context=context)
+            values[key] = _adapter(hint).validate_python(value, context=context)
         except ValidationError as error:
             problems.extend(problem.below((key,)) for problem in from_validation(error))
     if problems:
@@ -191,7 +198,7 @@ def _read(path: Path) -> bytes:
         ) from None
 
 
-def _load_file(path: Path) -> tuple[ModuleType, str]:
+def _load_file(path: Path) -> tuple[types.ModuleType, str]:
     _read(path)
     try:
         return load_file(path)
@@ -201,7 +208,7 @@ def _load_file(path: Path) -> tuple[ModuleType, str]:
         ) from error
 
 
-def _load_module(name: str) -> ModuleType:
+def _load_module(name: str) -> types.ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
@@ -215,7 +222,7 @@ def _no_module(name: str) -> RejectedError:
     return rejected(f"there is no module named '{name}' in this environment", hint)
 
 
-def _attribute(module: ModuleType, attribute: str, place: str) -> Any:
+def _attribute(module: types.ModuleType, attribute: str, place: str) -> Any:
     if hasattr(module, attribute):
         return getattr(module, attribute)
     raise _no_attribute(place, attribute, [name for name, value in vars(module).items() if callable(value)])
@@ -271,12 +278,15 @@ def _walk_statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _type_hints(target: Any) -> dict[str, Any]:
-    """The annotations of a signature; names that exist only for type checkers leave it without any."""
-    function = target.__init__ if inspect.isclass(target) else target
-    try:
-        return typing.get_type_hints(function, include_extras=True)
-    except (NameError, TypeError, AttributeError):
-        return {}
+    """Return the annotations of a signature, without those that name what only type checkers import."""
+    function = inspect.unwrap(target.__init__ if inspect.isclass(target) else target)
+    hints: dict[str, Any] = {}
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        alone = types.SimpleNamespace(__annotations__={name: annotation})
+        with contextlib.suppress(NameError, TypeError, AttributeError, SyntaxError):
+            names = getattr(function, "__globals__", {})
+            hints |= typing.get_type_hints(alone, globalns=names, include_extras=True)
+    return hints
 
 
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
@@ -285,3 +295,31 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
         with contextlib.suppress(PydanticSchemaGenerationError, PydanticUserError):
             return TypeAdapter(annotation, config=config)
     return TypeAdapter(Any)
+
+
+def signature_schema(target: Any, supplied: Collection[str] = ()) -> dict[str, Any]:
+    """Return the JSON schema of the settings that a signature has, for people and editors.
+
+    Parameters of a function that have no default and can be given by position are left out: areal supplies them.
+
+    Args:
+        target: the function or class.
+        supplied: names of further parameters that areal supplies.
+    """
+    parameters, takes_all = keyword_parameters(target)
+    hints = _type_hints(target)
+    properties: dict[str, Any] = {}
+    required = []
+    for name, each in parameters.items():
+        is_optional = each.default is not each.empty
+        is_setting = is_optional or each.kind is each.KEYWORD_ONLY or inspect.isclass(target)
+        if name in supplied or not is_setting:
+            continue
+        with contextlib.suppress(PydanticUserError):  # a type that no schema describes
+            properties[name] = _adapter(hints.get(name, Any)).json_schema()
+        part = properties.setdefault(name, {})
+        if is_optional:
+            part["default"] = to_jsonable_python(each.default, fallback=repr)
+        else:
+            required.append(name)
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": takes_all}

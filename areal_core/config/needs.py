@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from areal_core.config.selection import AdoptedSettings, Selection, selections
+from areal_core.config.selection import Selection, selections
 from areal_core.config.settings import Settings
 from areal_core.errors import ConfigError
 from areal_core.interfaces.algorithm import ForwardPass
@@ -28,11 +28,8 @@ def needs_of(part: object, updates: int) -> Iterator[Role | ForwardPass]:
     if isinstance(part, Settings):
         yield from part.needs(updates)
     for _, chosen in selections(part):
-        owner: Any = chosen.settings if isinstance(chosen.settings, Settings | AdoptedSettings) else None
-        if owner is None and chosen.record is None:
-            owner = chosen.load()
         try:
-            yield from getattr(owner, "needs", lambda _: ())(updates)
+            yield from getattr(chosen.declarations, "needs", lambda _: ())(updates)
         except TypeError as error:
             words = "must be a function of the number of updates that gives roles and passes"
             raise ConfigError(f"'needs' of '{chosen.target}' {words}: {error}") from error

@@ -12,7 +12,7 @@ from pydantic_core import core_schema
 from areal_core.config.context import ResolutionContext
 from areal_core.config.imports import find_reference, is_import
 from areal_core.config.problems import MOST_TOLD, Problem, RejectedError, rejected, unknown_key
-from areal_core.config.selection import READ_EARLY, Selection, settings_model, validated
+from areal_core.config.selection import READ_EARLY, AdoptedSettings, Selection, settings_model, validated
 from areal_core.errors import ComponentNotFoundError, PluginError
 from areal_core.plugins.records import KINDS, Component, Kind, normalize, with_article
 
@@ -73,16 +73,18 @@ class Place:
         found = find_reference(reference, context.folder)
         if found.file:
             context.files[str(found.file)] = found.sha256
-        chosen = Selection(
-            self.kind.name,
-            found.target,
-            keys,
-            common,
-            reference=str(reference),
-            noun=self.kind.noun,
-            unread=replace(context, home=""),
-        )
-        if context.imports or self.kind.name in READ_EARLY:
+        unread = replace(context, home="")
+        return self._of_signature(Selection(
+            self.kind.name, found.target, keys, common, str(reference), noun=self.kind.noun, unread=unread
+        ))  # fmt: skip
+
+    def _of_signature(self, chosen: Selection) -> Selection:
+        """Read the settings of a component that has them in its signature, or leave them unread."""
+        assert chosen.unread is not None
+        if chosen.has_only_defaults:
+            chosen.adopt(AdoptedSettings({}, {}, ()))
+            return chosen
+        if chosen.unread.imports or self.kind.name in READ_EARLY or chosen.is_imported:
             return replace(chosen, settings=chosen.read(), unread=None)
         return chosen
 
@@ -90,17 +92,19 @@ class Place:
         self, reference: str, keys: dict[str, Any], common: Settings | None, context: ResolutionContext
     ) -> Selection:
         record = self._find(reference, context)
-        settings: Settings | dict[str, Any] = {}
-        if record.config is not None:
-            try:
-                model = context.manager.import_from(record, record.config)
-            except PluginError as error:
-                raise rejected(error.message, *error.hints) from error
-            wrong = f"'{record.reference}' of {record.supplier} names {record.config}, which is no Settings model"
-            settings = validated(settings_model(model, wrong), keys, replace(context, home=record.plugin))
-        elif keys:
-            raise RejectedError([unknown_key((key,), (), f"'{record.reference}'") for key in keys])
-        return Selection(self.kind.name, record.reference, settings, common, str(reference), record, self.kind.noun)
+        chosen = Selection(
+            self.kind.name, record.reference, keys, common, str(reference), record, self.kind.noun,
+            unread=replace(context, home=record.plugin),
+        )  # fmt: skip
+        if record.config is None:
+            return self._of_signature(chosen)
+        try:
+            model = context.manager.import_from(record, record.config)
+        except PluginError as error:
+            raise rejected(error.message, *error.hints) from error
+        wrong = f"'{record.reference}' of {record.supplier} names {record.config}, which is no Settings model"
+        settings = validated(settings_model(model, wrong), keys, replace(context, home=record.plugin))
+        return replace(chosen, settings=settings, unread=None)
 
     def _find(self, reference: str, context: ResolutionContext) -> Component:
         """The component of a name. Why a plugin cannot be loaded is said once, with the plugins, and not here again."""

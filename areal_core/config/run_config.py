@@ -252,6 +252,5 @@ class RunConfig(Section):
 
 
 def _needs_group(advantage: Selection) -> bool:
-    """What the settings of an advantage say, or, where it is named by import, the function or class itself."""
-    by_import = advantage.record is None and not isinstance(advantage.settings, Settings)
-    return bool(getattr(advantage.load() if by_import else advantage.settings, "needs_group", False))
+    """What the settings of an advantage say, or the function or class itself."""
+    return bool(getattr(advantage.declarations, "needs_group", False))

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
+from areal_core.config.imports import signature_schema
 from areal_core.config.run_config import RunConfig
 from areal_core.config.settings import Settings
+from areal_core.plugins.registered import if_imported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,25 +44,38 @@ class _WithDefaults(GenerateJsonSchema):
         return super().get_default_value(schema) if made is None else made()  # type: ignore[call-arg]
 
 
-def json_schema(manager: PluginManager) -> dict[str, Any]:
-    """The schema of a config file; a place for a component carries its kind, and each kind its loaded components."""
+def json_schema(manager: PluginManager, *, imports: bool = False) -> dict[str, Any]:
+    """The schema of a config file; a place for a component carries its kind, and each kind its loaded components.
+
+    Args:
+        manager: the loaded plugins.
+        imports: whether to import components whose settings are in their signature, which may import torch. Without,
+            the schema allows any settings for them.
+    """
     schema = _model_schema(RunConfig)
     for key, meaning in _LOADING_KEYS.items():
         schema["properties"][key] = {"type": "string", "description": meaning}
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["x-areal-components"] = {
-        kind: {record.reference: component_schema(manager, record) for record in manager.components(kind)}
-        for kind in manager.kinds
-        if kind not in {"presets", "commands", "health_checks"}
+        name: {
+            record.reference: component_schema(manager, name, record, imports) for record in manager.components(name)
+        }
+        for name in manager.kinds
+        if name not in {"presets", "commands", "health_checks"}
     }
     return schema
 
 
-def component_schema(manager: PluginManager, record: Component) -> dict[str, Any]:
-    """The schema of a component's settings, whose model is imported, and what it is."""
-    model: Any = manager.import_from(record, record.config) if record.config else None
-    takes_any = isinstance(model, type) and issubclass(model, Settings)
-    settings = _model_schema(model) if takes_any else {"type": "object", "additionalProperties": False}
+def component_schema(manager: PluginManager, kind: str, record: Component, imports: bool = True) -> dict[str, Any]:
+    """The schema of a component's settings, and what it is. A model of the settings is imported; see `json_schema`."""
+    if record.config:
+        model: Any = manager.import_from(record, record.config)
+        is_model = isinstance(model, type) and issubclass(model, Settings)
+        settings = _model_schema(model) if is_model else {"type": "object", "additionalProperties": False}
+    elif imports or if_imported(record.target) is not None:
+        settings = signature_schema(manager.import_from(record, record.target), manager.kinds[kind].supplied)
+    else:
+        settings = {"type": "object"}
     return {"description": record.summary, "settings": settings}
 
 

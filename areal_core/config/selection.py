@@ -1,11 +1,13 @@
 """A chosen component: what stands behind every `type:` of a config.
 
 A settings model declares a place where something is chosen by `component(kind)` (`place.py`); reading the config puts
-a `Selection` there. The name is checked at once, and so are the settings of a plugin's component. The code behind it is
-imported by `load()` or `build()`, in the process that needs it.
+a `Selection` there. The name is checked at once. The code behind it is imported by `load()` or `build()`, in the
+process that needs it.
 
-A component that is named by import (`file.py:attr`) has its settings in its signature, so they stay unread until it is
-imported. Three kinds of processes need them:
+Settings come from one of two places. A record of a plugin may name a `Settings` model; it is imported, and the settings
+are checked at once. All other components have their settings in their signature or in their class: what a config names
+by import (`file.py:attr`), and components of plugins whose record names no model. Their settings stay unread until they
+are imported, except where the module is imported anyway. Three kinds of processes need them:
 
     the process that uses the component    `settings` imports it and validates them, when they are first asked for
     the child of the preflight             validates all of them, with the whole config
@@ -16,6 +18,7 @@ imported. Three kinds of processes need them:
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +26,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import core_schema, to_jsonable_python
@@ -32,9 +35,10 @@ from areal_core.config.imports import absolute_reference, check_keywords, import
 from areal_core.config.problems import Path as KeyPath
 from areal_core.config.problems import RejectedError, dotted, from_validation, rejected
 from areal_core.config.settings import Settings
-from areal_core.errors import ConfigError
+from areal_core.errors import ConfigError, PluginError
 from areal_core.plugins.catalog import CORE, Catalog
 from areal_core.plugins.loading import load_attribute
+from areal_core.plugins.registered import if_imported, registration
 
 if TYPE_CHECKING:
     from areal_core.config.context import ResolutionContext
@@ -43,6 +47,11 @@ if TYPE_CHECKING:
 
 READ_EARLY: Final = {"inference_engines", "train_engines", "launchers"}
 """Kinds whose settings the driver reads to place processes and to plan memory, wherever they come from."""
+
+_MAY_NEED_MODELS: Final = {
+    "algorithms", "batch_transforms", "advantages", "policy_losses", "regularizers", "corrections", "auxiliary_losses",
+}  # fmt: skip
+"""Kinds that may say by `needs` which models must compute something for them."""
 
 _leaves_unread: ContextVar[bool] = ContextVar("leaves_unread", default=False)
 
@@ -66,7 +75,7 @@ class AdoptedSettings(dict[str, Any]):
 
     Args:
         values: as a YAML file has them.
-        facts: class attributes of the settings model, such as `shows_images`.
+        facts: attributes of the settings model, or of the function, such as `shows_images`.
         roles: of models that the component needs.
     """
 
@@ -133,6 +142,11 @@ class Selection:
                 problems=[f"{dotted(problem.path)}: {problem.message}" for problem in problems],
             ) from error
 
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return another selection of the same: pydantic copies defaults. The loaded plugins cannot be copied."""
+        del memo
+        return copy.copy(self)
+
     @property
     def is_read(self) -> bool:
         """Whether the settings are validated: here, or by another process."""
@@ -159,15 +173,48 @@ class Selection:
 
     def _read_here(self) -> Settings | Mapping[str, Any]:
         assert self.unread is not None
-        imported = import_reference(self.target, Path())
-        if imported.file:
-            self.unread.files[str(imported.file)] = imported.sha256
         context = replace(self.unread, imports=True)
-        model = getattr(imported.value, "Config", None) if inspect.isclass(imported.value) else None
+        value = self._import(context)
+        marked = registration(value)
+        model = marked.config if marked else getattr(value, "Config", None) if inspect.isclass(value) else None
         if model is None:
-            return check_keywords(imported.value, self.written, f"'{self.target}'", context)
+            return check_keywords(value, self.written, f"'{self.target}'", context)
         model = settings_model(model, f"the Config of '{self.target}' is no Settings model")
         return validated(model, self.written, context)
+
+    def _import(self, context: ResolutionContext) -> object:
+        """Import the class or function for its settings, and note its file."""
+        if self.record is not None:
+            try:
+                return self.load()
+            except PluginError as error:
+                raise rejected(error.message, *error.hints) from error
+        imported = import_reference(self.target, Path())
+        if imported.file:
+            context.files[str(imported.file)] = imported.sha256
+        return imported.value
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether it is a plugin's component, and its module is imported in this process."""
+        return self.record is not None and if_imported(self.record.target) is not None
+
+    @property
+    def has_only_defaults(self) -> bool:
+        """Whether it is a plugin's component with nothing written that must be checked, and nothing else to read."""
+        may_need = self.kind in _MAY_NEED_MODELS
+        return self.record is not None and not (self.written or may_need or self.is_imported)
+
+    @property
+    def declarations(self) -> object:
+        """What may declare `needs` and `needs_group`: its settings if they have a model, or the function or class.
+
+        None for a component of a plugin that this process has not imported: one that declares something has a model,
+        or its module is imported.
+        """
+        if isinstance(self.settings, Settings | AdoptedSettings):
+            return self.settings
+        return self.load() if self.record is None else if_imported(self.record.target)
 
     @property
     def title(self) -> str:

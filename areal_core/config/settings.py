@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 Seconds = Annotated[float, Field(le=366 * 86_400)]
 """A span of time in settings: what waits for years waits for ever, and clocks cannot count everything."""
 
-_NUMBERS: Final = (int, float, int | None, float | None)
+NUMBERS: Final = (int, float, int | None, float | None)
+"""Types of settings for which `true` is a mistake, although Python counts it as 1."""
 
 _SECRET: Final = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME: Final = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|CREDENTIALS)$|^AWS_", re.IGNORECASE)
@@ -85,7 +86,7 @@ class Settings(BaseModel):
     @classmethod
     def _count(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse true where a number is asked for: that it counts as 1 is Python's affair."""
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation in _NUMBERS:
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation in NUMBERS:
             raise ValueError(f"must be a number, not {str(value).lower()}")
         return value
 

@@ -10,24 +10,30 @@ A plugin is a distribution with one entry point in the group `areal.plugins`:
     [project.entry-points."areal.plugins"]
     shortest = "areal_shortest.plugin"
 
-The entry point names a module whose functions return records. The module imports nothing heavy:
+The entry point names a module with registered functions and classes:
 
-    from areal_core.plugins import Component, hookimpl
-
-    @hookimpl
-    def areal_reward_functions():
-        return [Component("brevity", "rewards short answers",
-                          target="areal_shortest.rewards:brevity",
-                          config="areal_shortest.config:BrevitySettings")]
-
-`target` is the function or class. areal imports it only in the process that uses it. `config` is a model of the
-settings, derived from `areal_core.config.Settings`. Leave it out if there are none:
-
-    from areal_core.config import Settings
+    from typing import Annotated
+    from areal_core.plugins import register
     from pydantic import Field
 
-    class BrevitySettings(Settings):
-        free_tokens: int = Field(default=20, ge=0, description="tokens that cost nothing")
+    FreeTokens = Annotated[int, Field(ge=0, description="tokens that cost nothing")]
+
+    @register("reward_functions")
+    def brevity(completion_ids, *, free_tokens: FreeTokens = 20):
+        '''Reward short answers.'''
+        return min(1.0, free_tokens / max(1, len(completion_ids)))
+
+Its settings are its parameters. The module imports nothing heavy: areal imports it whenever it loads the plugin. Hooks
+in the module return records of components whose modules import torch. areal imports `target` only in the process that
+uses it:
+
+    @hookimpl
+    def areal_policy_losses():
+        return [Component("capped", "a bounded weight", target="areal_shortest.losses:capped")]
+
+A record may name a model of the settings, derived from `areal_core.config.Settings`, as
+`config="areal_shortest.config:CappedSettings"`. Then settings are checked where torch is not installed, and the model
+may check them against the rest of the config.
 
 After `pip install areal-shortest`, a config chooses the component with `type: shortest/brevity`, and `areal plugins
 shortest` shows what the plugin supplies. Event hooks observe a run (`areal_step_finished`), add metrics to its steps
@@ -41,6 +47,7 @@ from areal_core.plugins.manager import PluginManager
 from areal_core.plugins.markers import hookimpl, hookspec
 from areal_core.plugins.provenance import Provenance
 from areal_core.plugins.records import KINDS, Command, Component, Finding, HealthCheck, Kind, Preset
+from areal_core.plugins.registered import register
 
 __all__ = [
     "KINDS",
@@ -56,4 +63,5 @@ __all__ = [
     "hookimpl",
     "hookspec",
     "install_command",
+    "register",
 ]

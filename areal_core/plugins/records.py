@@ -70,13 +70,16 @@ class Record:
 class Component(Record):
     """A component that a config chooses with `type:`.
 
-        Component("brevity", "rewards short answers", target="areal_shortest.rewards:brevity",
-                  config="areal_shortest.config:BrevitySettings")
+        Component("brevity", "rewards short answers", target="areal_shortest.rewards:brevity")
+
+    `areal_core.plugins.register` makes the record of a function or class whose module may always be imported.
 
     Attributes:
         target: the class or function, as "package.module:attribute".
-        config: its `Settings` model, written the same way; None if the component takes no settings. Importing this
-            module must not import torch: configs are checked on machines without it.
+        config: its `Settings` model, written the same way. Importing this module must not import torch: configs are
+            checked on machines without it. None if the settings are the parameters of the function or class. areal then
+            imports the target before a run to check them, in a process of its own. Name a model if there is something
+            to check beside the rest of the config, and for engines and launchers, which areal asks early.
     """
 
     LOCATIONS: ClassVar = {"target": _CODE, "config": _CODE}
@@ -154,11 +157,13 @@ class Kind:
             name: `curriculum_schedules`.
         noun: what one of it is called in errors.
         record: the type of its records.
+        supplied: arguments that areal passes to the class of such a component, besides its settings.
     """
 
     name: str
     noun: str
     record: type[Record] = Component
+    supplied: tuple[str, ...] = ()
 
     @property
     def hook(self) -> str:
@@ -190,7 +195,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         Kind("loss_aggregations", "loss aggregation"),
         Kind("example_tokenizers", "example tokenizer"),
         Kind("models", "model"),
-        Kind("weight_transports", "weight transport"),
+        Kind("weight_transports", "weight transport", supplied=("engine", "rollouts", "address", "gpu", "timeout_s")),
         Kind("launchers", "launcher"),
         Kind("trackers", "tracker"),
         Kind("presets", "preset", Preset),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import pluggy
@@ -24,6 +25,7 @@ from areal_core.plugins.guards import Guard, check_form, guarded
 from areal_core.plugins.loading import describe_error, load_entry_point, refuse_unmarked
 from areal_core.plugins.markers import PROJECT
 from areal_core.plugins.records import KINDS, NAME, Kind, Record
+from areal_core.plugins.registered import registered_implementations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -61,7 +63,8 @@ class Imported:
 
     Attributes:
         installed: the distribution.
-        implementations: its functions that are marked as hook implementations, by name, with pluggy's options.
+        implementations: its functions that are marked as hook implementations, by name, with pluggy's options, and
+            one for each kind of its registered components.
         specifications: modules or classes with the specifications of hooks that it adds.
         kinds: that it adds.
     """
@@ -74,7 +77,7 @@ class Imported:
     @property
     def hooks(self) -> list[str]:
         """Names of the hooks that it implements."""
-        return sorted(options["specname"] or name for name, (_, options) in self.implementations.items())
+        return sorted({options["specname"] or name for name, (_, options) in self.implementations.items()})
 
     @property
     def optional_hooks(self) -> set[str]:
@@ -102,7 +105,7 @@ def import_plugin(installed: Installed) -> Imported:
     if not NAME.fullmatch(installed.name):
         raise PluginBrokenError(f"{title}: the name is not of the form [a-z][a-z0-9_]*")
     refuse_unmarked(module, title)
-    implementations = read_implementations(module, title)
+    implementations = {**read_implementations(module, title), **registered_implementations(module)}
     if installed.name == CORE:
         return Imported(installed, implementations, (hooks,), tuple(KINDS.values()))
     specifications, kinds = (_added(installed, implementations, hook) for hook in (ADD_HOOKS, ADD_KINDS))
@@ -176,12 +179,17 @@ def read_records(relay: pluggy.PluginManager, kinds: Mapping[str, Kind]) -> list
     Raises:
         PluginBrokenError: a plugin fails, or supplies something invalid.
     """
-    return [
+    found = [
         (name, record)
         for name, kind in kinds.items()
         for records in reversed(getattr(relay.hook, kind.hook)())
         for record in records
     ]
+    for (kind_name, reference), count in Counter((name, record.reference) for name, record in found).items():
+        if count > 1:
+            plugin = reference.partition("/")[0]
+            raise PluginBrokenError(f"the plugin {plugin} supplies '{reference}' twice in {kinds[kind_name].hook}")
+    return found
 
 
 def kinds_of(plugins: Iterable[Imported]) -> dict[str, Kind]:

@@ -100,17 +100,20 @@ def _lines(text: str, unwanted: re.Pattern[str]) -> str:
 
 
 def _module(text: str, unwanted: re.Pattern[str]) -> str:
-    """The file without the definitions of other kinds; nothing, where it has no others."""
+    """The file without the definitions and imports of other kinds; nothing, where it has no others."""
     head, *definitions = text.split("\n\n\n")
     kept = [each for each in definitions if not unwanted.search(each)]
-    if unwanted.search(head) or (definitions and not kept):
+    head = _used(_lines(head, unwanted), "\n".join(kept))
+    if definitions and not kept and "__all__" not in head:
         return ""
-    return "\n\n\n".join([_used(head, "\n".join(kept)), *kept]).rstrip("\n") + "\n"
+    return "\n\n\n".join([head, *kept]).rstrip("\n") + "\n"
 
 
 def _used(head: str, body: str) -> str:
-    """Docstring and imports, without the names that the body does not use; imports for types alone come last."""
+    """Docstring, imports and `__all__`, without imports of names that neither the body uses nor `__all__` lists."""
     used = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)} | {"annotations"}
+    head = head.replace("__all__ = [\n]\n", "")
+    used.update(re.findall(r'^    "(\w+)",$', head, re.MULTILINE))
     kept: list[str] = []
     for line in reversed(head.splitlines()):
         found = re.fullmatch(r"(\s*(?:from \S+ )?import |    )([\w, ]+?)(,?)", line)
@@ -119,7 +122,7 @@ def _used(head: str, body: str) -> str:
             kept += [found[1] + names + found[3]] if names else []
         elif line != "if TYPE_CHECKING:":
             kept.append(line)
-        elif any(kept):
+        elif kept and re.match(r"    \w", kept[-1]):
             used.add("TYPE_CHECKING")
             kept.append(line)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(reversed(kept))).rstrip("\n")

@@ -38,7 +38,7 @@ of a batch, [B] its sequences."""
 def page() -> str:
     """The whole page."""
     manager = PluginManager.load(PLUGINS)
-    schemas = json_schema(manager)["x-areal-components"]
+    schemas = json_schema(manager, imports=True)["x-areal-components"]
     kinds = {kind: [one for one in manager.components(kind) if one.plugin in (*PLUGINS, "core")] for kind in PARTS}
     index = [
         f"- {KINDS[kind].noun}: " + ", ".join(f"[`{one.name}`](#{anchor(kind, one)})" for one in found)

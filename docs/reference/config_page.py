@@ -54,7 +54,7 @@ def config_page() -> str:
 def components_page(plugins: Iterable[str]) -> str:
     """The settings of every component of the core and of these plugins."""
     parts = [COMPONENTS]
-    for kind, components in json_schema(PluginManager.load(plugins))["x-areal-components"].items():
+    for kind, components in json_schema(PluginManager.load(plugins), imports=True)["x-areal-components"].items():
         found = {name: one for name, one in components.items() if one["settings"].get("properties")}
         if not found or protocol_of(kind).__module__ == Algorithm.__module__:
             continue

@@ -203,3 +203,31 @@ def test_the_command_leaves_the_import_to_a_child_and_stores_what_it_has_read(ki
     assert "scale: 2.0" in outcome.out
     (importer,) = (kit.work / "imports").read_text().splitlines()
     assert importer.endswith("checks/reading.py")
+
+
+HALF_ANNOTATED = """\
+from __future__ import annotations
+from typing import TYPE_CHECKING, Annotated
+from pydantic import Field
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+def short(completion_ids: Sequence[int], *, limit: Annotated[int, Field(ge=1)] = 3, bonus: float = 1.0) -> float:
+    return bonus
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("limit: 0", "rewards.0.limit: "),
+        ("limit: x", "rewards.0.limit: must be a whole number"),
+        ("limit: true", "rewards.0.limit: must be a number, not true"),
+        ("bonus: false", "rewards.0.bonus: must be a number, not false"),
+        ("limit: 2, bonus: 0.5", "valid"),
+    ],
+)
+def test_annotations_hold_beside_one_for_type_checkers_alone(kit, setting, reason):
+    kit.file("short.py", HALF_ANNOTATED)
+    told = kit.resolve(f"rewards=[{{type: short.py:short, {setting}}}]", imports=True)
+    assert reason.lower() in told.lower()

@@ -55,7 +55,7 @@ class Manager:
 )
 def test_settings_are_told_in_words(name, values, default):
     record = Component("all", "has everything", target="x:y", config="x:Everything")
-    settings = component_schema(Manager(), record)["settings"]
+    settings = component_schema(Manager(), "advantages", record)["settings"]
     part = settings["properties"][name]
     assert (describe_values(part), describe_default(part)) == (values, default)
     assert (name in settings["required"]) == (name == "rate")

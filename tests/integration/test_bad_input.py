@@ -92,14 +92,14 @@ def install_broken_plugin(workplace: Workplace) -> None:
     [
         (["model.path=nowhere"], "there is no folder", "Hugging Face folder"),
         NIGHTLY(["model.path=empty_model"], "cannot be read", "config.json"),
-        (["dataset=bad_parts.py:Empty"], "is empty", "at least one row"),
+        NIGHTLY(["dataset=bad_parts.py:Empty"], "is empty", "at least one row"),
         (["rollout.group_size=1"], "group_size is 1", "set rollout.group_size to 2 or more"),
         (["roles.reference.path=nowhere"], "know no such role", "roles of this algorithm: actor"),
         NIGHTLY(["sampling.max_new_tokens=256"], "no room for a prompt", "context of 256"),
         (["sampling.top_k=5"], "cannot reproduce", "allow_mismatched_sampling"),
         (["rollout.batch_size=6", "training.num_minibatches=4"], "does not divide", "choose one of"),
         NIGHTLY(["rewards.0.type=bad_parts.py:missing"], "has no 'missing'", "it has:"),
-        (["rewards.0.type=bad_parts.py:misnamed"], "rewards.0 needs golden_answer", "which in dataset are"),
+        NIGHTLY(["rewards.0.type=bad_parts.py:misnamed"], "rewards.0 needs golden_answer", "which in dataset are"),
         NIGHTLY(["rewards.0.type=bad_parts.py:whole"], "raised ValueError: invalid literal", "tried on row 0"),
         (["rollout.batchsize=3"], "unknown key", "batch_size"),
         (["--plugins", "gpro"], "gpro", "grpo"),
@@ -188,6 +188,7 @@ def test_models_of_roles_and_rows_of_data_are_looked_at_before_a_run(workplace: 
     assert workplace.areal("run", "run.yaml", "--dry-run", *data, *pairs).code == 2, "a check of other rows was kept"
 
 
+@pytest.mark.nightly
 def test_a_row_that_is_skipped_as_too_long_is_not_lost(workplace: Workplace) -> None:
     """ShareGPT's column is enough for a file of conversations; the audit knows the row that the run skipped."""
     turns = [("human", "1+1="), ("gpt", "2")], [("human", "1" * 100), ("gpt", "2")]
@@ -212,6 +213,7 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(workplace: Workplace) -> N
     assert not (workplace.folder / "run").exists()
 
 
+@pytest.mark.nightly
 def test_what_only_takes_memory_may_be_changed_on_resume(workplace: Workplace) -> None:
     """A run that ran out of memory, or met a sequence that was too long, goes on with other settings."""
     (workplace.folder / "run").mkdir()

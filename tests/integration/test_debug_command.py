@@ -94,6 +94,7 @@ def test_q_at_a_breakpoint_ends_quietly(workplace, stops):
     assert [line for line in done.stderr.splitlines() if line and "Loading weights" not in line] == []
 
 
+@pytest.mark.nightly
 def test_a_row_that_is_not_there_and_fine_tuning(workplace):
     done = workplace.areal("debug", "run.yaml", "--row", "1000000")
     assert done.code == 2

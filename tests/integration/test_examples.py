@@ -187,6 +187,7 @@ def test_the_notebook_goes_from_a_call_to_a_chart(workplace: Workplace) -> None:
     assert len([*workplace.folder.glob("runs/grpo-*/functions/shows_working-*.pickle")]) == 1
 
 
+@pytest.mark.nightly
 def test_parts_of_ones_own_run_from_a_file(workplace: Workplace) -> None:
     for name in ("custom_parts.py", "custom_parts.yaml"):
         shutil.copy(EXAMPLES / name, workplace.folder)

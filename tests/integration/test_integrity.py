@@ -76,6 +76,7 @@ def test_another_checkpoint_and_numbers_that_are_none_are_errors_in_words(starte
         assert "Traceback" not in done.out + done.err
 
 
+@pytest.mark.nightly
 def test_a_resume_is_refused_where_something_has_changed(started: Workplace) -> None:
     folder = started.folder
     kept = next((folder / "run/sources").glob("parts-*.py"))

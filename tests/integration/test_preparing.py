@@ -43,6 +43,7 @@ def test_preparing_a_model_ends_with_the_first_ctrl_c_however_deaf_it_is(workpla
     assert subprocess.run(["kill", "-0", str(preparer)], capture_output=True, check=False).returncode
 
 
+@pytest.mark.nightly
 def test_a_model_that_was_made_is_held_against_the_config_before_anything_loads_it(workplace: Workplace) -> None:
     pytest.importorskip("peft", reason="adapters need it")
     (workplace.folder / "sources.py").write_text(SOURCES)

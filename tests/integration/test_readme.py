@@ -45,6 +45,7 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("areal ")]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_parts_that_it_shows_train_together(workplace: Workplace) -> None:
     """The README's reward and advantage, as its command names them, and the workflow of docs/guides/multi-turn.md."""

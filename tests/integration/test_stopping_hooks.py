@@ -60,6 +60,7 @@ def install(site: Path, name: str, code: str) -> None:
     (metadata / "entry_points.txt").write_text(f"[areal.plugins]\n{name} = areal_{name}.plugin\n")
 
 
+@pytest.mark.nightly
 def test_two_ranks_stop_after_the_same_step_and_no_name_overwrites_a_metric(workplace: Workplace) -> None:
     install(workplace.folder / "site", "reward_guard", GUARD)
     install(workplace.folder / "site", "evil", EVIL)

@@ -59,6 +59,7 @@ def test_a_folder_is_tried_as_it_is(tmp_path):
     assert {"sglang/architecture", "vllm/architecture"} < found.keys()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_large_model_without_weights_is_tried_as_a_small_copy(tmp_path):
     config = LlamaConfig(num_hidden_layers=80, hidden_size=8192, num_attention_heads=64, num_key_value_heads=8)
@@ -117,6 +118,7 @@ def test_an_unknown_type_and_code_of_its_own_are_named(tmp_path):
         assert "not_yet" in found[check][1]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_model_that_cannot_be_tried_is_no_failure(tmp_path):
     Lfm2MoeConfig().save_pretrained(tmp_path)  # without kinds of layers, no class of transformers makes a model of it
@@ -128,6 +130,7 @@ def test_a_model_that_cannot_be_tried_is_no_failure(tmp_path):
     assert code == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_quantized_model_is_refused_at_every_size(tmp_path):
     quantization = {"quant_method": "mxfp4"}

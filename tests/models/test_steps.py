@@ -68,7 +68,7 @@ def test_three_updates_are_those_of_a_plain_loop(family, tmp_path):
 
 @pytest.mark.parametrize(
     ("compiles", "checkpointing"),
-    [(False, "selective"), (False, "full"), pytest.param(True, "selective", marks=pytest.mark.slow)],
+    [(False, "selective"), (False, "full"), pytest.param(True, "selective", marks=pytest.mark.nightly)],
 )
 def test_recomputed_layers_are_those_that_a_model_has(compiles, checkpointing, tmp_path):
     """LongCat-Flash has half as many as its config counts: each has attention twice."""

@@ -80,7 +80,12 @@ def test_a_default_may_be_said_twice_where_it_is_the_same(suite: Callable[..., P
         (', description="characters that cost nothing"', "", "settings without a description: limit"),
         ("*, limit)", "*, bound)", "takes the keywords ['bound'], its settings have ['limit']"),
         ("*, limit)", "*, limit=4)", "limit is 4 by default in the function and 3 in the settings"),
-        ("plain(completion)", "plain(completion, scale=2)", "nobody can set scale"),
+        ("plain(completion)", "plain(completion, scale=2)", "settings without a description: scale"),
+        (
+            "def plain(completion)",
+            "class plain:\n    Config = dict\n    def __init__(self)",
+            "parts:plain.Config as config",
+        ),
         ("from pydantic import Field", "import torch\nfrom pydantic import Field", "imports torch"),
         ("Component, hookimpl\n", "Component, hookimpl\nimport torch\n", "imports torch"),
         ("    return [", "    return []\n    return [", "supplies nothing"),

@@ -81,24 +81,24 @@ def _describe(plugin: Plugin, catalog: Catalog) -> None:
             location = getattr(record, key)
             if location:
                 print_out(f"  {key}: {location}")
-        for line in _settings(plugin, record, catalog):
+        for line in _settings(plugin, kind, record, catalog):
             print_out(f"    {line}")
 
 
-def _settings(plugin: Plugin, record: Any, catalog: Catalog) -> list[str]:
+def _settings(plugin: Plugin, kind: str, record: Any, catalog: Catalog) -> list[str]:
     """The fields of a component's settings, one line each, or why they cannot be shown."""
     from pydantic import PydanticUserError
 
     from areal_core.config.schema import component_schema, describe_default, describe_values
     from areal_core.errors import PluginError
-    from areal_core.plugins import PluginManager
+    from areal_core.plugins import Component, PluginManager
 
-    if not getattr(record, "config", None):
+    if not isinstance(record, Component):
         return []
     manager = PluginManager(catalog=catalog)
     manager.add([plugin.installed.name])
     try:
-        settings = component_schema(manager, record)["settings"]
+        settings = component_schema(manager, kind, record)["settings"]
     except (PluginError, PydanticUserError) as error:
         return str(error).splitlines()
     lines = []

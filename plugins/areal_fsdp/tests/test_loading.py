@@ -222,6 +222,7 @@ def test_files_without_slices_are_read_whole_and_that_is_told(folder_of, tmp_pat
             torch.testing.assert_close(result["parameters"][name], parameter.detach(), atol=0, rtol=0)
 
 
+@pytest.mark.nightly
 def test_ranks_read_a_model_whole_where_one_cannot_read_it_in_parts(folder_of, tmp_path):
     model = whole_model(folder_of("biased"), {})
     results = on_ranks(2, folder_of("biased"), tmp_path, {"fails_in_parts": (1, "RuntimeError")})

@@ -173,7 +173,14 @@ def test_an_actor_computes_what_its_reference_does(folder_of, make_engine, batch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["deepseek_v3", "ernie4_5_moe", "mamba2", "falcon_h1", "composite"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "ernie4_5_moe",
+        "composite",
+        *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("deepseek_v3", "mamba2", "falcon_h1")),
+    ],
+)
 def test_two_ranks_compute_as_one_in_bfloat16(kind, folder_of, make_engine, program, batch, tmp_path):
     """They read the model in parts, and sharding casts neither what stays float32 nor what layers give each other."""
     ranks = [

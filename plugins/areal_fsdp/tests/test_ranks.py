@@ -45,7 +45,7 @@ LAYOUTS = {
 adapter is that of `adapter_folder`."""
 
 
-NIGHTLY = set(LAYOUTS) - {"data2", "expert2", "data2-tensor2", "context2", "mixers2"}
+NIGHTLY = set(LAYOUTS) - {"expert2", "data2-tensor2", "context2", "mixers2"}
 """Say little more than others do together."""
 
 

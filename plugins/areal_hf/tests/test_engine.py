@@ -157,6 +157,7 @@ def test_a_server_that_is_killed_is_started_again_synced_and_asked_again(model_f
     assert not any(Path(f"/proc/{child}").exists() for child in (former, later))
 
 
+@pytest.mark.nightly
 def test_several_servers_share_the_requests_and_one_goes_on_alone(model_folder, other_folder, tmp_path):
     async def work():
         engine = HFEngine(HFConfig(device="cpu", servers={"minimum": 2, "maximum": 2}), tmp_path)
@@ -234,6 +235,7 @@ def test_the_child_ends_when_its_parent_is_killed(model_folder, tmp_path):
         time.sleep(0.02)
 
 
+@pytest.mark.nightly
 def test_deterministic_answers_do_not_depend_on_the_load(model_folder, tmp_path):
     def answers(company):
         async def work():

@@ -1,4 +1,8 @@
-"""What this plugin supplies, as strings. Imports nothing heavy."""
+"""What this plugin supplies. Imports nothing heavy: areal imports this module to see what there is.
+
+Functions and classes marked with `register` are supplied because they are imported here. Modules that import torch are
+not: a record says where their functions are, and areal imports them when a run needs them.
+"""
 
 from __future__ import annotations
 
@@ -6,47 +10,18 @@ from typing import TYPE_CHECKING
 
 from areal_core.plugins import Component, hookimpl
 
+from areal_example.datasets import Doublings
+from areal_example.rewards import brevity
+from areal_example.workflows import SelfCheck
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-
-@hookimpl
-def areal_reward_functions() -> list[Component]:
-    """Chosen in a config by `type: example/brevity`."""
-    return [
-        Component(
-            "brevity",
-            "rewards short answers that end by themselves",
-            target="areal_example.rewards:brevity",
-            config="areal_example.config:BrevitySettings",
-        )
-    ]
-
-
-@hookimpl
-def areal_datasets() -> list[Component]:
-    """Chosen by `dataset: example/doublings`."""
-    return [
-        Component(
-            "doublings",
-            "sums of a number and itself",
-            target="areal_example.datasets:Doublings",
-            config="areal_example.config:DoublingsSettings",
-        )
-    ]
-
-
-@hookimpl
-def areal_workflows() -> list[Component]:
-    """Chosen by `workflow: example/self_check`."""
-    return [
-        Component(
-            "self_check",
-            "an answer, a question whether it is right, and a second answer, which is scored",
-            target="areal_example.workflows:SelfCheck",
-            config="areal_example.config:SelfCheckSettings",
-        )
-    ]
+__all__ = [
+    "Doublings",
+    "SelfCheck",
+    "brevity",
+]
 
 
 @hookimpl
@@ -70,7 +45,6 @@ def areal_policy_losses() -> list[Component]:
             "capped_reinforce",
             "REINFORCE, weighted by the ratio to the proximal policy up to a cap",
             target="areal_example.policy_losses:capped_reinforce",
-            config="areal_example.config:CappedReinforceSettings",
         )
     ]
 

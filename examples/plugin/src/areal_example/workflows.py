@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from areal_core.data import Episode, TrajectoryBuilder
+from areal_core.plugins import register
+from pydantic import Field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from areal_core.sdk import WorkflowContext
 
-    from areal_example.config import SelfCheckSettings
 
-
+@register("workflows")
 class SelfCheck:
     """The model answers, is asked whether that is right, and answers again. One object plays all episodes."""
 
-    def __init__(self, settings: SelfCheckSettings) -> None:
-        self._question = settings.question
+    def __init__(
+        self,
+        question: Annotated[str, Field(description="asked behind the first answer")] = " Is that right? ",
+    ) -> None:
+        self._question = question
 
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
         """One trajectory: both answers are learned from, the question is not."""

@@ -36,15 +36,6 @@ Pattern = Annotated[str, AfterValidator(_readable_pattern)]
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
-class ExactMatchSettings(Settings):
-    """Settings of `text.exact_match`."""
-
-    after: str | None = Field(
-        default=None, description="compare only what follows the last place where this text stands; null compares all"
-    )
-    ignore_case: bool = Field(default=False, description="take capital and small letters as equal")
-
-
 class MathVerifySettings(Settings):
     """`mathematics.math_verify` has none; it needs a library."""
 

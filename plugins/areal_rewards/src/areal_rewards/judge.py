@@ -11,19 +11,24 @@ from collections import OrderedDict
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from areal_core.plugins import register
 from areal_rewards.asking import Asker
+from areal_rewards.config import JudgeSettings
 from areal_rewards.templates import fill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from areal_rewards.config import JudgeSettings
-
 REMEMBERED = 10_000
 """Answers that are kept in memory; a run may ask for weeks."""
 
 
+@register(
+    "reward_functions",
+    summary="the verdict of a language model behind an OpenAI-compatible address",
+    config=JudgeSettings,
+)
 class Judge:
     """A reward: a prompt to a judge, the number that stands in its answer, brought to a scale from 0 to 1.
 

@@ -6,6 +6,8 @@ import functools
 import math
 from typing import Any
 
+from areal_core.plugins import register
+from areal_rewards.config import MathVerifySettings
 from areal_rewards.libraries import load_library
 
 _LARGEST_EXPONENT = 10_000
@@ -13,6 +15,11 @@ _LARGEST_EXPONENT_OF_A_SUM = 100
 """Of a sum with variables, which a comparison multiplies out."""
 
 
+@register(
+    "reward_functions",
+    summary="1 if the completion is mathematically equal to the row's answer",
+    config=MathVerifySettings,
+)
 def math_verify(completion: str, answer: Any) -> float:
     """1 if what the completion gives as its result equals the row's answer, else 0.
 

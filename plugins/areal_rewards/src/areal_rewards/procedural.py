@@ -8,17 +8,23 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from areal_core.errors import ConfigError
+from areal_core.plugins import register
+from areal_rewards.config import ReasoningGymSettings, TaskScoreSettings
 from areal_rewards.libraries import load_library
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from areal_rewards.config import ReasoningGymSettings
-
 _PROBLEMS_OF_A_SEED = 10_000_000
 """The library makes problem i from seed + i, so that neighboring seeds share nearly all problems. Ours lie apart."""
 
 
+@register(
+    "datasets",
+    "reasoning_gym",
+    summary="problems that the library reasoning-gym makes up",
+    config=ReasoningGymSettings,
+)
 class ReasoningGymDataset:
     """A `Dataset` of one task's problems.
 
@@ -53,6 +59,12 @@ class ReasoningGymDataset:
         }
 
 
+@register(
+    "reward_functions",
+    "reasoning_gym",
+    summary="scores a row of the data set reasoning_gym by its task's own scorer",
+    config=TaskScoreSettings,
+)
 def score_task(completion: str, task: Mapping[str, Any], *, answer_tag: str | None) -> float:
     """What the task's own scorer gives; between 0 and 1, with partial credit in some tasks.
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.data import ArrowRows
 from areal_core.errors import ConfigError
+from areal_core.plugins import register
+from areal_rewards.config import FilesSettings, HubSettings, JSONLinesSettings
 from areal_rewards.libraries import load_library
 from areal_rewards.readers import Found, read_csv, read_json, read_json_lines
 from areal_rewards.templates import columns_of, fill, is_one_column
@@ -16,7 +18,7 @@ from areal_rewards.templates import columns_of, fill, is_one_column
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from areal_rewards.config import FilesSettings, HubSettings, JSONLinesSettings, TableSettings
+    from areal_rewards.config import TableSettings
 
 PROMPTED = frozenset({"prompt", "messages", "conversations", "conversation", "chosen"})
 """Columns of which each holds a prompt: by itself, in a conversation, or before a preferred answer."""
@@ -134,6 +136,7 @@ class LocalFiles(Table):
         return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in self._paths)).hexdigest()
 
 
+@register("datasets", "jsonl", summary="local jsonl files, read without any library", config=JSONLinesSettings)
 class JSONLinesDataset(LocalFiles):
     """Rows of files with one JSON object a line. Blank lines are passed over.
 
@@ -148,6 +151,7 @@ class JSONLinesDataset(LocalFiles):
         super().__init__(*_table(found), settings, _title(settings.paths), places=[each.place for each in found])
 
 
+@register("datasets", "files", summary="local files: json, jsonl, parquet, csv", config=FilesSettings)
 class FilesDataset(LocalFiles):
     """Rows of local files: JSON and CSV are read exactly, parquet by the Hugging Face library `datasets`.
 
@@ -172,6 +176,7 @@ class FilesDataset(LocalFiles):
         super().__init__(rows, rows.columns, settings, title, rows.notes)
 
 
+@register("datasets", "hub", summary="a data set of the Hugging Face hub", config=HubSettings)
 class HubDataset(Table):
     """Rows of a data set of the Hugging Face hub, or of a folder in one of the hub's layouts.
 

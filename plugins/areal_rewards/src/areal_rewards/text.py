@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from areal_core.plugins import register
+from areal_rewards.config import FormatSettings, LengthPenaltySettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+After = Annotated[
+    str | None,
+    Field(description="compare only what follows the last place where this text stands; null compares all"),
+]
+IgnoreCase = Annotated[bool, Field(description="take capital and small letters as equal")]
 
-def exact_match(completion: str, answer: Any, *, after: str | None, ignore_case: bool) -> float:
-    """1 if completion and answer are equal without the white space around them, else 0.
+
+@register("reward_functions", summary="1 if the completion is the row's answer")
+def exact_match(completion: str, answer: Any, *, after: After = None, ignore_case: IgnoreCase = False) -> float:
+    """Return 1 if completion and answer are equal without the white space around them, else 0.
 
     Args:
         completion: what the policy wrote.
@@ -28,6 +40,12 @@ def exact_match(completion: str, answer: Any, *, after: str | None, ignore_case:
     return float(given == wanted)
 
 
+@register(
+    "reward_functions",
+    "format",
+    summary="1 if the completion has the form of a regular expression",
+    config=FormatSettings,
+)
 def matches_format(completion: str, *, pattern: str, whole: bool) -> float:
     """1 if the completion matches a regular expression, else 0.
 
@@ -40,6 +58,11 @@ def matches_format(completion: str, *, pattern: str, whole: bool) -> float:
     return float(match(pattern, completion, re.DOTALL) is not None)
 
 
+@register(
+    "reward_functions",
+    summary="0 up to a length, then falling to -1 (DAPO's soft punishment of overlong answers)",
+    config=LengthPenaltySettings,
+)
 def length_penalty(completion_ids: Sequence[int], *, longest: int, margin: int) -> float:
     """DAPO's soft overlong punishment (arXiv 2503.14476, equation 13), between -1 and 0.
 
