@@ -77,9 +77,9 @@ async def play(seed):
         (opening,) = await environment.reset({"seed": seed})
         assert opening["content"] == f"count on from {seed}", opening
         for said in (seed + 1, seed + 2, "enough"):
-            answer, reward = await environment.step(str(said))
-            earned += reward
-        assert answer is None, answer
+            result = await environment.step(str(said))
+            earned += result.reward
+        assert result.terminated, result
     finally:
         await environment.close()
     return earned

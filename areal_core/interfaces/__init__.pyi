@@ -73,4 +73,5 @@ from areal_core.interfaces.workflow import RewardScore as RewardScore
 from areal_core.interfaces.workflow import RolloutWorkflow as RolloutWorkflow
 from areal_core.interfaces.workflow import RowError as RowError
 from areal_core.interfaces.workflow import SkippedRowError as SkippedRowError
+from areal_core.interfaces.workflow import StepResult as StepResult
 from areal_core.interfaces.workflow import WorkflowContext as WorkflowContext

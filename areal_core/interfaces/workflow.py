@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -113,9 +114,67 @@ class Environment(Protocol):
     async def reset(self, row: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
         """Start an episode of a data row. Return the chat messages with which it opens."""
 
-    async def step(self, completion: str) -> tuple[str | None, float]:
-        """Process the policy's turn.
+    async def step(self, completion: str) -> StepResult:
+        """Process the policy's turn, and return what follows it."""
 
-        Returns:
-            The next observation as a text, or None to end the episode; and the reward of this turn.
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What an environment returns for a turn of the policy. The names are those of Gymnasium.
+
+        StepResult("Too small. Try again.")
+        StepResult(reward=1.0, terminated=True)
+        StepResult([{"role": "tool", "content": "85"}], info={"tool_calls": 1})
+
+    Attributes:
+        observation: what the policy reads next: a text, which becomes a message of the user, or chat messages, such as
+            the results of tools. Empty if the episode is over.
+        reward: of this turn.
+        terminated: whether the episode has come to its end.
+        truncated: whether the environment cuts the episode off, at a limit of steps for example. Its last trajectory
+            then has the finish reason of answers that were cut off.
+        info: numbers by name. Their sums over the turns are metrics of the episode; see `Episode.metrics`.
+    """
+
+    observation: str | Sequence[Mapping[str, Any]] = ""
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    info: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the episode is over."""
+        return self.terminated or self.truncated
+
+    @classmethod
+    def read(cls, returned: Any, name: str) -> StepResult:
+        """Return what `step` of an environment has returned, in this form.
+
+        A pair of observation and reward, with None as the observation at the end, is the old form. It still works for
+        one minor version.
+
+        Args:
+            returned: by `step`.
+            name: of the environment, for errors.
+
+        Raises:
+            TypeError: it is neither.
+            ValueError: the episode goes on, and there is nothing that the policy can read.
         """
+        if isinstance(returned, tuple) and len(returned) == 2:
+            warnings.warn(
+                f"step of {name} returned a pair: return areal_core.sdk.StepResult(observation, reward), with "
+                "terminated=True at the end",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            observation, reward = returned
+            returned = cls(observation or "", reward, terminated=observation is None)
+            if observation == "":  # it was allowed
+                return returned
+        if not isinstance(returned, cls):
+            raise TypeError(f"step of {name} returned {returned!r:.80}, which is no StepResult")
+        if not returned.is_over and not returned.observation:
+            raise ValueError(f"step of {name} returned no observation, and neither terminated nor truncated")
+        return returned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,12 @@ from areal_core.chat.messages import read_conversation
 from areal_core.chat.rows import conversation_of, prompt_of
 from areal_core.chat.template import Conversation, RewrittenPrefixError, between_turns, encode, render_conversation
 from areal_core.data.trajectory import Episode, FinishReason, Trajectory, TrajectoryBuilder
-from areal_core.interfaces.workflow import RowError
+from areal_core.interfaces.workflow import RowError, StepResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from areal_core.chat.messages import Message
     from areal_core.interfaces.workflow import Environment, WorkflowContext
     from areal_core.workflows.settings import MultiTurnSettings
 
@@ -68,7 +70,7 @@ class MultiTurn:
         builder = TrajectoryBuilder()
         builder.add_context(input_ids)
         finished: list[Trajectory] = []
-        total, rewards = 0.0, list[float]()
+        total, rewards, metrics = 0.0, list[float](), Counter[str]()
         for number in range(settings.max_turns):
             room = settings.max_tokens - len(builder)
             if room <= 0:
@@ -77,17 +79,18 @@ class MultiTurn:
             generation = await context.generate(builder.input_ids, max_new_tokens=room)
             builder.add_generation(generation)
             completion = answer_text(tokenizer, generation.output_ids, context.end_ids, opened)
-            answer, turn_reward = await environment.step(completion)
-            rewards.append(settings.turn_discount**number * turn_reward)
+            result = StepResult.read(await environment.step(completion), type(environment).__name__)
+            rewards.append(settings.turn_discount**number * result.reward)
             total += rewards[-1]
+            metrics.update(result.info)
             text += completion.removeprefix(opened)
-            if answer is None or generation.finish_reason is FinishReason.ABORT:
+            if result.terminated or generation.finish_reason is FinishReason.ABORT:
                 break
-            if number + 1 == settings.max_turns:
+            if result.truncated or number + 1 == settings.max_turns:
                 builder.cut()
                 break
             turn = {"role": "assistant", "content": completion}
-            following = [{"role": "user", "content": answer}]
+            following = _as_messages(result.observation)
             conversation = asked.with_messages([*messages, turn, *following])
             written = render_conversation(tokenizer, conversation, add_generation_prompt=True)
             try:
@@ -107,7 +110,14 @@ class MultiTurn:
             text += between
             messages += [turn, *following]
             opened = template_opening(tokenizer, conversation, written)
-        return Episode([*finished, _built(builder, rewards)], total, text=text, prompt=opening)
+        trajectories = [*finished, _built(builder, rewards)]
+        return Episode(trajectories, total, text=text, metrics=dict(metrics), prompt=opening)
+
+
+def _as_messages(observation: str | Sequence[Mapping[str, Any]]) -> list[Message]:
+    if isinstance(observation, str):
+        return [{"role": "user", "content": observation}]
+    return read_conversation(observation, "the environment's observation")
 
 
 def _built(builder: TrajectoryBuilder, rewards: list[float]) -> Trajectory:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 
 import pytest
 
+from areal_core.sdk import StepResult
 from areal_core.testing.conformance import EnvironmentSuite, ModelSourceSuite
 
 
@@ -18,9 +20,11 @@ class HigherOrLower:
 
     async def step(self, completion):
         if not completion.isdecimal() or len(completion) > 9:
-            return "That is not a number.", -0.1
+            return StepResult("That is not a number.", -0.1)
         guess = int(completion)
-        return (None, 1.0) if guess == self._number else ("higher" if guess < self._number else "lower", 0.0)
+        if guess == self._number:
+            return StepResult(reward=1.0, terminated=True)
+        return StepResult("higher" if guess < self._number else "lower")
 
 
 class Believes(HigherOrLower):
@@ -46,8 +50,8 @@ class Counts(HigherOrLower):
 
     async def step(self, completion):
         type(self).turns += 1
-        answer, reward = await super().step(completion)
-        return answer, reward - 0.01 * self.turns
+        result = await super().step(completion)
+        return replace(result, reward=result.reward - 0.01 * self.turns)
 
 
 class Meddles(HigherOrLower):
@@ -65,13 +69,30 @@ class Numbers(HigherOrLower):
 
 class Silent(HigherOrLower):
     async def step(self, completion):
-        answer, _ = await super().step(completion)
-        return answer, float("nan")
+        return replace(await super().step(completion), reward=float("nan"))
+
+
+class Uncountable(HigherOrLower):
+    async def step(self, completion):
+        return replace(await super().step(completion), info={"tries": "many"})
 
 
 class Short(HigherOrLower):
     async def step(self, completion):
-        return (await super().step(completion))[0]
+        return (await super().step(completion)).observation
+
+
+class Mute(HigherOrLower):
+    async def step(self, completion):
+        return StepResult()
+
+
+class OfBefore(HigherOrLower):
+    """Returns pairs, as environments did before `StepResult`."""
+
+    async def step(self, completion):
+        result = await super().step(completion)
+        return None if result.terminated else result.observation, result.reward
 
 
 def environment_tests(part):
@@ -89,6 +110,15 @@ def test_a_correct_environment_passes():
         test()
 
 
+def test_one_of_before_passes_with_a_warning():
+    for name, test in environment_tests(OfBefore).items():
+        if "opens" in name or "row" in name:
+            test()
+        else:
+            with pytest.warns(DeprecationWarning, match="step of .* returned a pair: return areal_core.sdk.StepResult"):
+                test()
+
+
 @pytest.mark.parametrize(
     ("part", "test", "words"),
     [
@@ -98,11 +128,13 @@ def test_a_correct_environment_passes():
         (Meddles, "test_the_row_is_left_as_it_was", "reset changed the row"),
         (Numbers, "test_it_opens_with_chat_messages", "its values must be texts"),
         (Silent, "test_it_answers_whatever_the_policy_says", "the reward must be a finite number"),
-        (Short, "test_it_answers_whatever_the_policy_says", "it must be an answer and a reward"),
+        (Uncountable, "test_it_answers_whatever_the_policy_says", "tries must be a finite number"),
+        (Short, "test_it_answers_whatever_the_policy_says", "step of Short returned .* which is no StepResult"),
+        (Mute, "test_it_answers_whatever_the_policy_says", "step of Mute returned no observation, and neither"),
     ],
 )
 def test_a_broken_environment_is_caught(part, test, words):
-    with pytest.raises((AssertionError, ValueError), match=words):
+    with pytest.raises((AssertionError, TypeError, ValueError), match=words):
         environment_tests(part)[test]()
 
 

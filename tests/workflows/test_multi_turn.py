@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from areal_core.data import FinishReason, Generation
-from areal_core.sdk import RowError
+from areal_core.sdk import RowError, StepResult
 from areal_core.testing.fakes import FakeTokenizer
 from areal_core.workflows.multi_turn import MultiTurn
 from areal_core.workflows.settings import MultiTurnSettings
@@ -25,9 +25,10 @@ class World:
     async def reset(self, row: Any) -> list[dict[str, str]]:
         return [{"role": "user", "content": "begin"}]
 
-    async def step(self, completion: str) -> tuple[str | None, float]:
+    async def step(self, completion: str) -> StepResult:
         self.turns += 1
-        return (None if self.turns == 3 else "more"), 2.0 ** (self.turns - 1)
+        reward = 2.0 ** (self.turns - 1)
+        return StepResult(reward=reward, terminated=True) if self.turns == 3 else StepResult("more", reward)
 
 
 class ChatTokenizer(FakeTokenizer):
@@ -74,3 +75,71 @@ def test_an_opening_that_is_too_long_fails_and_is_no_reward_of_0() -> None:
     context: Any = SimpleNamespace(tokenizer=ChatTokenizer(), generate=None, end_ids=frozenset())
     with pytest.raises(RowError, match=r"the opening has \d+ tokens, and workflow.max_tokens is 3"):
         asyncio.run(workflow.run_episode({}, context))
+
+
+class Calculator(World):
+    """Answers with results of tools, counts them, and has a limit of two steps."""
+
+    async def step(self, completion: str) -> StepResult:
+        self.turns += 1
+        results = [{"role": "tool", "content": f"result {self.turns}"}, {"role": "user", "content": "go on"}]
+        return StepResult(results, 0.5, truncated=self.turns == 2, info={"tool_calls": 1, "tries": self.turns})
+
+
+class OfBefore(World):
+    """Returns pairs."""
+
+    async def step(self, completion: str) -> tuple[str | None, float]:
+        self.turns += 1
+        return (None if self.turns == 3 else "" if self.turns == 2 else "more"), 2.0 ** (self.turns - 1)
+
+
+class Mute(World):
+    """Goes on and says nothing."""
+
+    async def step(self, completion: str) -> StepResult:
+        return StepResult()
+
+
+class Roleless(World):
+    """Returns what is no message."""
+
+    async def step(self, completion: str) -> StepResult:
+        return StepResult([{"content": "more"}])
+
+
+def run(environment: str) -> Any:
+    """Run one episode in an environment of this file."""
+
+    async def generate(input_ids: list[int], **options: Any) -> Generation:
+        return Generation([111, 107], [-1.0, -1.0], [1, 1], FinishReason.STOP)
+
+    workflow = MultiTurn(MultiTurnSettings.model_validate({"environment": f"{__file__}:{environment}"}))
+    context: Any = SimpleNamespace(tokenizer=ChatTokenizer(), generate=generate, end_ids=frozenset())
+    return asyncio.run(workflow.run_episode({}, context))
+
+
+def test_observations_may_be_messages_and_a_truncated_episode_is_cut() -> None:
+    episode = run("Calculator")
+    (trajectory,) = episode.trajectories
+    assert "<tool>result 1\n<user>go on\n<assistant>" in episode.text
+    assert "result 2" not in episode.text, "nobody reads it"
+    assert int(trajectory.sequence["finish_reason"]) == FinishReason.LENGTH
+    assert trajectory.turns["turn_rewards"].tolist() == [0.5, 0.5]
+    assert episode.metrics == {"tool_calls": 2, "tries": 3}
+
+
+def test_a_pair_works_for_one_more_version() -> None:
+    with pytest.warns(DeprecationWarning, match="step of OfBefore returned a pair"):
+        episode = run("OfBefore")
+    assert episode.reward == 7
+    assert int(episode.trajectories[0].sequence["finish_reason"]) == FinishReason.STOP
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [("Mute", "step of Mute returned no observation, and neither"), ("Roleless", "has no role")],
+)
+def test_what_the_policy_cannot_read_fails_the_episode(environment: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        run(environment)

@@ -9,6 +9,7 @@ import pytest
 
 from areal_core.chat.rows import read_prompt
 from areal_core.data import FinishReason, Generation
+from areal_core.sdk import StepResult
 from areal_core.workflows.multi_turn import MultiTurn
 from areal_core.workflows.settings import MultiTurnSettings, SingleTurnSettings
 
@@ -77,7 +78,7 @@ class World:
         return [{"role": "user", "content": "begin"}]
 
     async def step(self, completion):
-        return self.answer, 1.0
+        return StepResult(self.answer, 1.0)
 
 
 def played(tokenizer, answer, reason, output, **settings):

@@ -7,6 +7,7 @@ import copy
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from areal_core.interfaces.workflow import StepResult
 from areal_core.testing.conformance.components import ComponentSuite
 
 if TYPE_CHECKING:
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
 
 ODD = ("", " ", "\n\n", "yes", "0", "-1e999", "{", "<|im_end|>", "</tool_call>", "é\u2028🙂", "\x00", "word " * 20_000)
 """What a policy says, sooner or later."""
-
-Turn = tuple[str | None, float]
 
 
 class EnvironmentSuite(ComponentSuite):
@@ -38,10 +37,10 @@ class EnvironmentSuite(ComponentSuite):
         async def play() -> list[Any]:
             seen: list[Any] = [[dict(message) for message in await environment.reset(copy.deepcopy(dict(row)))]]
             for completion in completions[: self.most_turns]:
-                turn = await environment.step(completion)
-                _check_turn(turn, completion)
-                seen.append(tuple(turn))
-                if turn[0] is None:
+                result = StepResult.read(await environment.step(completion), type(environment).__name__)
+                _check(result, completion)
+                seen.append(result)
+                if result.is_over:
                     break
             return seen
 
@@ -56,7 +55,7 @@ class EnvironmentSuite(ComponentSuite):
                 assert all(isinstance(text, str) for text in message.values()), f"{words}: its values must be texts"
 
     def test_it_answers_whatever_the_policy_says(self) -> None:
-        """By a text or the end, and a finite reward: what a model writes is never the environment's error."""
+        """By an observation or the end, and a finite reward: what a model writes is never the environment's error."""
         for row in self.rows:
             for completion in (*self.completions, *ODD):
                 self._play(self.make(), row, [completion])
@@ -86,8 +85,9 @@ class EnvironmentSuite(ComponentSuite):
             going = list(range(len(rows)))
             for completion in self.completions[: self.most_turns]:
                 for number in going.copy():
-                    seen[number].append(tuple(await environments[number].step(completion)))
-                    if seen[number][-1][0] is None:
+                    result = StepResult.read(await environments[number].step(completion), "the environment")
+                    seen[number].append(result)
+                    if result.is_over:
                         going.remove(number)
             return seen
 
@@ -96,11 +96,10 @@ class EnvironmentSuite(ComponentSuite):
         assert asyncio.run(play_together(rows)) == alone, "an episode has other turns when others are under way"
 
 
-def _check_turn(turn: Any, completion: str) -> None:
-    words = f"step({completion[:40]!r}) returned {str(turn)[:200]}"
-    assert isinstance(turn, tuple), f"{words}; it must be an answer and a reward"
-    assert len(turn) == 2, f"{words}; it must be an answer and a reward"
-    answer, reward = turn
-    assert answer is None or isinstance(answer, str), f"{words}; the answer must be a text, or None at the end"
-    is_number = isinstance(reward, int | float) and math.isfinite(reward)
-    assert is_number, f"{words}; the reward must be a finite number"
+def _check(result: StepResult, completion: str) -> None:
+    words = f"step({completion[:40]!r}) returned {str(result)[:200]}"
+    for message in () if isinstance(result.observation, str) else result.observation:
+        assert {"role", "content"} <= message.keys(), f"{words}; a message needs role and content"
+    for name, number in {"the reward": result.reward, **result.info}.items():
+        is_number = isinstance(number, int | float) and math.isfinite(number)
+        assert is_number, f"{words}; {name} must be a finite number"

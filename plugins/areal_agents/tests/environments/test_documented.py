@@ -52,9 +52,9 @@ def test_a_game_of_the_page_is_played(comment, opening, read):
         messages = await environment.reset(config.dataset.build()[0])
         return messages[-1]["content"], await environment.step("I say [5] and go right")
 
-    said, (answer, _) = asyncio.run(play())
+    said, result = asyncio.run(play())
     assert opening in said
-    assert answer
+    assert result.observation
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from areal_agents.environments.seeds import seed_of
 from areal_agents.environments.textarena_games import TextArenaEnvironment
 from areal_core.config import resolve
 from areal_core.errors import ConfigError
+from areal_core.sdk import StepResult
 from areal_core.testing.conformance import DatasetSuite, EnvironmentSuite
 
 gymnasium = pytest.importorskip("gymnasium")
@@ -27,10 +28,10 @@ LAKE = {"id": "FrozenLake-v1", "arguments": {"is_slippery": False}}
 MOVES = {"left": 0, "down": 1, "right": 2, "up": 3}
 
 
-def play(environment: Any, row: dict[str, Any], *completions: str) -> tuple[str, list[tuple[str | None, float]]]:
+def play(environment: Any, row: dict[str, Any], *completions: str) -> tuple[str, list[StepResult]]:
     """What opens the episode, and its turns."""
 
-    async def played() -> tuple[str, list[tuple[str | None, float]]]:
+    async def played() -> tuple[str, list[StepResult]]:
         opening = await environment.reset(row)
         turns = [await environment.step(completion) for completion in completions]
         if hasattr(environment, "close"):
@@ -94,23 +95,36 @@ def test_a_lake_is_crossed_in_words():
     right, down = "I go right", "Left? No: DOWN"
     opening, turns = play(game(**LAKE, actions=MOVES), {"seed": 0}, right, right, down, down, down, right)
     assert opening == "0\n\nSay one of left, down, right, up."
-    assert turns == [("1", 0.0), ("2", 0.0), ("6", 0.0), ("10", 0.0), ("14", 0.0), (None, 1.0)]
+    assert turns == [*map(StepResult, ("1", "2", "6", "10", "14")), StepResult(reward=1.0, terminated=True)]
 
 
 def test_a_lake_is_shown_as_it_renders_itself():
     settings = {**LAKE, "observation": "rendering", "opening": "{observation}", "turn": "now:\n{observation}"}
     opening, turns = play(game(**settings), {}, "the number 2")
     assert opening == "[S]FFF\nFHFH\nFFFH\nHFFG"
-    assert turns[0][0] == "now:\n(Right)\nS[F]FF\nFHFH\nFFFH\nHFFG"
+    assert turns[0].observation == "now:\n(Right)\nS[F]FF\nFHFH\nFFFH\nHFFG"
 
 
 def test_what_names_no_action_is_told_costs_and_does_not_move():
     settings = {**LAKE, "actions": MOVES, "invalid_reward": -0.5, "max_steps": 3}
     _, turns = play(game(**settings), {}, "leftover", "right", "hm")
-    assert turns == [("That names no action. Say one of left, down, right, up.", -0.5), ("1", 0.0), (None, -0.5)]
+    refused = StepResult("That names no action. Say one of left, down, right, up.", -0.5)
+    assert turns == [refused, StepResult("1"), StepResult(reward=-0.5, truncated=True)]
     _, turns = play(game(**LAKE), {}, "7", "1.5", "-1", "99999999999999999999", "about 2")
-    assert [reward for _, reward in turns] == [-0.1] * 4 + [0.0]
-    assert turns[0][0] == "That is not an action. Say a whole number from 0 to 3."
+    assert [turn.reward for turn in turns] == [-0.1] * 4 + [0.0]
+
+
+def test_an_end_and_a_limit_of_steps_are_told_apart():
+    """What a limit ends counts as cut off: `mask_truncated` goes by it."""
+    _, turns = play(game(**LAKE, max_steps=2), {}, "2", "1")
+    assert [(turn.terminated, turn.truncated) for turn in turns] == [(False, False), (True, False)]  # into a hole
+    _, turns = play(game(**LAKE, max_steps=2), {}, "2", "2")
+    assert [(turn.terminated, turn.truncated) for turn in turns] == [(False, False), (False, True)]
+    limited = TextArenaSettings(id="GuessTheNumber-v0", max_steps=1)
+    _, turns = play(TextArenaEnvironment(limited), {"seed": 1}, "no number")
+    assert turns[-1].truncated
+    _, turns = play(game(**LAKE), {}, "7")
+    assert turns[0].observation == "That is not an action. Say a whole number from 0 to 3."
 
 
 def test_a_seed_is_the_game():
@@ -206,8 +220,8 @@ def test_a_number_is_guessed():
     for number in (1, 2, 3):
         turns += play(TextArenaEnvironment(TextArenaSettings(id="GuessTheNumber-v0", arguments={"max_number": 3})),
                       {"seed": 1}, f"[{number}]")[1]  # fmt: skip
-    assert sorted(reward for _, reward in turns) == [0.0, 0.0, 1.0]
-    told = [answer for answer, _ in turns if answer is not None]
+    assert sorted(turn.reward for turn in turns) == [0.0, 0.0, 1.0]
+    told = [turn.observation for turn in turns if not turn.terminated]
     assert len(told) == 2
     assert all("lower" in text or "higher" in text for text in told)
     assert not any("between 1 and 3" in text for text in told), "the opening is said once"

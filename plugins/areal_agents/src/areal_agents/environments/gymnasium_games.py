@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from areal_agents.environments.libraries import load_gymnasium
 from areal_agents.environments.seeds import seed_of
 from areal_agents.environments.spaces import UnreadableError, describe
 from areal_agents.threads import run_in_thread
+from areal_core.sdk import StepResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +53,7 @@ class GymnasiumEnvironment:
         system = [{"role": "system", "content": settings.system}] if settings.system else []
         return [*system, {"role": "user", "content": opening}]
 
-    async def step(self, completion: str) -> tuple[str | None, float]:
+    async def step(self, completion: str) -> StepResult:
         """See `Environment.step`."""
         settings = self._settings
         self._steps += 1
@@ -60,18 +61,18 @@ class GymnasiumEnvironment:
         try:
             action = self._reader.read(completion)
         except UnreadableError as error:
-            return None if is_last else str(error), settings.invalid_reward
+            return StepResult("" if is_last else str(error), settings.invalid_reward, truncated=is_last)
 
-        def play() -> tuple[str | None, float]:
+        def play() -> StepResult:
             observation, reward, terminated, truncated, _ = self._game.step(action)
             if not math.isfinite(reward):
                 raise ValueError(f"the game {settings.id} gave the reward {reward}")
-            has_ended = is_last or terminated or truncated
-            return None if has_ended else self._told(observation), float(reward)
+            if terminated or truncated or is_last:
+                return StepResult("", float(reward), bool(terminated), not terminated)
+            text = settings.turn.format(observation=self._told(observation), actions=self._reader.choices)
+            return StepResult(text, float(reward))
 
-        answer, reward = await self._in_time(play)
-        told = None if answer is None else settings.turn.format(observation=answer, actions=self._reader.choices)
-        return told, reward
+        return cast("StepResult", await self._in_time(play))
 
     async def close(self) -> None:
         """End the game; what it holds is given back."""

@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from areal_agents.environments.libraries import load_library
+from areal_core.sdk import StepResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,13 +45,13 @@ class OpenEnvEnvironment:
         message = str(row[settings.opening_key]) if settings.opening_key else self._told(result.observation)
         return [{"role": "user", "content": message}]
 
-    async def step(self, completion: str) -> tuple[str | None, float]:
+    async def step(self, completion: str) -> StepResult:
         """See `Environment.step`; a turn without a reward of the server's has 0."""
         result = await self._ask("step", {**self._settings.action, self._settings.action_key: completion})
         reward = float(result.reward or 0.0)
         if not math.isfinite(reward):
             raise ValueError(f"the OpenEnv server {self._settings.url} gave the reward {reward}")
-        return None if result.done else self._told(result.observation), reward
+        return StepResult("" if result.done else self._told(result.observation), reward, terminated=bool(result.done))
 
     async def close(self) -> None:
         """Give the session back."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from areal_agents.environments.seeds import seed_of
+from areal_core.sdk import StepResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,22 +42,22 @@ class TextArenaEnvironment:
 
         return [{"role": "user", "content": self._by_itself(begin)}]
 
-    async def step(self, completion: str) -> tuple[str | None, float]:
+    async def step(self, completion: str) -> StepResult:
         """See `Environment.step`."""
         self._steps += 1
 
-        def play() -> tuple[str | None, float]:
+        def play() -> StepResult:
             has_ended, _ = self._game.step(action=completion)
             if not has_ended:
                 is_last = self._settings.max_steps is not None and self._steps >= self._settings.max_steps
-                return None if is_last else self._heard(), 0.0
+                return StepResult("" if is_last else self._heard(), truncated=is_last)
             rewards, _ = self._game.close()
             reward = float((rewards or {}).get(0, 0.0))
             if not math.isfinite(reward):
                 raise ValueError(f"the game {self._settings.id} gave the reward {reward}")
-            return None, reward
+            return StepResult(reward=reward, terminated=True)
 
-        return self._by_itself(play)
+        return cast("StepResult", self._by_itself(play))
 
     def _heard(self) -> str:
         """What the game has said since the last time; what the player said, the conversation has already.
