@@ -18,6 +18,10 @@ KINDS: Final = {
     "reward": "brevity",
     "dataset": "doublings",
     "workflow": "self_check",
+    "environment": "second_chances",
+    "reward_shaping": "ranked",
+    "group_filter": "not_solved",
+    "tracker": "metric_lines",
     "advantage": "better_or_worse",
     "policy_loss": "capped_reinforce",
     "algorithm": "better",
@@ -112,7 +116,7 @@ def _module(text: str, unwanted: re.Pattern[str]) -> str:
 def _used(head: str, body: str) -> str:
     """Docstring, imports and `__all__`, without imports of names that neither the body uses nor `__all__` lists."""
     used = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)} | {"annotations"}
-    head = head.replace("__all__ = [\n]\n", "")
+    head = re.sub(r"__all__ = \[\n\]\n?", "", head)
     used.update(re.findall(r'^    "(\w+)",$', head, re.MULTILINE))
     kept: list[str] = []
     for line in reversed(head.splitlines()):

@@ -22,6 +22,10 @@ MODULES = {
     "reward": "rewards",
     "dataset": "datasets",
     "workflow": "workflows",
+    "environment": "environments",
+    "reward_shaping": "reward_shaping",
+    "group_filter": "group_filters",
+    "tracker": "trackers",
     "advantage": "advantages",
     "policy_loss": "policy_losses",
 }
@@ -30,6 +34,7 @@ HOOKS = {
     "reward": '@register("reward_functions")',
     "dataset": '@register("datasets")',
     "workflow": '@register("workflows")',
+    **{kind: f'@register("{MODULES[kind]}")' for kind in ("environment", "reward_shaping", "group_filter", "tracker")},
     "advantage": "areal_advantages",
     "policy_loss": "areal_policy_losses",
     "algorithm": "areal_algorithms",

@@ -1,14 +1,19 @@
 """Everything that areal promises of such components, inherited."""
 
+import json
 from typing import ClassVar
 
 from areal_core.testing.conformance import (
     AdvantageSuite,
     AlgorithmSuite,
     DatasetSuite,
+    EnvironmentSuite,
+    GroupFilterSuite,
     PluginSuite,
     PolicyLossSuite,
+    RewardShapingSuite,
     RewardSuite,
+    TrackerSuite,
     WorkflowSuite,
 )
 
@@ -35,6 +40,31 @@ class TestDoublings(DatasetSuite):
 class TestSelfCheck(WorkflowSuite):
     component = "example/self_check"
     rows = ({"prompt": "4+4=", "answer": "8"}, {"prompt": "12-7=", "answer": "5"})
+
+
+class TestSecondChances(EnvironmentSuite):
+    component = "example/second_chances"
+    rows = ({"prompt": "4+4=", "answer": "8"}, {"prompt": "12-7=", "answer": "5"})
+    completions = ("5", "7", "8")
+
+
+class TestRanked(RewardShapingSuite):
+    component = "example/ranked"
+    examples = (((0.0, 3.0, 0.5), (0.0, 1.0, 0.5)), ((2.0, 2.0), (0.0, 0.0)))
+
+
+class TestNotSolved(GroupFilterSuite):
+    component = "example/not_solved"
+    settings: ClassVar = {"share": 0.5}
+    examples = (((1.0, 1.0, 0.0), None), ((1.0, 0.0), (1.0, 0.0)))
+
+
+class TestMetricLines(TrackerSuite):
+    component = "example/metric_lines"
+
+    def logged(self, run_dir):
+        lines = map(json.loads, (run_dir / "lines.jsonl").read_text().splitlines())
+        return {(line["step"], name): value for line in lines for name, value in line.items()}
 
 
 class TestBetterOrWorse(AdvantageSuite):

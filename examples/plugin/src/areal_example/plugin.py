@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 from areal_core.plugins import Component, hookimpl
 
 from areal_example.datasets import Doublings
+from areal_example.environments import SecondChances
+from areal_example.group_filters import not_solved
+from areal_example.reward_shaping import ranked
 from areal_example.rewards import brevity
+from areal_example.trackers import MetricLines
 from areal_example.workflows import SelfCheck
 
 if TYPE_CHECKING:
@@ -19,8 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Doublings",
+    "MetricLines",
+    "SecondChances",
     "SelfCheck",
     "brevity",
+    "not_solved",
+    "ranked",
 ]
 
 
