@@ -24,19 +24,16 @@ from areal_core.checks.data import inspect_data, needs_tokenizer, row_checks
 from areal_core.checks.findings import FINDINGS_FILE, Findings, reported
 from areal_core.checks.loading import loading_problems, local_models, tokenizer_of
 from areal_core.checks.memory import Memory, imported_files
-from areal_core.checks.models import StoredModels, settings_problems
 from areal_core.checks.reading import end_child, read_in_child, start_child, write_reading
 from areal_core.checks.reward_imports import import_problems, start_importing_rewards
 from areal_core.checks.rewards import argument_problems, default_rows, reward_arguments, reward_problems
-from areal_core.config import CONFIG_FILE, Settings, load_run, public_environment, selections
-from areal_core.config.selection import unread_selections
+from areal_core.config import CONFIG_FILE, load_run, public_environment, selections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from areal_core.checks.data import RowCheck
     from areal_core.config import Resolved
-    from areal_core.config.problems import Path as KeyPath
 
 
 def main(folder: Path) -> None:
@@ -48,29 +45,10 @@ def main(folder: Path) -> None:
     if not reading.problems:
         findings = inspect(resolved, folder)
         findings.problems += [
-            *_model_problems(resolved, [path for path, _ in unread_selections(unread.config)]),
+            *reading.model_problems,
             *import_problems(reward_process),
         ]
         (folder / FINDINGS_FILE).write_bytes(msgspec.json.encode(findings))
-
-
-def _model_problems(resolved: Resolved, paths: Sequence[KeyPath]) -> Iterator[str]:
-    """Yield what settings that the driver cannot ask find wrong with the model.
-
-    Args:
-        resolved: the config.
-        paths: of the components whose settings the driver has not read. It knows nothing of those below, either.
-    """
-    hidden = [
-        (path, chosen)
-        for path, chosen in selections(resolved.config)
-        if any(path[: len(above)] == above for above in paths)
-        and isinstance(chosen.settings, Settings)
-        and type(chosen.settings).check_model is not Settings.check_model
-    ]
-    stored = StoredModels(resolved).by_key if hidden else {}
-    for path, chosen in hidden:
-        yield from settings_problems(resolved.config, path, chosen, stored)
 
 
 def inspect(resolved: Resolved, folder: Path) -> Findings:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import stat
 import sys
 from contextlib import suppress
@@ -26,6 +27,10 @@ MOST_RESULTS: Final = 16
 """Results of each check that are stored. A stored file has about 300 KB: it names every module that was imported."""
 _LARGEST_HASHED: Final = 1 << 20
 """Bytes. A larger file, such as one with weights, is compared by its size and time stamp."""
+_OF_TERMINALS: Final = re.compile(
+    r"_|SHLVL|OLDPWD|COLUMNS|LINES|STY|WINDOW(ID)?|GPG_TTY|(TERM_|SSH_|TMUX|XDG_SESSION_)\w*"
+)
+"""Names of variables that differ from one terminal or shell to the next, and say nothing about a run."""
 
 
 class Memory:
@@ -42,7 +47,8 @@ class Memory:
 
     def __init__(self, check: str, text: str, environment: Iterable[tuple[str, str]] = ()) -> None:
         names = [_names(Path(folder)) for folder in sys.path]
-        variables = sorted({*public_environment(text).items(), *environment})
+        given = {*public_environment(text).items(), *environment}
+        variables = sorted((name, value) for name, value in given if not _OF_TERMINALS.fullmatch(name))
         sources = str(KeptSources.folder)
         key = [text, platform.node(), sys.prefix, sys.path, names, variables, str(Path.cwd()), sources]
         digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()

@@ -102,6 +102,25 @@ def settings_problems(
         yield from (f"{dotted(path)}: {line}" for line in chosen.settings.check_model(config, model))
 
 
+def unread_problems(resolved: Resolved, paths: Sequence[KeyPath]) -> Iterator[str]:
+    """Yield what settings that the driver has not read find wrong with the model.
+
+    Args:
+        resolved: the config.
+        paths: of the components whose settings the driver has not read. It knows nothing of those below, either.
+    """
+    hidden = [
+        (path, chosen)
+        for path, chosen in selections(resolved.config)
+        if any(path[: len(above)] == above for above in paths)
+        and isinstance(chosen.settings, Settings)
+        and type(chosen.settings).check_model is not Settings.check_model
+    ]
+    stored = StoredModels(resolved).by_key if hidden else {}
+    for path, chosen in hidden:
+        yield from settings_problems(resolved.config, path, chosen, stored)
+
+
 def _token_problems(config: RunConfig, description: Mapping[str, Any]) -> Iterator[str]:
     context = description.get("max_position_embeddings")
     tokens = config.sampling.max_new_tokens

@@ -29,6 +29,7 @@ import msgspec
 from pydantic_core import to_jsonable_python
 
 from areal_core.checks.memory import Memory, imported_files
+from areal_core.checks.models import unread_problems
 from areal_core.config import CONFIG_FILE, Settings, load_run, needs_of, selections
 from areal_core.config.problems import Problem  # noqa: TC001 - msgspec reads the annotation
 from areal_core.config.resolve import import_components
@@ -84,6 +85,7 @@ class Reading:
         settings: of the components that were unread, in the order of `unread_selections`.
         files: SHA-256 of every Python file that the config names, those in settings of unread components, too.
         plugins: names of the plugins that the config names.
+        model_problems: of components whose settings were unread, with models that are on this machine.
         dependencies: files and folders that the child has read; empty if the result must not be stored.
     """
 
@@ -92,6 +94,7 @@ class Reading:
     settings: list[ReadSettings] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
     plugins: list[str] = field(default_factory=list)
+    model_problems: list[str] = field(default_factory=list)
     dependencies: list[str] = field(default_factory=list)
 
     def apply(self, resolved: Resolved) -> None:
@@ -109,21 +112,33 @@ class Reading:
         resolved.config.plugins[:] = resolved.plugins.names
 
 
-def read_settings(resolved: Resolved) -> list[str]:
+def read_settings(resolved: Resolved, *, checks_models: bool = False) -> list[str]:
     """Read the unread settings of a config in a child, or take them from the cache. Return the config's notes.
 
+    Args:
+        resolved: the config.
+        checks_models: whether to let these settings check the models that are on this machine.
+
     Raises:
-        ConfigError: settings are wrong, or a component cannot be imported.
+        ConfigError: settings are wrong, a component cannot be imported, or settings refuse a model.
     """
     if not unread_selections(resolved.config):
         return list(resolved.config.cross_notes())
+    reading = _stored_or_new_reading(resolved)
+    if checks_models and reading.model_problems:
+        raise ConfigError("the run cannot start", problems=reading.model_problems, hints=list(reading.model_problems))
+    return reading.notes
+
+
+def _stored_or_new_reading(resolved: Resolved) -> Reading:
+    """Return a reading from the cache or of a new child, and fill the config's settings with it."""
     text = resolved.to_yaml()
     memory = Memory("settings", text, os.environ.items())  # the user's code may read any variable
     stored = memory.read()
     if stored is not None:
         reading = msgspec.convert(stored, Reading)
         reading.apply(resolved)
-        return reading.notes
+        return reading
     started_at_ns = time.time_ns()
     with Child("areal_core.checks.reading", text) as child:
         reading = child.reading()
@@ -132,7 +147,7 @@ def read_settings(resolved: Resolved) -> list[str]:
     # The child may have read a file as it was before a change.
     if paths and not any(_has_changed(path, started_at_ns) for path in paths):
         memory.write(replace(reading, dependencies=[]), paths)
-    return reading.notes
+    return reading
 
 
 def _has_changed(path: Path, since_ns: int) -> bool:
@@ -148,11 +163,13 @@ def read_in_child(unread: Resolved) -> tuple[Resolved, Reading]:
     if problems:
         return unread, Reading(problems)
     chosen = dict(selections(resolved.config))
+    paths = [path for path, _ in unread_selections(unread.config)]
     return resolved, Reading(
         notes=list(resolved.config.cross_notes()),
-        settings=[_read(path, chosen[path], resolved) for path, _ in unread_selections(unread.config)],
+        settings=[_read(path, chosen[path], resolved) for path in paths],
         files=resolved.files,
         plugins=resolved.plugins.names,
+        model_problems=list(unread_problems(resolved, paths)),
     )
 
 

@@ -6,11 +6,13 @@ import json
 import os
 import sys
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from areal_core.checks.models import StoredModels
 from areal_core.checks.preflight import preflight
-from areal_core.checks.reading import read_in_child, read_settings
+from areal_core.checks.reading import read_settings
 from areal_core.checks.reward_imports import import_problems, start_importing_rewards
 from areal_core.config import load_run, resolve, roles_of
 from areal_core.config.selection import unread_selections
@@ -211,21 +213,38 @@ def test_a_result_that_came_from_elsewhere_is_not_stored(folder, code):
         assert len(importers(folder)) == 1
 
 
-def test_the_child_checks_the_model_with_settings_that_the_driver_does_not_have(folder, monkeypatch):
+def test_the_child_checks_the_model_with_settings_that_the_driver_does_not_have(folder):
     code = """
-Workflow.Config.check_model = lambda self, config, model: [f"is not for {model}"]
+Workflow.Config.check_model = lambda self, config, model: [f"is not for {model.description['model_type']}"]
 """
     (folder / "mine.py").write_text(MINE + code)
-    from areal_core.checks import child
+    config = CONFIG.replace("{source: mine.py:Source}", "{path: ../model}")
+    (folder / "run.yaml").write_text(config)
+    model = folder.parent / "model"
+    model.mkdir()
+    save_file({"weight": np.zeros(1, np.float32)}, model / "model.safetensors")
+    (model / "config.json").write_text('{"model_type": "qwen3"}')
+    problem = "workflow: is not for qwen3"
+    assert read_settings(resolve(folder / "run.yaml")) == [], "only `areal config check` asks"
+    for _ in range(2):  # the second time from the cache
+        with pytest.raises(ConfigError) as caught:
+            read_settings(resolve(folder / "run.yaml"), checks_models=True)
+        assert list(caught.value.problems) == [problem]
+    assert len(importers(folder)) == 1
+    (model / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ConfigError, match="is not for llama"):
+        read_settings(resolve(folder / "run.yaml"), checks_models=True)
 
-    unread = load_folder(folder)
-    read, report = read_in_child(unread)
-    assert report.problems == []
-    monkeypatch.setattr(StoredModels, "_read", lambda *_: None)
-    monkeypatch.setattr(StoredModels, "by_key", {"model.path": "a model"}, raising=False)
-    monkeypatch.setattr(child, "StoredModels", lambda _: StoredModels)
-    paths = [path for path, _ in unread_selections(unread.config)]
-    assert list(child._model_problems(read, paths)) == ["workflow: is not for a model"]
+
+def test_a_new_terminal_changes_nothing(folder, monkeypatch):
+    read_settings(resolve(folder / "run.yaml"))
+    for name in ("SHLVL", "_", "WINDOWID", "TERM_SESSION_ID", "SSH_TTY"):
+        monkeypatch.setenv(name, "other")
+    read_settings(resolve(folder / "run.yaml"))
+    assert len(importers(folder)) == 1
+    monkeypatch.setenv("MY_OWN", "other")
+    read_settings(resolve(folder / "run.yaml"))
+    assert len(importers(folder)) == 1
 
 
 def load_folder(folder):

@@ -60,7 +60,7 @@ def _check(request: Request) -> int:
 
     try:
         resolved = _resolve(request)
-        notes = read_settings(resolved)
+        notes = read_settings(resolved, checks_models=True)
         check_model(resolved)
     except (ConfigError, PluginError) as error:
         print_error(f"error: {error}")
