@@ -13,7 +13,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 export OMP_NUM_THREADS ?= 1
-# Seconds for the slow tests of `make test-all`; those that have not begun by then are skipped, and counted.
+# Seconds for the slow tests of `make test-all`; those that have not started by then are skipped and counted.
+# Each day of the year begins with another file.
 SLOW_TESTS_S ?=
 
 .PHONY: demo test test-all test-servers test-cluster test-nightly test-pythons lint types docs release servers clean
@@ -25,7 +26,7 @@ test: $(VENV)/test lint
 	$(PYTEST) -m "not (slow or servers or cluster or nightly)"
 
 test-all: $(VENV)/test-all types
-	$(PYTEST) $(SLOW_TESTS_S:%=--time-limit %) -m "slow and not (servers or cluster or nightly)"
+	$(PYTEST) $(SLOW_TESTS_S:%=--time-limit % --start-at $(shell date +%-j)) -m "slow and not (servers or cluster or nightly)"
 	$(MAKE) test-cluster
 	$(MAKE) test-servers
 

@@ -59,9 +59,11 @@ TIER_OF_FIXTURE = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--time-limit`: checks of a change must end in time on a busy machine, and say what they have not tried."""
-    text = "skip the tests that have not begun so many seconds after the start; the end of the output counts them"
+    """Add options for checks that must end in time on a busy machine."""
+    text = "skip the tests that have not started after so many seconds; the end of the output counts them"
     parser.addoption("--time-limit", type=float, metavar="SECONDS", help=text)
+    text = "start with the Nth file (modulo their number), so that a time limit does not always skip the same tests"
+    parser.addoption("--start-at", type=int, default=0, metavar="N", help=text)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -88,8 +90,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by `-m`
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give each test its tier, and keep tests that share a fixture of their file on one worker of pytest-xdist."""
+    numbers = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(key=lambda item: (numbers[item.path] - config.getoption("--start-at")) % len(numbers))
     for item in items:
         for fixture in TIER_OF_FIXTURE.keys() & set(getattr(item, "fixturenames", ())):
             item.add_marker(TIER_OF_FIXTURE[fixture])

@@ -219,7 +219,8 @@ def areal_datasets():
 
 @hookimpl
 def areal_launchers():
-    return [Component("here", "this process", target="kit_package.parts:Workflow")]
+    return [Component("here", "this process", target="kit_package.parts:Workflow",
+                      config="areal_core.config:NoSettings")]
 
 @hookimpl
 def areal_trackers():

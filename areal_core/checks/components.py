@@ -12,6 +12,7 @@ from areal_core.checks.findings import reported
 from areal_core.checks.rewards import reward_arguments
 from areal_core.config import selections
 from areal_core.config.problems import dotted
+from areal_core.config.selection import CALLED_BY_NAME
 from areal_core.errors import ConfigError
 from areal_core.interfaces import algorithm
 from areal_core.plugins.catalog import Catalog
@@ -35,8 +36,6 @@ _PROTOCOLS: Final = {
     "example_tokenizers": algorithm.ExampleTokenizer,
 }
 """Kinds of functions that areal calls by position, each with the Protocol that defines the arguments."""
-_CALLED_BY_NAME: Final = ("agents", "tools", "reward_functions")
-"""Kinds of functions that areal calls by keyword."""
 
 
 def component_problems(resolved: Resolved, folder: Path, *, has_plugins: bool = True) -> Iterator[str]:
@@ -73,7 +72,7 @@ def component_problems(resolved: Resolved, folder: Path, *, has_plugins: bool = 
 def _check_call(chosen: Selection) -> None:
     """Raise `ConfigError` if areal could not call a function as its Protocol defines."""
     target, protocol = chosen.load(), _PROTOCOLS.get(chosen.kind)
-    if not callable(target) and (protocol is not None or chosen.kind in _CALLED_BY_NAME):
+    if not callable(target) and (protocol is not None or chosen.kind in CALLED_BY_NAME):
         raise ConfigError(f"'{chosen.target}' is {target!r:.40}, and must be a function or a class")
     if chosen.kind == "reward_functions":
         _check_reward(chosen)

@@ -216,7 +216,7 @@ def check_evaluation(resolved: Resolved, *, loads_model: bool = True) -> None:
 
 def _reward_problems(config: RunConfig) -> list[str]:
     """Return a problem if a workflow scores its answers with rewards, and the config has none."""
-    if getattr(getattr(config.workflow, "settings", None), "scores_answers", False) and not config.rewards:
+    if config.workflow is not None and config.workflow.declared("scores_answers") and not config.rewards:
         return ["rewards: the workflow scores every answer, and there are none: set rewards"]
     return []
 

@@ -65,11 +65,13 @@ class ReadSettings:
     """The settings of one component, as the child has read them.
 
     Attributes:
+        path: of keys, which leads to the component.
         values: as a YAML file has them.
-        facts: attributes of the settings model, or of the function.
+        facts: plain attributes of the settings model, or of the function or class.
         roles: roles of the models that the component, or one below it, needs. Empty outside the algorithm.
     """
 
+    path: list[str | int]
     values: dict[str, Any]
     facts: dict[str, Any]
     roles: list[Role]
@@ -82,7 +84,7 @@ class Reading:
     Attributes:
         problems: of the whole config. With any, the rest is empty.
         notes: see `RunConfig.cross_notes`.
-        settings: of the components that were unread, in the order of `unread_selections`.
+        settings: of the components that were unread.
         files: SHA-256 of every Python file that the config names, those in settings of unread components, too.
         plugins: names of the plugins that the config names.
         model_problems: of components whose settings were unread, with models that are on this machine.
@@ -105,8 +107,10 @@ class Reading:
         """
         if self.problems:
             raise resolved.error(self.problems)
-        for (_, chosen), read in zip(unread_selections(resolved.config), self.settings, strict=True):
-            chosen.adopt(AdoptedSettings(read.values, read.facts, read.roles))
+        read = {tuple(each.path): each for each in self.settings}
+        for path, chosen in unread_selections(resolved.config):
+            found = read[path]
+            chosen.adopt(AdoptedSettings(found.values, found.facts, found.roles))
         resolved.files.update(self.files)
         resolved.plugins.add(self.plugins)
         resolved.config.plugins[:] = resolved.plugins.names
@@ -174,16 +178,20 @@ def read_in_child(unread: Resolved) -> tuple[Resolved, Reading]:
 
 
 def _read(path: Sequence[str | int], chosen: Selection, resolved: Resolved) -> ReadSettings:
-    declared: Any = type(chosen.settings) if isinstance(chosen.settings, Settings) else chosen.load()
-    # Of a function or class, only its own attributes: those that its type has say nothing about it.
-    names = dir(declared) if isinstance(chosen.settings, Settings) else getattr(declared, "__dict__", ())
-    attributes = {name: getattr(declared, name, None) for name in names if not name.startswith(("_", "model_"))}
-    facts = {name: value for name, value in attributes.items() if isinstance(value, bool | int | float | str)}
+    facts = _facts(type(chosen.settings) if isinstance(chosen.settings, Settings) else chosen.load())
     roles = []
     if path[0] == "algorithm":
         needs = needs_of(chosen, resolved.config.training.updates)
         roles = [need.role if isinstance(need, ForwardPass) else need for need in needs]
-    return ReadSettings(to_jsonable_python(chosen.settings), facts, roles)
+    return ReadSettings(list(path), to_jsonable_python(chosen.settings), facts, roles)
+
+
+def _facts(declared: object) -> dict[str, bool | int | float | str]:
+    """Return plain attributes by name: those of a class and its bases, or those that were set on a function."""
+    owners = [owner for owner in declared.__mro__ if owner is not object] if isinstance(declared, type) else [declared]
+    names = {name for owner in owners for name in getattr(owner, "__dict__", ())}
+    values = {name: getattr(declared, name, None) for name in names if not name.startswith(("_", "model_"))}
+    return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
 
 
 class Child:

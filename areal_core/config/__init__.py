@@ -25,7 +25,7 @@ from areal_core.config.resolve import CONFIG_FILE, Resolved, load_run, resolve
 from areal_core.config.run_config import RunConfig
 from areal_core.config.sections import EvaluationSection, RewardTerm, ServerBounds
 from areal_core.config.selection import Selection, selections
-from areal_core.config.settings import Seconds, Secret, Settings, public_environment
+from areal_core.config.settings import NoSettings, Seconds, Secret, Settings, public_environment
 from areal_core.config.yaml_text import parse_yaml
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "EvaluationSection",
     "LauncherSettings",
     "LocalPath",
+    "NoSettings",
     "Resolved",
     "RewardTerm",
     "RunConfig",

@@ -30,7 +30,6 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic_core import to_jsonable_python
 
 from areal_core.config.problems import Problem, RejectedError, from_validation, rejected, unknown_key
-from areal_core.config.settings import NUMBERS
 from areal_core.errors import line_of
 from areal_core.files import KeptSources, load_file
 from areal_core.plugins.loading import describe_error
@@ -154,27 +153,37 @@ def keyword_parameters(target: Any, skip: int = 0) -> tuple[dict[str, inspect.Pa
     return by_name, any(each.kind is each.VAR_KEYWORD for each in parameters)
 
 
-def check_keywords(target: Any, written: Mapping[str, Any], title: str, context: object) -> dict[str, Any]:
-    """Validate settings against a signature; parameters that are not given stay open, the caller may supply them.
+def check_keywords(
+    target: Any, written: Mapping[str, Any], title: str, context: object, *, is_called_by_name: bool = False
+) -> dict[str, Any]:
+    """Validate settings against a signature. Parameters that are not given stay open: the caller may supply them.
 
-    `RejectedError` carries every mistake; `title` names the target in it, `context` is that of the validation.
+    Args:
+        target: the function or class.
+        written: the settings.
+        title: of the target, for errors.
+        context: of the validation.
+        is_called_by_name: whether areal supplies arguments by their names, as those of a row to a reward. Then only
+            parameters that have a default or must be named are settings.
+
+    Raises:
+        RejectedError: it carries every mistake.
     """
     parameters, takes_all = keyword_parameters(target)
     hints = _type_hints(target)
+    settings = [name for name, each in parameters.items() if _is_setting(target, each)]
     problems: list[Problem] = []
     values: dict[str, Any] = {}
     for key, value in written.items():
+        if is_called_by_name and key in parameters and key not in settings:
+            message = f"'{key}' is an argument of {title} that areal or the row supplies, and no setting"
+            problems.append(Problem((key,), message, ("give it a default in the function to make it a setting",)))
+            continue
         if key not in parameters and not takes_all:
-            # What a function is handed when it is called is no setting: that has a default, or can only be named.
-            named = [
-                name
-                for name, each in parameters.items()
-                if each.default is not each.empty or each.kind is each.KEYWORD_ONLY or inspect.isclass(target)
-            ]
-            problems.append(unknown_key((key,), named, title))
+            problems.append(unknown_key((key,), settings, title))
             continue
         hint = hints.get(key, Any)
-        if isinstance(value, bool) and getattr(hint, "__origin__", hint) in NUMBERS:
+        if isinstance(value, bool) and _is_number(hint):
             problems.append(Problem((key,), f"must be a number, not {str(value).lower()}"))
             continue
         try:
@@ -184,6 +193,21 @@ def check_keywords(target: Any, written: Mapping[str, Any], title: str, context:
     if problems:
         raise RejectedError(problems)
     return values
+
+
+def _is_setting(target: Any, parameter: inspect.Parameter) -> bool:
+    """Return whether a parameter can be set. A function gets the others from areal when it is called."""
+    has_default = parameter.default is not parameter.empty
+    return has_default or parameter.kind is parameter.KEYWORD_ONLY or inspect.isclass(target)
+
+
+def _is_number(hint: Any) -> bool:
+    """Return whether an annotation allows numbers, and nothing else but None."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return _is_number(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return all(part is type(None) or _is_number(part) for part in typing.get_args(hint))
+    return hint in (int, float)
 
 
 def _read(path: Path) -> bytes:
@@ -279,7 +303,13 @@ def _walk_statements(node: ast.AST) -> Iterator[ast.AST]:
 
 def _type_hints(target: Any) -> dict[str, Any]:
     """Return the annotations of a signature, without those that name what only type checkers import."""
-    function = inspect.unwrap(target.__init__ if inspect.isclass(target) else target)
+    while isinstance(target, functools.partial):
+        target = target.func
+    if inspect.isclass(target):
+        target = target.__init__
+    elif not inspect.isroutine(target):
+        target = type(target).__call__
+    function = inspect.unwrap(target)
     hints: dict[str, Any] = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
         alone = types.SimpleNamespace(__annotations__={name: annotation})
@@ -312,8 +342,7 @@ def signature_schema(target: Any, supplied: Collection[str] = ()) -> dict[str, A
     required = []
     for name, each in parameters.items():
         is_optional = each.default is not each.empty
-        is_setting = is_optional or each.kind is each.KEYWORD_ONLY or inspect.isclass(target)
-        if name in supplied or not is_setting:
+        if name in supplied or not _is_setting(target, each):
             continue
         with contextlib.suppress(PydanticUserError):  # a type that no schema describes
             properties[name] = _adapter(hints.get(name, Any)).json_schema()

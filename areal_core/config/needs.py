@@ -29,7 +29,7 @@ def needs_of(part: object, updates: int) -> Iterator[Role | ForwardPass]:
         yield from part.needs(updates)
     for _, chosen in selections(part):
         try:
-            yield from getattr(chosen.declarations, "needs", lambda _: ())(updates)
+            yield from chosen.declared("needs", lambda _: ())(updates)
         except TypeError as error:
             words = "must be a function of the number of updates that gives roles and passes"
             raise ConfigError(f"'needs' of '{chosen.target}' {words}: {error}") from error

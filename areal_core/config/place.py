@@ -12,7 +12,7 @@ from pydantic_core import core_schema
 from areal_core.config.context import ResolutionContext
 from areal_core.config.imports import find_reference, is_import
 from areal_core.config.problems import MOST_TOLD, Problem, RejectedError, rejected, unknown_key
-from areal_core.config.selection import READ_EARLY, AdoptedSettings, Selection, settings_model, validated
+from areal_core.config.selection import READ_EARLY, Selection, settings_model, validated
 from areal_core.errors import ComponentNotFoundError, PluginError
 from areal_core.plugins.records import KINDS, Component, Kind, normalize, with_article
 
@@ -80,11 +80,8 @@ class Place:
 
     def _of_signature(self, chosen: Selection) -> Selection:
         """Read the settings of a component that has them in its signature, or leave them unread."""
-        assert chosen.unread is not None
-        if chosen.has_only_defaults:
-            chosen.adopt(AdoptedSettings({}, {}, ()))
-            return chosen
-        if chosen.unread.imports or self.kind.name in READ_EARLY or chosen.is_imported:
+        is_imported = chosen.record is not None and chosen.record.is_imported
+        if is_imported or self.kind.name in READ_EARLY or (chosen.unread is not None and chosen.unread.imports):
             return replace(chosen, settings=chosen.read(), unread=None)
         return chosen
 

@@ -252,5 +252,4 @@ class RunConfig(Section):
 
 
 def _needs_group(advantage: Selection) -> bool:
-    """What the settings of an advantage say, or the function or class itself."""
-    return bool(getattr(advantage.declarations, "needs_group", False))
+    return bool(advantage.declared("needs_group"))

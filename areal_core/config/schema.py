@@ -10,7 +10,6 @@ from pydantic.json_schema import GenerateJsonSchema
 from areal_core.config.imports import signature_schema
 from areal_core.config.run_config import RunConfig
 from areal_core.config.settings import Settings
-from areal_core.plugins.registered import if_imported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,7 +71,7 @@ def component_schema(manager: PluginManager, kind: str, record: Component, impor
         model: Any = manager.import_from(record, record.config)
         is_model = isinstance(model, type) and issubclass(model, Settings)
         settings = _model_schema(model) if is_model else {"type": "object", "additionalProperties": False}
-    elif imports or if_imported(record.target) is not None:
+    elif imports or record.is_imported:
         settings = signature_schema(manager.import_from(record, record.target), manager.kinds[kind].supplied)
     else:
         settings = {"type": "object"}

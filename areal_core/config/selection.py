@@ -6,8 +6,9 @@ process that needs it.
 
 Settings come from one of two places. A record of a plugin may name a `Settings` model; it is imported, and the settings
 are checked at once. All other components have their settings in their signature or in their class: what a config names
-by import (`file.py:attr`), and components of plugins whose record names no model. Their settings stay unread until they
-are imported, except where the module is imported anyway. Three kinds of processes need them:
+by import (`file.py:attr`), and components of plugins whose record names no model. Those that a plugin registers are
+imported with the plugin, and checked at once. The settings of the others stay unread until they are imported. Three
+kinds of processes need them:
 
     the process that uses the component    `settings` imports it and validates them, when they are first asked for
     the child of the preflight             validates all of them, with the whole config
@@ -34,24 +35,21 @@ from pydantic_core import core_schema, to_jsonable_python
 from areal_core.config.imports import absolute_reference, check_keywords, import_reference, keyword_parameters
 from areal_core.config.problems import Path as KeyPath
 from areal_core.config.problems import RejectedError, dotted, from_validation, rejected
-from areal_core.config.settings import Settings
+from areal_core.config.settings import NoSettings, Settings
 from areal_core.errors import ConfigError, PluginError
 from areal_core.plugins.catalog import CORE, Catalog
 from areal_core.plugins.loading import load_attribute
-from areal_core.plugins.registered import if_imported, registration
+from areal_core.plugins.registered import registration
 
 if TYPE_CHECKING:
     from areal_core.config.context import ResolutionContext
     from areal_core.interfaces.model import Role
     from areal_core.plugins.records import Component
 
+CALLED_BY_NAME: Final = ("agents", "tools", "reward_functions")
+"""Kinds of functions that areal calls by keyword: with keys of a row, for example."""
 READ_EARLY: Final = {"inference_engines", "train_engines", "launchers"}
 """Kinds whose settings the driver reads to place processes and to plan memory, wherever they come from."""
-
-_MAY_NEED_MODELS: Final = {
-    "algorithms", "batch_transforms", "advantages", "policy_losses", "regularizers", "corrections", "auxiliary_losses",
-}  # fmt: skip
-"""Kinds that may say by `needs` which models must compute something for them."""
 
 _leaves_unread: ContextVar[bool] = ContextVar("leaves_unread", default=False)
 
@@ -143,7 +141,7 @@ class Selection:
             ) from error
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Return another selection of the same: pydantic copies defaults. The loaded plugins cannot be copied."""
+        """Return a shallow copy. Pydantic copies defaults, and the loaded plugins cannot be copied."""
         del memo
         return copy.copy(self)
 
@@ -176,9 +174,10 @@ class Selection:
         context = replace(self.unread, imports=True)
         value = self._import(context)
         marked = registration(value)
-        model = marked.config if marked else getattr(value, "Config", None) if inspect.isclass(value) else None
+        model = getattr(value, "Config", None) if inspect.isclass(value) else marked.config if marked else None
         if model is None:
-            return check_keywords(value, self.written, f"'{self.target}'", context)
+            by_name = self.kind in CALLED_BY_NAME
+            return check_keywords(value, self.written, f"'{self.target}'", context, is_called_by_name=by_name)
         model = settings_model(model, f"the Config of '{self.target}' is no Settings model")
         return validated(model, self.written, context)
 
@@ -194,27 +193,14 @@ class Selection:
             context.files[str(imported.file)] = imported.sha256
         return imported.value
 
-    @property
-    def is_imported(self) -> bool:
-        """Whether it is a plugin's component, and its module is imported in this process."""
-        return self.record is not None and if_imported(self.record.target) is not None
-
-    @property
-    def has_only_defaults(self) -> bool:
-        """Whether it is a plugin's component with nothing written that must be checked, and nothing else to read."""
-        may_need = self.kind in _MAY_NEED_MODELS
-        return self.record is not None and not (self.written or may_need or self.is_imported)
+    def declared(self, name: str, default: Any = None) -> Any:
+        """Return what the component declares by an attribute, such as `needs_group`."""
+        return getattr(self.declarations, name, default)
 
     @property
     def declarations(self) -> object:
-        """What may declare `needs` and `needs_group`: its settings if they have a model, or the function or class.
-
-        None for a component of a plugin that this process has not imported: one that declares something has a model,
-        or its module is imported.
-        """
-        if isinstance(self.settings, Settings | AdoptedSettings):
-            return self.settings
-        return self.load() if self.record is None else if_imported(self.record.target)
+        """What has the attributes that declare something: the settings if they have a model, or else the component."""
+        return self.settings if isinstance(self.settings, Settings | AdoptedSettings) else self.load()
 
     @property
     def title(self) -> str:
@@ -256,7 +242,7 @@ class Selection:
         arguments: Mapping[str, Any] = dict(settings)
         given: tuple[Any, ...] = ()
         if isinstance(target, type):
-            if isinstance(settings, Settings):
+            if isinstance(settings, Settings) and not isinstance(settings, NoSettings):
                 given, arguments = (settings,), {}
             arguments = {**arguments, **_accepted(self.target, target, context, len(given), arguments)}
         elif arguments and not callable(target):

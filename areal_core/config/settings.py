@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 Seconds = Annotated[float, Field(le=366 * 86_400)]
 """A span of time in settings: what waits for years waits for ever, and clocks cannot count everything."""
 
-NUMBERS: Final = (int, float, int | None, float | None)
-"""Types of settings for which `true` is a mistake, although Python counts it as 1."""
+_NUMBERS: Final = (int, float, int | None, float | None)
 
 _SECRET: Final = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME: Final = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|CREDENTIALS)$|^AWS_", re.IGNORECASE)
@@ -86,7 +85,7 @@ class Settings(BaseModel):
     @classmethod
     def _count(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse true where a number is asked for: that it counts as 1 is Python's affair."""
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation in NUMBERS:
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation in _NUMBERS:
             raise ValueError(f"must be a number, not {str(value).lower()}")
         return value
 
@@ -179,6 +178,10 @@ class Settings(BaseModel):
         """What is no mistake and yet worth a look beside the rest of the config, one line each; a run goes ahead."""
         del config
         return ()
+
+
+class NoSettings(Settings):
+    """The settings of a component that has none. Its class is called without them."""
 
 
 class Section(Settings):

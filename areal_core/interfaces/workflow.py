@@ -126,9 +126,11 @@ class StepResult:
         StepResult(reward=1.0, terminated=True)
         StepResult([{"role": "tool", "content": "85"}], info={"tool_calls": 1})
 
+    The episode goes on unless it is terminated or truncated.
+
     Attributes:
         observation: what the policy reads next: a text, which becomes a message of the user, or chat messages, such as
-            the results of tools. Empty if the episode is over.
+            the results of tools. None if the episode is over.
         reward: of this turn.
         terminated: whether the episode has come to its end.
         truncated: whether the environment cuts the episode off, at a limit of steps for example. Its last trajectory
@@ -136,7 +138,7 @@ class StepResult:
         info: numbers by name. Their sums over the turns are metrics of the episode; see `Episode.metrics`.
     """
 
-    observation: str | Sequence[Mapping[str, Any]] = ""
+    observation: str | Sequence[Mapping[str, Any]] | None = None
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
@@ -147,34 +149,29 @@ class StepResult:
         """Whether the episode is over."""
         return self.terminated or self.truncated
 
-    @classmethod
-    def read(cls, returned: Any, name: str) -> StepResult:
-        """Return what `step` of an environment has returned, in this form.
 
-        A pair of observation and reward, with None as the observation at the end, is the old form. It still works for
-        one minor version.
+def read_step(environment: object, returned: Any) -> StepResult:
+    """Return what `step` of an environment has returned, as a `StepResult`.
 
-        Args:
-            returned: by `step`.
-            name: of the environment, for errors.
+    A pair of observation and reward, with None as the observation at the end, is the old form. It works for one more
+    minor version.
 
-        Raises:
-            TypeError: it is neither.
-            ValueError: the episode goes on, and there is nothing that the policy can read.
-        """
-        if isinstance(returned, tuple) and len(returned) == 2:
-            warnings.warn(
-                f"step of {name} returned a pair: return areal_core.sdk.StepResult(observation, reward), with "
-                "terminated=True at the end",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            observation, reward = returned
-            returned = cls(observation or "", reward, terminated=observation is None)
-            if observation == "":  # it was allowed
-                return returned
-        if not isinstance(returned, cls):
-            raise TypeError(f"step of {name} returned {returned!r:.80}, which is no StepResult")
-        if not returned.is_over and not returned.observation:
-            raise ValueError(f"step of {name} returned no observation, and neither terminated nor truncated")
-        return returned
+    Raises:
+        TypeError: it is neither.
+        ValueError: the episode goes on without an observation.
+    """
+    name = type(environment).__name__
+    if isinstance(returned, tuple) and len(returned) == 2:
+        warnings.warn(
+            f"step of {name} returns a pair: return areal_core.sdk.StepResult(observation, reward), and "
+            "StepResult(reward=reward, terminated=True) at the end",
+            FutureWarning,
+            stacklevel=2,
+        )
+        observation, reward = returned
+        returned = StepResult(observation, reward, terminated=observation is None)
+    if not isinstance(returned, StepResult):
+        raise TypeError(f"step of {name} returned {returned!r:.80}: return an areal_core.sdk.StepResult")
+    if returned.observation is None and not returned.is_over:
+        raise ValueError(f"step of {name} returned no observation, and neither terminated nor truncated")
+    return returned

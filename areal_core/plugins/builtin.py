@@ -10,6 +10,8 @@ from areal_core.plugins.records import Component, HealthCheck
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_NO_SETTINGS = "areal_core.config.settings:NoSettings"
+
 
 @hookimpl
 def areal_workflows() -> Iterable[Component]:
@@ -51,17 +53,25 @@ def areal_weight_transports() -> Iterable[Component]:
             "memory",
             "a folder in memory; in the run folder if memory is too small or servers are on other nodes",
             target="areal_core.training.weight_sync:MemoryFolder",
+            config=_NO_SETTINGS,
         ),
-        Component("disk", "the run folder, which all nodes see", target="areal_core.training.weight_sync:DiskFolder"),
+        Component(
+            "disk",
+            "the run folder, which all nodes see",
+            target="areal_core.training.weight_sync:DiskFolder",
+            config=_NO_SETTINGS,
+        ),
         Component(
             "broadcast",
             "a collective broadcast from rank 0, for servers that have their own GPUs",
             target="areal_core.training.broadcast:Broadcast",
+            config=_NO_SETTINGS,
         ),
         Component(
             "ipc",
             "servers on the trainer's GPUs copy weights from its memory (CUDA IPC)",
             target="areal_core.training.ipc:CudaIpc",
+            config=_NO_SETTINGS,
         ),
     ]
 
@@ -71,9 +81,10 @@ def areal_loss_aggregations() -> Iterable[Component]:
     """Supply the ways to add up the losses of tokens."""
     module = "areal_core.algorithms.loss_aggregation"
     return [
-        Component("token_mean", "every token counts the same", target=f"{module}:token_mean"),
-        Component("sequence_mean", "every sequence counts the same", target=f"{module}:sequence_mean"),
-        Component("episode_mean", "every episode counts the same", target=f"{module}:episode_mean"),
+        *(
+            Component(f"{one}_mean", f"every {one} counts the same", target=f"{module}:{one}_mean", config=_NO_SETTINGS)
+            for one in ("token", "sequence", "episode")
+        ),
         Component(
             "constant_length",
             "every token counts one over a constant length",

@@ -72,20 +72,22 @@ class Component(Record):
 
         Component("brevity", "rewards short answers", target="areal_shortest.rewards:brevity")
 
-    `areal_core.plugins.register` makes the record of a function or class whose module may always be imported.
+    `areal_core.plugins.register` makes the record of a function or class that the plugin's module imports anyway.
 
     Attributes:
         target: the class or function, as "package.module:attribute".
         config: its `Settings` model, written the same way. Importing this module must not import torch: configs are
-            checked on machines without it. None if the settings are the parameters of the function or class. areal then
-            imports the target before a run to check them, in a process of its own. Name a model if there is something
-            to check beside the rest of the config, and for engines and launchers, which areal asks early.
+            checked on machines without it. "areal_core.config:NoSettings" says that there is nothing to set. None if
+            the settings are the parameters of the function or class: areal then imports the target before a run to
+            check them, in a process of its own.
+        is_imported: whether areal has imported the target when it has loaded the plugin. `register` sets it.
     """
 
     LOCATIONS: ClassVar = {"target": _CODE, "config": _CODE}
 
     target: str
     config: str | None = None
+    is_imported: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)

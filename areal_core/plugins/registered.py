@@ -1,10 +1,9 @@
-"""`register`: a function or class of a plugin's module becomes a component of the plugin."""
+"""`register`: a function or class of a plugin becomes a component of it."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from areal_core.plugins.markers import hookimpl
@@ -23,7 +22,7 @@ class Registration(NamedTuple):
     Attributes:
         hook: which returns components of this kind.
         record: of the component.
-        config: its `Settings` model; None if its settings are its parameters.
+        config: the `Settings` model of a function; None if its settings are its parameters.
     """
 
     hook: str
@@ -34,46 +33,59 @@ class Registration(NamedTuple):
 def register(
     kind: str | Kind, name: str = "", *, summary: str = "", config: type | None = None
 ) -> Callable[[_Target], _Target]:
-    """Register a function or class as a component of the plugin whose entry point names this module.
+    """Register a function or class as a component of the plugin whose entry point names its module.
 
         @register("reward_functions")
         def brevity(completion: str, *, limit: Annotated[int, Field(ge=1, description="longest answer")] = 20) -> float:
-            \"\"\"Reward short answers.\"\"\"
+            '''Reward short answers.'''
             return float(len(completion) <= limit)
 
-    The plugin supplies every registered function and class that is a name in that module, those that it imports, too.
-    The mark changes nothing else: a config can still choose the same function as `path/to/file.py:brevity`.
+    The plugin supplies every registered function and class that the module of the entry point defines, or imports from
+    its own package. The mark changes nothing else: a config can still choose the same function as
+    `path/to/file.py:brevity`.
 
-    Its settings are its parameters. `Annotated[..., Field(...)]` gives them ranges and descriptions. A class may have a
-    model of its settings as `Config`; then it is called with one instance of it.
+    Settings are the parameters that have a default or can only be given by name; for a class, all parameters.
+    `Annotated[..., Field(...)]` gives them ranges and descriptions. A class may have a `Settings` model as `Config`;
+    then areal calls it with one instance of the model.
 
-    areal imports the module whenever it loads the plugin. A module that imports torch should not be named by the entry
-    point or imported there: describe its components with `Component` records instead.
+    areal imports the module whenever it loads the plugin, also where torch is not installed. Describe components whose
+    modules import torch with `Component` records instead.
 
     Args:
         kind: of the component: the name of a kind of the core, or the `Kind` that a plugin adds.
         name: in configs. By default the name of the function, or that of the class in snake_case.
-        summary: one line that says what it is for. By default the first line of the docstring.
+        summary: one line that says what it is for. By default the first sentence of the docstring.
         config: a `Settings` model for the settings of a function. It may check them against the rest of the config.
 
     Raises:
-        ValueError: there is no such kind, or its records are no components.
+        ValueError: there is no such kind of component, or the function or class is registered already.
+        TypeError: what is registered is no function or class, or `config` is given for a class.
     """
     if not isinstance(kind, Kind):
-        if kind not in KINDS or KINDS[kind].record is not Component:
+        if kind not in KINDS:
             names = ", ".join(name for name, known in KINDS.items() if known.record is Component)
             raise ValueError(f"{kind!r} is no kind of component; kinds: {names}")
         kind = KINDS[kind]
+    if kind.record is not Component:
+        raise ValueError(f"'{kind.name}' are no components: return their records from {kind.hook}")
 
     def mark(target: Any) -> Any:
-        model = config or (getattr(target, "Config", None) if inspect.isclass(target) else None)
+        is_class = inspect.isclass(target)
+        if not (is_class or inspect.isfunction(target)):
+            raise TypeError(f"register takes a function or class, not {target!r:.80}")
+        if registration(target) is not None:
+            raise ValueError(f"{target.__qualname__} is registered already")
+        if is_class and config is not None:
+            raise TypeError(f"write the settings model into the class: Config = {config.__name__}")
+        model = getattr(target, "Config", None) if is_class else config
         record = Component(
             name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", target.__name__).lower(),
-            summary or inspect.cleandoc(target.__doc__ or "").partition("\n")[0].removesuffix("."),
+            summary or _first_sentence(target.__doc__),
             target=f"{target.__module__}:{target.__qualname__}",
             config=f"{model.__module__}:{model.__qualname__}" if model else None,
+            is_imported=True,
         )
-        setattr(target, _MARK, Registration(kind.hook, record, model))
+        setattr(target, _MARK, Registration(kind.hook, record, config))
         return target
 
     return mark
@@ -86,10 +98,11 @@ def registration(target: object) -> Registration | None:
 
 def registered_implementations(module: object) -> dict[str, tuple[Callable[..., Any], Mapping[str, Any]]]:
     """Return hook implementations that supply the registered components of a plugin's module, with pluggy's options."""
+    package = getattr(module, "__package__", "") or getattr(module, "__name__", "")
     found: dict[str, dict[int, Component]] = {}
     for value in getattr(module, "__dict__", {}).values():
-        marked = registration(value) if inspect.isclass(value) or inspect.isroutine(value) else None
-        if marked is not None:
+        marked = registration(value) if inspect.isclass(value) or inspect.isfunction(value) else None
+        if marked is not None and f"{value.__module__}.".startswith(f"{package}."):
             found.setdefault(marked.hook, {})[id(marked.record)] = marked.record
     return {f"registered_{hook}": _implementation(hook, list(records.values())) for hook, records in found.items()}
 
@@ -99,10 +112,6 @@ def _implementation(hook: str, records: list[Component]) -> tuple[Callable[..., 
     return function, function.areal_impl
 
 
-def if_imported(location: str) -> Any:
-    """Return what "module:attribute" names if its module is imported already; None otherwise."""
-    module, _, path = location.partition(":")
-    value: Any = sys.modules.get(module)
-    for attribute in path.split("."):
-        value = getattr(value, attribute, None)
-    return value
+def _first_sentence(docstring: str | None) -> str:
+    paragraph = " ".join(inspect.cleandoc(docstring or "").partition("\n\n")[0].split())
+    return re.split(r"(?<=[a-z0-9)`])[.:] ", paragraph)[0].removesuffix(".")

@@ -42,7 +42,7 @@ def build_engine(config: RunConfig, run: RunFolder, scratch: Path, member: Membe
             hints=["set it to memory or disk, or remove it: areal then chooses by placement"],
         )
     # Ask the engine first: a workflow of the user's own is imported for its settings.
-    if not engine.capabilities.images and getattr(getattr(config.workflow, "settings", None), "shows_images", False):
+    if not engine.capabilities.images and config.workflow is not None and config.workflow.declared("shows_images"):
         raise RunError(f"the workflow shows images, which {name} does not support", hints=["choose hf, which does"])
     unsupported = sampling_parameters(config).unsupported(engine.capabilities.sampling)
     if unsupported:

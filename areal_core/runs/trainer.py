@@ -192,7 +192,7 @@ def build_engines(
     config = resolved.config
     idle_steps = getattr(config.algorithm.settings, "idle_steps", None)
     rate = getattr(config.algorithm.settings, "default_learning_rate", 1e-6)
-    shows_images = bool(getattr(getattr(config.workflow, "settings", None), "shows_images", False))
+    shows_images = config.workflow is not None and bool(config.workflow.declared("shows_images"))
     engines: dict[str, TrainEngine] = {}
     for name, role in sorted(roles.items(), key=lambda item: not item[1].changes):
         chosen = config.roles.get(name, config.train_engine)

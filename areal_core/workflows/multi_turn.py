@@ -13,7 +13,7 @@ from areal_core.chat.messages import read_conversation
 from areal_core.chat.rows import conversation_of, prompt_of
 from areal_core.chat.template import Conversation, RewrittenPrefixError, between_turns, encode, render_conversation
 from areal_core.data.trajectory import Episode, FinishReason, Trajectory, TrajectoryBuilder
-from areal_core.interfaces.workflow import RowError, StepResult
+from areal_core.interfaces.workflow import RowError, read_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,7 +79,7 @@ class MultiTurn:
             generation = await context.generate(builder.input_ids, max_new_tokens=room)
             builder.add_generation(generation)
             completion = answer_text(tokenizer, generation.output_ids, context.end_ids, opened)
-            result = StepResult.read(await environment.step(completion), type(environment).__name__)
+            result = read_step(environment, await environment.step(completion))
             rewards.append(settings.turn_discount**number * result.reward)
             total += rewards[-1]
             metrics.update(result.info)
@@ -114,7 +114,7 @@ class MultiTurn:
         return Episode(trajectories, total, text=text, metrics=dict(metrics), prompt=opening)
 
 
-def _as_messages(observation: str | Sequence[Mapping[str, Any]]) -> list[Message]:
+def _as_messages(observation: str | Sequence[Mapping[str, Any]] | None) -> list[Message]:
     if isinstance(observation, str):
         return [{"role": "user", "content": observation}]
     return read_conversation(observation, "the environment's observation")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
+from areal_core.config import Settings
 from areal_core.plugins import Kind, register
 from areal_core.plugins.registered import registration
 
@@ -126,7 +129,7 @@ def test_a_record_without_a_model_is_imported_by_the_process_that_reads_its_sett
     words = chosen(reward="own/long", setting="scale: 2")
     unread = "import sys; print('own_package.heavy' in sys.modules, config.rewards[0].is_read)"
     assert kit.resolve(*words, then=unread) == "False False\n"
-    assert kit.resolve("rewards=[own/long]", then=unread) == "False True\n"
+    assert kit.resolve("rewards=[own/long]", then=unread) == "False False\n"
     assert "rewards.0.scale" in kit.resolve(*chosen(reward="own/long", setting="scale: x"), imports=True)
     built = "print(config.rewards[0].build()(completion_ids=[1, 2]))"
     assert kit.resolve(*words, then=built) == "4.0\n"
@@ -177,10 +180,44 @@ def test_a_component_without_a_summary_and_one_inside_a_function_are_refused(kit
     assert "target of 'inner' is" in out
 
 
-@pytest.mark.parametrize("kind", ["rewards", "presets"])
-def test_only_kinds_of_components_can_be_registered(kind):
-    with pytest.raises(ValueError, match=f"'{kind}' is no kind of component; kinds: train_engines"):
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("rewards", "'rewards' is no kind of component; kinds: train_engines"),
+        ("presets", "'presets' are no components: return their records from areal_presets"),
+    ],
+)
+def test_only_kinds_of_components_can_be_registered(kind, words):
+    with pytest.raises(ValueError, match=words):
         register(kind)
+
+
+def test_what_cannot_be_registered_is_refused_where_it_is_written():
+    class Model(Settings):
+        pass
+
+    class Rows:
+        """Rows."""
+
+    with pytest.raises(TypeError, match=r"register takes a function or class, not functools\.partial"):
+        register("reward_functions")(functools.partial(print))
+    with pytest.raises(TypeError, match="write the settings model into the class: Config = Model"):
+        register("datasets", config=Model)(Rows)
+    register("datasets")(Rows)
+    with pytest.raises(ValueError, match="Rows is registered already"):
+        register("datasets", "again")(Rows)
+
+
+def test_the_summary_is_the_first_sentence():
+    @register("reward_functions")
+    def wrapped(completion):
+        """Reward answers that are short, by a rule of the paper, v1.5, which
+        wraps here. The rest is no summary.
+        """
+
+    marked = registration(wrapped)
+    assert marked is not None
+    assert marked.record.summary == "Reward answers that are short, by a rule of the paper, v1.5, which wraps here"
 
 
 def test_a_kind_of_ones_own_is_registered_by_its_object():
@@ -192,3 +229,100 @@ def test_a_kind_of_ones_own_is_registered_by_its_object():
     assert marked is not None
     assert (marked.hook, marked.record.name) == ("areal_curriculum_schedules", "http_schedule2_steps")
     assert registration(type("Below", (HTTPSchedule2Steps,), {})) is None
+
+
+def test_what_another_plugin_registers_stays_its_own(short):
+    """A plugin that wraps a function of another one imports it."""
+    short.plugin("other", "from short_package.rewards import brevity\n")
+    assert "brevity" not in short.areal("plugins", "other").out
+
+
+def test_an_argument_that_the_row_supplies_is_no_setting(kit):
+    """A reward would be given the setting for every row."""
+    code = """
+    from areal_core.plugins import register
+
+    @register("reward_functions")
+    def match(completion, answer, *, scale=1.0):
+        '''Reward the answer.'''
+        return scale * (completion == answer)
+    """
+    kit.plugin("own", modules={"rewards.py": code}, entry_point="own_package.rewards")
+    kit.file("rewards.py", code)
+    for reward in ("own/match", "rewards.py:match"):
+        told = kit.resolve(*chosen(reward=reward, setting="answer: 42"), imports=True)
+        assert "'answer' is an argument of" in told, told
+        assert "give it a default in the function to make it a setting" in told
+        assert kit.resolve(*chosen(reward=reward, setting="scale: 2"), imports=True) == "valid\n"
+
+
+RECORDS = """
+@hookimpl
+def areal_reward_shaping():
+    return [Component("shaped", "asks a model", target="own_package.heavy:shaped")]
+
+@hookimpl
+def areal_policy_losses():
+    return [Component("loss", "learns", target="own_package.heavy:loss")]
+
+@hookimpl
+def areal_datasets():
+    return [Component("rows", "reads a file", target="own_package.heavy:Rows")]
+
+@hookimpl
+def areal_workflows():
+    return [Component("shown", "shows images", target="own_package.heavy:Shown")]
+"""
+HEAVY = """
+from areal_core.config import Settings
+from areal_core.sdk import REFERENCE
+
+def shaped(episodes, *, scale=1.0):
+    return episodes
+
+def loss(terms): ...
+
+shaped.needs = lambda updates: [REFERENCE]
+
+class Rows:
+    class Config(Settings):
+        path: str
+    def __init__(self, settings): ...
+
+class Base:
+    shows_images = True
+
+class Shown(Base):
+    async def run_episode(self, row, context): ...
+"""
+
+
+@pytest.fixture
+def own(kit):
+    """A plugin with records of a module that is not imported with it."""
+    kit.plugin("own", RECORDS, modules={"heavy.py": HEAVY})
+    return kit
+
+
+@pytest.mark.parametrize("shaping", ["own/shaped", "{type: own/shaped, scale: 2}"])
+def test_what_a_function_declares_counts_with_and_without_settings(own, shaping):
+    then = "from areal_core.config import roles_of; print(*roles_of(config.algorithm, 1))"
+    algorithm = f"{{type: policy_gradient, policy_loss: own/loss, advantage: kit/plain, reward_shaping: [{shaping}]}}"
+    assert "reference" in own.resolve(f"algorithm={algorithm}", then=then, imports=True)
+
+
+def test_a_model_in_a_class_is_found_when_the_class_is_imported(own):
+    assert "dataset.path: is required" in own.resolve("dataset=own/rows", imports=True)
+    assert own.resolve("dataset={type: own/rows, path: here}", imports=True) == "valid\n"
+
+
+def test_an_attribute_of_a_base_class_is_declared_too(own):
+    declared = "print(config.workflow.declared('shows_images'), config.workflow.declared('needs_group'))"
+    assert own.resolve("workflow=own/shown", then=declared, imports=True) == "True None\n"
+
+
+def test_the_driver_may_have_imported_a_module_that_the_child_has_not(own):
+    """What is unread does not depend on what a process has imported."""
+    before = "import own_package.heavy"
+    then = f"{before}; print(config.workflow.is_read, config.dataset.is_read)"
+    assert own.resolve("workflow=own/shown", "dataset={type: own/rows, path: x}", then=then) == "False False\n"

@@ -130,7 +130,7 @@ def test_observations_may_be_messages_and_a_truncated_episode_is_cut() -> None:
 
 
 def test_a_pair_works_for_one_more_version() -> None:
-    with pytest.warns(DeprecationWarning, match="step of OfBefore returned a pair"):
+    with pytest.warns(FutureWarning, match="step of OfBefore returns a pair"):
         episode = run("OfBefore")
     assert episode.reward == 7
     assert int(episode.trajectories[0].sequence["finish_reason"]) == FinishReason.STOP

@@ -7,11 +7,13 @@ import copy
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from areal_core.interfaces.workflow import StepResult
+from areal_core.interfaces.workflow import read_step
 from areal_core.testing.conformance.components import ComponentSuite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from areal_core.interfaces.workflow import StepResult
 
 ODD = ("", " ", "\n\n", "yes", "0", "-1e999", "{", "<|im_end|>", "</tool_call>", "é\u2028🙂", "\x00", "word " * 20_000)
 """What a policy says, sooner or later."""
@@ -37,7 +39,7 @@ class EnvironmentSuite(ComponentSuite):
         async def play() -> list[Any]:
             seen: list[Any] = [[dict(message) for message in await environment.reset(copy.deepcopy(dict(row)))]]
             for completion in completions[: self.most_turns]:
-                result = StepResult.read(await environment.step(completion), type(environment).__name__)
+                result = read_step(environment, await environment.step(completion))
                 _check(result, completion)
                 seen.append(result)
                 if result.is_over:
@@ -85,7 +87,7 @@ class EnvironmentSuite(ComponentSuite):
             going = list(range(len(rows)))
             for completion in self.completions[: self.most_turns]:
                 for number in going.copy():
-                    result = StepResult.read(await environments[number].step(completion), "the environment")
+                    result = read_step(environments[number], await environments[number].step(completion))
                     seen[number].append(result)
                     if result.is_over:
                         going.remove(number)
@@ -98,7 +100,7 @@ class EnvironmentSuite(ComponentSuite):
 
 def _check(result: StepResult, completion: str) -> None:
     words = f"step({completion[:40]!r}) returned {str(result)[:200]}"
-    for message in () if isinstance(result.observation, str) else result.observation:
+    for message in () if isinstance(result.observation, str) else result.observation or ():
         assert {"role", "content"} <= message.keys(), f"{words}; a message needs role and content"
     for name, number in {"the reward": result.reward, **result.info}.items():
         is_number = isinstance(number, int | float) and math.isfinite(number)

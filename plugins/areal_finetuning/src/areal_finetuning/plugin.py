@@ -77,7 +77,8 @@ def areal_policy_losses() -> list[Component]:
 @hookimpl
 def areal_reward_functions() -> list[Component]:
     """For workflows that ask for a reward where nothing is learned from it."""
-    return [Component("no_reward", "0 for every answer", target="areal_finetuning.rewards:no_reward")]
+    target, config = "areal_finetuning.rewards:no_reward", "areal_core.config:NoSettings"
+    return [Component("no_reward", "0 for every answer", target=target, config=config)]
 
 
 @hookimpl

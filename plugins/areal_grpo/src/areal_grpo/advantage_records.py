@@ -7,7 +7,7 @@ from areal_core.plugins import Component
 
 def _part(module: str, name: str, summary: str, settings: str | None) -> Component:
     """A function of its record's name in a module of this package, and its settings."""
-    config = f"areal_grpo.{settings}" if settings else None
+    config = f"areal_grpo.{settings}" if settings else "areal_core.config:NoSettings"
     return Component(name, summary, target=f"areal_grpo.{module}:{name}", config=config)
 
 

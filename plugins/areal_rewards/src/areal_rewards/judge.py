@@ -24,17 +24,15 @@ REMEMBERED = 10_000
 """Answers that are kept in memory; a run may ask for weeks."""
 
 
-@register(
-    "reward_functions",
-    summary="the verdict of a language model behind an OpenAI-compatible address",
-    config=JudgeSettings,
-)
+@register("reward_functions", summary="the verdict of a language model behind an OpenAI-compatible address")
 class Judge:
     """A reward: a prompt to a judge, the number that stands in its answer, brought to a scale from 0 to 1.
 
     Args:
         settings: address, prompt, form of the verdict, limits.
     """
+
+    Config = JudgeSettings
 
     def __init__(self, settings: JudgeSettings) -> None:
         self._settings = settings

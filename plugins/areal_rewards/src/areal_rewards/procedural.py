@@ -19,12 +19,7 @@ _PROBLEMS_OF_A_SEED = 10_000_000
 """The library makes problem i from seed + i, so that neighboring seeds share nearly all problems. Ours lie apart."""
 
 
-@register(
-    "datasets",
-    "reasoning_gym",
-    summary="problems that the library reasoning-gym makes up",
-    config=ReasoningGymSettings,
-)
+@register("datasets", "reasoning_gym", summary="problems that the library reasoning-gym makes up")
 class ReasoningGymDataset:
     """A `Dataset` of one task's problems.
 
@@ -34,6 +29,8 @@ class ReasoningGymDataset:
     Raises:
         ConfigError: the library is missing, has no such task, or the task does not accept its settings.
     """
+
+    Config = ReasoningGymSettings
 
     def __init__(self, settings: ReasoningGymSettings) -> None:
         self._task = {

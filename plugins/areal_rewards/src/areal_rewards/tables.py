@@ -136,13 +136,15 @@ class LocalFiles(Table):
         return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in self._paths)).hexdigest()
 
 
-@register("datasets", "jsonl", summary="local jsonl files, read without any library", config=JSONLinesSettings)
+@register("datasets", "jsonl", summary="local jsonl files, read without any library")
 class JSONLinesDataset(LocalFiles):
     """Rows of files with one JSON object a line. Blank lines are passed over.
 
     Raises:
         ConfigError: a file is missing, or a line of it is no JSON object.
     """
+
+    Config = JSONLinesSettings
 
     def __init__(self, settings: JSONLinesSettings) -> None:
         _refuse_missing(settings.paths)
@@ -151,13 +153,15 @@ class JSONLinesDataset(LocalFiles):
         super().__init__(*_table(found), settings, _title(settings.paths), places=[each.place for each in found])
 
 
-@register("datasets", "files", summary="local files: json, jsonl, parquet, csv", config=FilesSettings)
+@register("datasets", "files", summary="local files: json, jsonl, parquet, csv")
 class FilesDataset(LocalFiles):
     """Rows of local files: JSON and CSV are read exactly, parquet by the Hugging Face library `datasets`.
 
     Raises:
         ConfigError: the library or a file is missing, the format is unclear, or a file cannot be read.
     """
+
+    Config = FilesSettings
 
     def __init__(self, settings: FilesSettings) -> None:
         _refuse_missing(settings.paths)
@@ -176,7 +180,7 @@ class FilesDataset(LocalFiles):
         super().__init__(rows, rows.columns, settings, title, rows.notes)
 
 
-@register("datasets", "hub", summary="a data set of the Hugging Face hub", config=HubSettings)
+@register("datasets", "hub", summary="a data set of the Hugging Face hub")
 class HubDataset(Table):
     """Rows of a data set of the Hugging Face hub, or of a folder in one of the hub's layouts.
 
@@ -186,6 +190,8 @@ class HubDataset(Table):
     Raises:
         ConfigError: the library is missing, or it cannot find or read the data set.
     """
+
+    Config = HubSettings
 
     def __init__(self, settings: HubSettings) -> None:
         library = load_library("the data set hub", "datasets", "datasets")

@@ -61,14 +61,14 @@ class GymnasiumEnvironment:
         try:
             action = self._reader.read(completion)
         except UnreadableError as error:
-            return StepResult("" if is_last else str(error), settings.invalid_reward, truncated=is_last)
+            return StepResult(None if is_last else str(error), settings.invalid_reward, truncated=is_last)
 
         def play() -> StepResult:
             observation, reward, terminated, truncated, _ = self._game.step(action)
             if not math.isfinite(reward):
                 raise ValueError(f"the game {settings.id} gave the reward {reward}")
             if terminated or truncated or is_last:
-                return StepResult("", float(reward), bool(terminated), not terminated)
+                return StepResult(None, float(reward), bool(terminated), not terminated)
             text = settings.turn.format(observation=self._told(observation), actions=self._reader.choices)
             return StepResult(text, float(reward))
 

@@ -51,7 +51,9 @@ class OpenEnvEnvironment:
         reward = float(result.reward or 0.0)
         if not math.isfinite(reward):
             raise ValueError(f"the OpenEnv server {self._settings.url} gave the reward {reward}")
-        return StepResult("" if result.done else self._told(result.observation), reward, terminated=bool(result.done))
+        if result.done:
+            return StepResult(reward=reward, terminated=True)
+        return StepResult(self._told(result.observation), reward)
 
     async def close(self) -> None:
         """Give the session back."""

@@ -50,7 +50,7 @@ class TextArenaEnvironment:
             has_ended, _ = self._game.step(action=completion)
             if not has_ended:
                 is_last = self._settings.max_steps is not None and self._steps >= self._settings.max_steps
-                return StepResult("" if is_last else self._heard(), truncated=is_last)
+                return StepResult(None if is_last else self._heard(), truncated=is_last)
             rewards, _ = self._game.close()
             reward = float((rewards or {}).get(0, 0.0))
             if not math.isfinite(reward):
