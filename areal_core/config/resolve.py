@@ -336,7 +336,7 @@ def _tree(layers: Sequence[Source], overrides: Sequence[Override]) -> Tree:
     """Merge the layers, the lowest first, and then the overrides."""
     tree = Tree()
     for layer in layers:
-        tree.lay(layer)
+        tree.merge(layer)
     _each(tree.assign, sorted(overrides, key=lambda override: override.rank))
     return tree
 
