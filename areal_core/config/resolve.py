@@ -110,11 +110,13 @@ def resolve(
     *,
     imports: bool = False,
 ) -> Resolved:
-    """Read a config, apply overrides, load its plugins and check it. One error reports all problems.
+    """Read a config, apply overrides, load the plugins and check everything.
 
         resolved = resolve("math.yaml", overrides=["steps=20", "rewards.0.weight=2"])
         resolved.config.steps       # 20
         resolved.origins["steps"]   # "command line"
+
+    One error reports all problems, each with its file and line.
 
     Args:
         config_path: a YAML file or the name of a preset (`name` or `plugin/name`). None takes the first default preset
