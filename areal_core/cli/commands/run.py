@@ -51,8 +51,11 @@ SAFE_ON_RESUME = (
     "train_engine.offload_optimizer",
     "train_engine.profile",
 )
-"""Keys that may change on a resume. They do not alter what is learned at a given step, with two exceptions: keys about
-memory and the division of work change the rounding of sums, and a learning rate that decays over `steps` is logged."""
+"""Keys that may change on a resume, because they do not change what the model learns in a given step.
+
+There are two exceptions. Keys about memory and the division of work change the rounding of sums. A change of `steps`
+changes a learning rate that decays over all steps, which `areal run` logs.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +118,7 @@ def _new_folder(resolved: Resolved) -> Path:
 
 
 def _resumed(folder: Path, request: Request, log: Callable[[str], None]) -> Resolved:
-    """Return the saved config with the overrides, which may only change keys that are safe on a resume."""
+    """Return the saved config with overrides. Raise `ConfigError` if they change a key that is not safe on a resume."""
     from areal_core.config import load_run
     from areal_core.config.tree import leaves
     from areal_core.files import KeptSources
@@ -151,9 +154,9 @@ def _resumed(folder: Path, request: Request, log: Callable[[str], None]) -> Reso
 
 
 def _for_roles(saved: Resolved, overrides: Sequence[str]) -> list[str]:
-    """Return overrides of `train_engine` for the roles that have the same value there.
+    """Return overrides of roles that change with the train engine: those of keys in which both have the same value.
 
-    A saved config is complete, so a role has its own copy of every value of the train engine.
+    A saved config is complete: each role has its own copy of the train engine's values, which must change as well.
     """
     from areal_core.config.tree import leaves
 
@@ -170,6 +173,7 @@ def _for_roles(saved: Resolved, overrides: Sequence[str]) -> list[str]:
 
 
 def _is_safe(path: str) -> bool:
+    """Return whether a key may change on a resume. Keys of roles may if they may for the train engine."""
     first, _, rest = path.partition(".")
     path = f"train_engine.{rest.partition('.')[2]}" if first == "roles" else path
     return any(path == safe or path.startswith(f"{safe}.") for safe in (*SAFE_ON_RESUME, "plugins"))
