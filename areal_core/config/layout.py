@@ -49,13 +49,13 @@ class Layout:
         Raises:
             LayoutError: the text is not a placement. The message names the wrong part, the hint a correct form.
         """
-        words = text.split()
-        colocated = words[-1:] == ["colocated"]
+        parts = text.split()
+        colocated = parts[-1:] == ["colocated"]
         values: dict[str, str] = {}
-        for word in words[:-1] if colocated else words:
-            key, equals, value = word.partition("=")
+        for part in parts[:-1] if colocated else parts:
+            key, equals, value = part.partition("=")
             if key not in ("train", "generate") or not equals:
-                raise LayoutError(f"'{word}' is not a part of a placement", f"write {FORM}")
+                raise LayoutError(f"'{part}' is not a part of a placement", f"write {FORM}")
             if key in values:
                 raise LayoutError(f"'{key}' occurs twice", f"write {FORM}")
             values[key] = value

@@ -133,7 +133,7 @@ class Place:
             raise rejected(error.message, *error.hints) from error
 
     def _default_types(self) -> list[object]:
-        """Return the names in the default. A section without a name means them, and they mean the home's components."""
+        """Return the names in the default. Bare ones among them refer to the home plugin's components first."""
         defaults = self.default if isinstance(self.default, list) else [self.default]
         return [each.get("type") if isinstance(each, Mapping) else each for each in defaults]
 

@@ -134,13 +134,13 @@ def _find_preset_name(request: Request) -> str:
     from areal_core.plugins.manager import survey
 
     written = request.config or ""
-    owner, _, name = written.rpartition("/")
+    plugin, _, name = written.rpartition("/")
     # `os.path.isdir`, because `Path.is_dir` raises if a name is too long.
-    if not name or Path(name).suffix or "/" in owner or os.path.isdir(owner or name):  # noqa: PTH112
+    if not name or Path(name).suffix or "/" in plugin or os.path.isdir(plugin or name):  # noqa: PTH112
         return ""
-    if owner:
+    if plugin:
         return written
-    records = [record for plugin in survey(Catalog.scan()) for kind, record in plugin.records if kind == "presets"]
+    records = [record for entry in survey(Catalog.scan()) for kind, record in entry.records if kind == "presets"]
     references = [record.reference for record in records if record.name == name]
     if len(references) > 1:
         raise UsageError(f"{' and '.join(references)} are both presets", hints=("write it with its plugin",))

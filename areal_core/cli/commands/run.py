@@ -104,15 +104,15 @@ def _new_folder(resolved: Resolved) -> Path:
     from areal_core.runtime.folder import RunFolder
 
     folder = resolved.run_dir or Path("runs") / f"{resolved.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    other = "choose another: run_dir=PATH"
-    require_place("the run folder", folder, other)
+    choose_another = "choose another: run_dir=PATH"
+    require_place("the run folder", folder, choose_another)
     functions = RunFolder(folder).functions  # train() writes them before the run is checked
     if folder.exists() and not (functions.is_dir() and [*folder.iterdir()] == [functions]):
         is_run = (folder / CONFIG_FILE).is_file()
         hints = (f"continue it: areal run --resume {folder}",) if is_run else ()
         raise UsageError(
             f"the run folder {folder} exists already" + ("" if is_run else ", and is not a run"),
-            hints=(*hints, other),
+            hints=(*hints, choose_another),
         )
     return folder
 
@@ -139,7 +139,8 @@ def _resumed(folder: Path, request: Request, log: Callable[[str], None]) -> Reso
     lines = [f"{path}: {before.get(path)} -> {after.get(path)}" for path in paths]
     unsafe = [line for path, line in zip(paths, lines, strict=True) if not _is_safe(path)]
     folders = {"run_dir", "base_dir", "preset"}
-    unsafe += [f"{word}: cannot be set on a resume" for word in request.overrides if word.partition("=")[0] in folders]
+    of_folders = [override for override in request.overrides if override.partition("=")[0] in folders]
+    unsafe += [f"{override}: cannot be set on a resume" for override in of_folders]
     if unsafe:
         raise ConfigError(
             f"{len(unsafe)} of these settings cannot change on resume",
