@@ -1,8 +1,8 @@
-"""The `areal` command. Each file in `commands` is one command; nothing is imported that the words do not ask for.
+"""Run the `areal` command. Each file in `commands` is one command.
 
-Until a command runs, only argparse is imported: no torch, no pydantic, no pluggy, no scan of installed packages. A
-word that is no command of the core is the name of a plugin, `areal PLUGIN COMMAND ...`, or of a command that only one
-plugin has, `areal COMMAND ...`.
+The program starts fast, because it imports only argparse before it runs the command: no torch, no pydantic, no pluggy,
+and no scan of installed packages. If the first argument is not a command of the core, it is the name of a plugin
+(`areal PLUGIN COMMAND ...`) or of a command that only one plugin has (`areal COMMAND ...`).
 """
 
 from __future__ import annotations
@@ -26,22 +26,26 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit code: 0 done, 1 it failed, 2 the request was wrong.
+    """Run the program.
 
-    What a signal has ended returns 128 and the number of the signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for
-    a terminal that was closed.
+    Args:
+        argv: arguments without the program's name; None takes those of the process.
+
+    Returns:
+        The exit code: 0 if done, 1 if it failed, 2 if the request was wrong. After a signal, 128 plus its number: 130
+        for Ctrl-C, 143 for SIGTERM, and 129 if the terminal was closed.
     """
     _open_standard_streams()
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP: `check_system` reports Windows in a sentence
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP
             signal.signal(number, _interrupt)
-    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     bypass_proxies()
     try:
-        return _dispatch(words)
+        return _dispatch(arguments)
     except ArealError as error:
-        if "--debug" in words:
+        if "--debug" in arguments:
             raise
         print_error(f"error: {error}")
         return error.exit_code
@@ -53,8 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Redirect closed streams (`>&-`) to /dev/null: Python has None for them, and the next file gets their number."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # it stays
+    """Redirect closed streams (`>&-`) to /dev/null.
+
+    Python has None for a closed stream, and the next file that a program opens would get the stream's number.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # the stream was closed: keep /dev/null in its place
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
     for name, number in (("stdout", 1), ("stderr", 2)):
@@ -63,12 +70,12 @@ def _open_standard_streams() -> None:
 
 
 def command_names() -> list[str]:
-    """The commands of the core: the files in the folder `commands`, `_` read as `-`."""
+    """Return the names of the core's commands: the files in the folder `commands`, with `-` for `_`."""
     return sorted(path.stem.replace("_", "-") for path in Path(__file__).parent.glob("commands/[a-z]*.py"))
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of everything, from which the help is made."""
+    """Return a parser with all commands of the core. `areal --help` and the reference page use it."""
     parser = argparse.ArgumentParser(
         prog="areal",
         description="Asynchronous reinforcement learning for language models.",
@@ -79,33 +86,34 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name in command_names():
         module = _command(name)
-        _fill(commands.add_parser(name, help=module.SUMMARY, description=module.__doc__), module)
+        _add_arguments(commands.add_parser(name, help=module.SUMMARY, description=module.__doc__), module)
     return parser
 
 
-def _dispatch(words: list[str]) -> int:
-    if not words or words[0].startswith("-"):
+def _dispatch(arguments: list[str]) -> int:
+    """Run the command that the first argument names, and return its exit code."""
+    if not arguments or arguments[0].startswith("-"):
         parser = build_parser()
-        parser.parse_args(words)
+        parser.parse_args(arguments)
         parser.print_help()
         return 2
-    is_core_command = words[0] in command_names()
-    if not (is_core_command and {"-h", "--help"} & set(words)):  # the help of the core's commands works everywhere
+    is_core_command = arguments[0] in command_names()
+    if not (is_core_command and {"-h", "--help"} & set(arguments)):  # their help works on every operating system
         from areal_core.cli.system import check_system
 
         check_system()
     if is_core_command:
-        module = _command(words[0])
-        parser = argparse.ArgumentParser(prog=f"areal {words[0]}", description=module.__doc__)
-        _fill(parser, module)
-        return int(module.execute(parser.parse_intermixed_args(words[1:])))
+        module = _command(arguments[0])
+        parser = argparse.ArgumentParser(prog=f"areal {arguments[0]}", description=module.__doc__)
+        _add_arguments(parser, module)
+        return int(module.execute(parser.parse_intermixed_args(arguments[1:])))
     from areal_core.cli.plugin_command import run_plugin_command
 
-    return run_plugin_command(words[0], words[1:], command_names())
+    return run_plugin_command(arguments[0], arguments[1:], command_names())
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """End as Ctrl-C does, so that nothing temporary is left."""
+    """Raise `KeyboardInterrupt`, as Ctrl-C does, so that the program removes its temporary files."""
     raise KeyboardInterrupt(number)
 
 
@@ -113,7 +121,7 @@ def _command(name: str) -> ModuleType:
     return importlib.import_module(f"areal_core.cli.commands.{name.replace('-', '_')}")
 
 
-def _fill(parser: argparse.ArgumentParser, module: ModuleType) -> None:
+def _add_arguments(parser: argparse.ArgumentParser, module: ModuleType) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     module.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -1,4 +1,4 @@
-"""The words that several commands share: which config is meant, and a folder that is to be made."""
+"""Arguments that several commands share: a config with overrides, and folders that must or must not exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 
 class Request(NamedTuple):
-    """What the command line asks for: a config or preset, overrides (files too), and plugins."""
+    """The config that a command line names.
+
+    Attributes:
+        config: a YAML file or a preset; None if the command line names none.
+        overrides: `section.key=value`, and paths of YAML files.
+        plugins: names of plugins in `--plugins`.
+    """
 
     config: str | None
     overrides: list[str]
@@ -38,31 +44,39 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_request(arguments: argparse.Namespace) -> Request:
-    """Sort the words: the first without `=` is CONFIG, and what lies over it may stand anywhere."""
-    words = [word for word in (arguments.config, *arguments.overrides) if word is not None]
-    config = next((word for word in words if "=" not in word), None)
+    """Return the request: the first argument without `=` is CONFIG, all others are overrides, in any order."""
+    values = [value for value in (arguments.config, *arguments.overrides) if value is not None]
+    config = next((value for value in values if "=" not in value), None)
     plugins = [name for group in arguments.plugins for name in group.replace(",", " ").split()]
-    return Request(config, [word for word in words if word is not config], plugins)
+    return Request(config, [value for value in values if value is not config], plugins)
 
 
 def require_folder(folder: Path) -> None:
-    """Raise `UsageError` where there is no folder."""
-    if not folder.is_dir():
-        no = "there is no run folder"
-        raise UsageError(f"{folder} is a file, and no run folder" if folder.exists() else f"{no} {folder}")
+    """Raise `UsageError` if a folder does not exist."""
+    if folder.is_dir():
+        return
+    if folder.exists():
+        raise UsageError(f"{folder} is a file, and no run folder")
+    raise UsageError(f"there is no run folder {folder}")
 
 
 def require_place(what: str, folder: Path, hint: str) -> None:
-    """Raise `UsageError` where a folder cannot be made; nothing is left of the attempt."""
-    made: list[Path] = []
+    """Raise `UsageError` if a folder cannot be created. The folders that this creates as a test are removed again.
+
+    Args:
+        what: the folder's name in the error, such as `the run folder`.
+        folder: the folder.
+        hint: hint of the error.
+    """
+    created: list[Path] = []
     try:
         for path in reversed([folder, *folder.parents]):
             if not path.exists():
                 path.mkdir()
-                made.append(path)
+                created.append(path)
     except OSError as error:
         raise UsageError(f"{what} {folder} cannot be made: {error.strerror}", hints=[hint]) from None
     finally:
-        with suppress(OSError):  # another program has put something into one of them meanwhile
-            for path in reversed(made):
+        with suppress(OSError):  # keep a folder if another program has written to it since
+            for path in reversed(created):
                 path.rmdir()

@@ -1,4 +1,4 @@
-"""`areal run` for the commands of plugins, which start it in their process: on a node of a cluster, or as a job."""
+"""Run `areal run` in the process of a plugin's command, for example on a node of a cluster or in a job."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute_run(arguments: argparse.Namespace) -> int:
-    """Do what `areal run` does with its arguments, in this process. Return the exit code.
+    """Do in this process what `areal run` does, and return the exit code.
 
     Args:
-        arguments: of a parser with `add_run_arguments`.
+        arguments: arguments that a parser with `add_run_arguments` has parsed.
 
     Raises:
         ArealError: the request was wrong, or the run failed.

@@ -1,20 +1,23 @@
-"""Config: how a run is described, checked and explained. This package imports no torch.
+"""Read, check and explain the config of a run. This package imports no torch.
 
-`resolve` reads a YAML file or a preset, lays the environment and the command line over it, loads the plugins that are
-named anywhere in it, and validates each section with the model that its plugin ships. What comes out is a `Resolved`:
-the frozen `RunConfig`, where each value came from, and a complete YAML text from which every process of the run reads
-the same config again with `load_run`. Neither imports code of the user's: a component that is named by import is found
-and hashed, and its settings are read in the preflight and where it is used (`selection`).
+`resolve` reads a YAML file or a preset and merges the environment and the command line into it. It loads every plugin
+that the config names, and validates each section with the settings model that its plugin ships. It returns a
+`Resolved`: the frozen `RunConfig`, the origin of each value, and a complete YAML text. Every process of the run reads
+the same config from this text with `load_run`.
 
-A plugin's settings are a model derived from `Settings`; a field in which the reader chooses a part is declared with
-`component(kind)` and holds a `Selection`:
+Neither function imports the user's own code. They find and hash the component that a config names by import. The
+preflight and the process that uses the component read its settings (`selection`).
+
+A plugin derives its settings from `Settings`. `component(kind)` declares a field in which the reader of a config
+chooses a component. The field holds a `Selection`:
 
     class Mine(Settings):
         clip: float = Field(default=0.2, gt=0, description="half width of the interval of unclipped ratios")
         advantage: Selection = component("advantages", default="group_normalized")
 
-A bare name in such a default means the plugin's own component of that name, whatever other plugins are loaded. A path
-is annotated `LocalPath`: it is relative to the config that names it. A span of time is annotated `Seconds`.
+A bare name in such a default means the plugin's own component of that name, even if another plugin has one, too.
+Annotate a path with `LocalPath`: it is relative to the folder of the config that names it. Annotate a duration with
+`Seconds`.
 """
 
 from areal_core.config.context import LocalPath

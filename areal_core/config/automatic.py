@@ -1,12 +1,12 @@
-"""`inference_engine: auto`: the fastest installed engine that the rest of the config works with, and GPUs for it.
+"""Choose the engine for `inference_engine: auto`: the fastest installed one that fits the config, and its GPUs.
 
-The choice is made once, where the config is read, and the run folder's config names the engine that was chosen:
+`resolve` makes the choice once. The config in the run folder names the chosen engine:
 
     GPUs of this machine -> installed engines, fastest first -> the first with which the config passes every check
 
-An engine takes part by `Settings.automatic_rank`. Servers share one GPU with the trainer; of several GPUs half
-train, and the others have servers, as many as `servers` and `tensor_parallel` say. A config that names GPUs in
-`placement` keeps them.
+An engine takes part if its `Settings.automatic_rank` is above 0. On a machine with one GPU, the servers share it with
+the trainer. With several GPUs, half of them train and the others generate, unless `servers` and `tensor_parallel` set
+another number. A config that names GPUs in `placement` keeps them.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 AUTO: Final = "auto"
 _KIND: Final = "inference_engines"
 _GPUS_NAMED: Final = {"type", "layout", "generation", "training"}
-"""Keys of `placement` with which a config says which GPUs it takes."""
+"""Keys of `placement` that name GPUs."""
 
 
 class Candidate(NamedTuple):
-    """A config with one of the engines.
+    """A config in which one engine replaces `auto`.
 
     Attributes:
-        engine: `plugin/name`.
-        values: of the whole config.
+        engine: the engine, as `plugin/name`.
+        values: values of the whole config.
     """
 
     engine: str
@@ -45,29 +45,29 @@ class Candidate(NamedTuple):
 
 
 def is_automatic(values: Mapping[str, Any]) -> bool:
-    """Return whether a config leaves the inference engine to areal."""
+    """Return whether a config has `inference_engine: auto`."""
     return _type_of(values.get("inference_engine")) == AUTO
 
 
 def candidates(values: Mapping[str, Any], catalog: Catalog) -> list[Candidate]:
-    """Return the config with each engine that can run on this machine, the fastest first.
+    """Return the config once for each engine that can run on this machine, the fastest engine first.
 
     Args:
-        values: of a config whose inference engine is `auto`.
-        catalog: of the installed plugins.
+        values: values of a config whose inference engine is `auto`.
+        catalog: the installed plugins.
 
     Raises:
-        ConfigError: no installed engine can run here, or placement names GPUs for one half alone.
+        ConfigError: no installed engine can run here, or `placement` names GPUs for training or generation only.
     """
     placement, engine = values.get("placement"), values["inference_engine"]
-    named = _named_gpus(placement)
-    if named in ({"generation"}, {"training"}):
+    named_keys = _keys_that_name_gpus(placement)
+    if named_keys in ({"generation"}, {"training"}):
         raise ConfigError(
-            f"placement names GPUs for {next(iter(named))} alone, and inference_engine: auto needs both or none",
+            f"placement names GPUs for {next(iter(named_keys))} alone, and inference_engine: auto needs both or none",
             hints=["for servers that share the trainer's GPU: placement={generation: [0, 0], training: [0]}"],
         )
     gpus = count_gpus() if is_local(values) else 0
-    ranked = sorted(_ranked(catalog, gpus or len(named)), key=lambda found: -found[1])
+    ranked = sorted(_ranked(catalog, gpus or len(named_keys)), key=lambda entry: -entry[1])
     if not ranked:
         raise ConfigError(
             "inference_engine: auto: no installed engine can generate on this machine",
@@ -79,7 +79,7 @@ def candidates(values: Mapping[str, Any], catalog: Catalog) -> list[Candidate]:
             {
                 **values,
                 **_with_engine(engine, name),
-                **(_with_gpus(placement, engine, gpus) if needs_gpu and not named else {}),
+                **(_with_gpus(placement, engine, gpus) if needs_gpu and not named_keys else {}),
             },
         )
         for name, _, needs_gpu in ranked
@@ -87,12 +87,12 @@ def candidates(values: Mapping[str, Any], catalog: Catalog) -> list[Candidate]:
 
 
 def is_local(values: Mapping[str, Any]) -> bool:
-    """Return whether a config's processes run on this machine, so that its GPUs count."""
+    """Return whether the launcher starts all processes on this machine, so that its GPUs count."""
     return _type_of(values.get("launcher", "local")) in ("local", "core/local")
 
 
-def _named_gpus(placement: object) -> set[str]:
-    """Return the keys with which a placement names GPUs; a value that is no placement counts as one, to be refused."""
+def _keys_that_name_gpus(placement: object) -> set[str]:
+    """Return the keys of a placement that name GPUs. A value that is not a mapping counts as the key `layout`."""
     if placement is None:
         return set()
     if not isinstance(placement, Mapping):
@@ -101,7 +101,7 @@ def _named_gpus(placement: object) -> set[str]:
 
 
 def _ranked(catalog: Catalog, gpus: int) -> Iterator[tuple[str, int, bool]]:
-    """Yield the engines that can run here, with their rank, and whether placement names GPUs for them."""
+    """Yield each engine that can run here, its rank, and whether it needs GPUs in the placement."""
     for plugin in survey(catalog):
         for kind, record in plugin.records:
             if kind != _KIND or not isinstance(record, Component) or record.config is None:
@@ -125,20 +125,23 @@ def _with_engine(written: object, engine: str) -> dict[str, Any]:
 
 
 def _with_gpus(placement: object, engine: object, gpus: int) -> dict[str, Any]:
-    """Return a placement on so many GPUs of this machine.
+    """Return a placement on the GPUs of this machine, as an update of the config's values.
 
     Args:
-        placement: what the config says besides, such as `gpu_memory_gib`.
-        engine: `inference_engine` of the config, which may have `servers` and `tensor_parallel`.
-        gpus: at least one.
+        placement: the placement as written. Its keys, such as `gpu_memory_gib`, are kept.
+        engine: the section `inference_engine`, which may set `servers` and `tensor_parallel`.
+        gpus: number of GPUs, at least 1.
     """
-    rest = placement if isinstance(placement, Mapping) else {}
+    kept = placement if isinstance(placement, Mapping) else {}
     settings = engine if isinstance(engine, Mapping) else {}
-    servers, each = settings.get("servers"), settings.get("tensor_parallel") or 1
-    if not isinstance(each, int) or each < 1:
-        each = 1  # the value is refused later
+    servers, per_server = settings.get("servers"), settings.get("tensor_parallel") or 1
+    if not isinstance(per_server, int) or per_server < 1:
+        per_server = 1  # the validation reports the wrong value
     if gpus == 1:
         count = servers if isinstance(servers, int) and servers > 0 else 1
-        return {"placement": {**rest, "generation": [0] * count, "training": [0]}}
-    count = servers if isinstance(servers, int) and 0 < servers * each < gpus else max(1, (gpus - gpus // 2) // each)
-    return {"placement": {**rest, "layout": f"train={max(1, gpus - count * each)} generate=tp{each}x{count}"}}
+        return {"placement": {**kept, "generation": [0] * count, "training": [0]}}
+    count = max(1, (gpus - gpus // 2) // per_server)
+    if isinstance(servers, int) and 0 < servers * per_server < gpus:
+        count = servers
+    trainer_gpus = max(1, gpus - count * per_server)
+    return {"placement": {**kept, "layout": f"train={trainer_gpus} generate=tp{per_server}x{count}"}}

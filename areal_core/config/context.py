@@ -1,4 +1,4 @@
-"""What reading a config needs beside its values: it travels as pydantic's validation context."""
+"""The context of a validation: what the validators of a config need besides its values. Pydantic passes it to them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResolutionContext:
-    """What the names and paths of a config refer to.
+    """The plugins and the folder that names and paths in a config refer to, and a record of the files it names.
 
     Attributes:
         manager: the loaded plugins.
-        folder: the folder that files are relative to.
-        home: the plugin whose settings are being read. Bare names in their defaults mean that plugin's components.
-        imports: whether to import the components that are named by import, and to validate their settings. Without,
+        folder: folder that relative paths begin at.
+        home: plugin whose settings are validated. Bare names in their defaults mean components of this plugin.
+        imports: whether to import components that are named by import, and to validate their settings. If False,
             these settings stay unread (`areal_core.config.selection`).
-        files: filled during the validation: the SHA-256 of every Python file that the config names.
-        plugin_errors: filled during the validation: why plugins that the config names cannot be loaded.
+        files: SHA-256 of each Python file that the config names, by path. The validation fills it.
+        plugin_errors: why plugins that the config names cannot be loaded. The validation fills it.
     """
 
     manager: PluginManager = field(default_factory=PluginManager)
@@ -39,7 +39,7 @@ class ResolutionContext:
 
     @classmethod
     def of(cls, info: ValidationInfo) -> ResolutionContext:
-        """The context of a validation; for a model that a script makes by hand, the core and the current folder."""
+        """Return the context of a validation. The default, for a script's own models, is the core and this folder."""
         return info.context if isinstance(info.context, cls) else cls()
 
 
@@ -49,4 +49,4 @@ def _beside_config(path: Path, info: ValidationInfo) -> Path:
 
 
 LocalPath = Annotated[Path, AfterValidator(_beside_config)]
-"""A path in a component's settings: relative to the config that names it, and absolute once it is read."""
+"""A path in a component's settings. A config writes it relative to its own folder; the validation makes it absolute."""

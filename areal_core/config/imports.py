@@ -1,9 +1,9 @@
-"""Components named by import: `package.module:attribute` and `path/to/file.py:attribute`.
+"""Find and import components named by import: `package.module:attribute` and `path/to/file.py:attribute`.
 
-    find_reference     For reading a config. Finds the file, its hash and the attribute, and imports nothing.
-    import_reference   For the processes that use the component, and for the child of the preflight.
-    check_keywords     Validates settings against the signature of what was imported.
-    signature_schema   Describes the settings of a signature.
+    find_reference     Finds the file, its hash and the attribute without an import, while a config is read.
+    import_reference   Imports the component, in the processes that use it and in the child of the preflight.
+    check_keywords     Validates settings against the signature of an imported component.
+    signature_schema   Describes the settings of a signature as a JSON schema.
 
 `areal_core.files` loads a file by its path.
 """
@@ -39,19 +39,23 @@ if typing.TYPE_CHECKING:
     from pathlib import Path
 
 _DYNAMIC: typing.Final = {"__dict__", "__getattr__", "exec", "globals", "locals", "setattr", "vars", "modules"}
-"""Names that a file uses to define further names while it is imported. Its source does not show these."""
+"""Names with which a file can define further names during its import. Its source does not show the further names."""
 
 
 class Located(str):
-    """What may be the name of a component, with where it stands: the folder that a file is relative to, and the plugin
-    in whose preset it stands, if it does."""
+    """A text from a config that may name a component, with its origin.
+
+    Attributes:
+        folder: folder that the path of a file is relative to.
+        plugin: plugin whose preset contains the text; empty for any other origin.
+    """
 
     __slots__ = ("folder", "plugin")
     folder: Path
     plugin: str
 
     def __new__(cls, text: str, folder: Path, plugin: str) -> Self:
-        """The text itself; the place travels with it."""
+        """Return the text with its origin attached."""
         located = super().__new__(cls, text)
         located.folder, located.plugin = folder, plugin
         return located
@@ -62,12 +66,12 @@ class Located(str):
 
 @dataclass(frozen=True)
 class Reference:
-    """A component that is named by import.
+    """A component that a config names by import.
 
     Attributes:
-        target: the form that means the same in every process: an import with an absolute path.
-        file: the file, if it is one.
-        sha256: hash of the file.
+        target: the import with an absolute path, which means the same in every process.
+        file: the Python file; None for a module.
+        sha256: hash of the file; empty for a module.
     """
 
     target: str
@@ -77,7 +81,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Imported(Reference):
-    """A component that was imported.
+    """An imported component.
 
     Attributes:
         value: the class or function.
@@ -88,18 +92,18 @@ class Imported(Reference):
 
 
 def is_import(reference: str) -> bool:
-    """Whether a reference names code by import: those, and only those, have a colon."""
+    """Return whether a reference names code by import. Only these references have a colon."""
     return ":" in reference
 
 
 def find_reference(reference: str, folder: Path) -> Reference:
-    """Find what a reference names, and import nothing.
+    """Find the code that a reference names, without an import.
 
-    Whether a file defines the attribute is read from its source. A file that may define names while it is imported is
-    accepted, and so is every attribute of a module: the import shows whether it exists.
+    The source of a file shows whether it defines the attribute. A file that may define names during its import is
+    accepted, and so is every attribute of a module: only the import shows whether they exist.
 
     Raises:
-        RejectedError: there is no such file, attribute or package.
+        RejectedError: the file, the attribute or the package does not exist.
     """
     path, location, attribute = _split(reference, folder)
     if path is None:
@@ -115,7 +119,11 @@ def find_reference(reference: str, folder: Path) -> Reference:
 
 
 def import_reference(reference: str, folder: Path) -> Imported:
-    """Import what a reference names; `RejectedError` says what is wrong with it and how to write it."""
+    """Import the code that a reference names.
+
+    Raises:
+        RejectedError: the import fails, or the attribute does not exist. Hints show how to correct the reference.
+    """
     path, location, attribute = _split(reference, folder)
     if path is None:
         return Imported(reference, value=_attribute(_load_module(location), attribute, location))
@@ -124,7 +132,7 @@ def import_reference(reference: str, folder: Path) -> Imported:
 
 
 def absolute_reference(text: str) -> str:
-    """Return a text with an absolute path, if it names a file from the folder that it was written in (`Located`)."""
+    """Return a `Located` reference to a file with an absolute path. Return any other text as it is."""
     if not isinstance(text, Located) or not is_import(text):
         return text
     path, _, attribute = _split(text, text.folder)
@@ -132,19 +140,19 @@ def absolute_reference(text: str) -> str:
 
 
 def _split(reference: str, folder: Path) -> tuple[Path | None, str, str]:
-    """Return the file that a reference names, or None and the module, and the attribute."""
+    """Return the file of a reference (None for a module), the file or module as written, and the attribute."""
     location, _, attribute = reference.rpartition(":")
     if not location or not attribute.isidentifier():
         raise rejected(f"'{reference}' is no reference", "write package.module:attribute or path/to/file.py:attribute")
     if not location.endswith(".py") and "/" not in location:
         return None, location, attribute
-    # Path.expanduser raises for a user who does not exist.
+    # `os.path.expanduser`, because `Path.expanduser` raises if the user does not exist.
     path = (getattr(reference, "folder", folder) / os.path.expanduser(location)).resolve()  # noqa: PTH111
     return path, location, attribute
 
 
 def keyword_parameters(target: Any, skip: int = 0) -> tuple[dict[str, inspect.Parameter], bool]:
-    """The parameters behind the first `skip` that can be given by name, and whether any other name is taken too."""
+    """Return the parameters after the first `skip` that can be passed by name, and whether there is a `**kwargs`."""
     try:
         parameters = list(inspect.signature(target).parameters.values())[skip:]
     except (TypeError, ValueError):
@@ -156,7 +164,9 @@ def keyword_parameters(target: Any, skip: int = 0) -> tuple[dict[str, inspect.Pa
 def check_keywords(
     target: Any, written: Mapping[str, Any], title: str, context: object, *, is_called_by_name: bool = False
 ) -> dict[str, Any]:
-    """Validate settings against a signature. Parameters that are not given stay open: the caller may supply them.
+    """Validate settings against the signature of a function or class, and return them.
+
+    A parameter without a setting is not a problem: its default applies, or the caller supplies it.
 
     Args:
         target: the function or class.
@@ -167,7 +177,7 @@ def check_keywords(
             parameters that have a default or must be named are settings.
 
     Raises:
-        RejectedError: it carries every mistake.
+        RejectedError: it has every problem.
     """
     parameters, takes_all = keyword_parameters(target)
     hints = _type_hints(target)
@@ -211,7 +221,7 @@ def _is_number(hint: Any) -> bool:
 
 
 def _read(path: Path) -> bytes:
-    """Return the source of a file. A file that cannot be read is reported as such, not as an error of its code."""
+    """Return the source of a file. Raise `RejectedError` if the file cannot be read: its code is not at fault."""
     if path.suffix != ".py":
         raise rejected(f"{path} does not end in .py", "write path/to/file.py:attribute")
     try:
@@ -253,7 +263,7 @@ def _attribute(module: types.ModuleType, attribute: str, place: str) -> Any:
 
 
 def _no_attribute(place: str, attribute: str, code: Iterable[str]) -> RejectedError:
-    """Return the error for an attribute that does not exist; `code` has the names of classes and functions."""
+    """Return the error for an attribute that does not exist. `code` has the names of the classes and functions."""
     names = [name for name in code if not name.startswith("_")]
     near = difflib.get_close_matches(attribute, names, n=1)
     hint = (
@@ -264,9 +274,9 @@ def _no_attribute(place: str, attribute: str, code: Iterable[str]) -> RejectedEr
 
 @functools.lru_cache(maxsize=64)
 def _defined_names(source: bytes) -> dict[str, bool] | None:
-    """Return the names that a file defines, each with whether it is a class or function.
+    """Return the names that a file defines, and for each whether it is a class or function.
 
-    None if the source does not show all of them: it imports `*`, uses one of the names in `_DYNAMIC`, or is no Python.
+    Return None if the source does not show all names: it imports `*`, uses a name in `_DYNAMIC`, or has a syntax error.
     """
     try:
         tree = ast.parse(source)
@@ -294,7 +304,7 @@ def _defined_names(source: bytes) -> dict[str, bool] | None:
 
 
 def _walk_statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a module's nodes without those inside functions and classes, whose names are their own."""
+    """Yield the nodes of a module, except those inside functions and classes, whose names are local."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
@@ -320,7 +330,7 @@ def _type_hints(target: Any) -> dict[str, Any]:
 
 
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
-    """A validator for one annotation; a type that pydantic does not know is checked by isinstance."""
+    """Return a validator for one annotation. It checks a type that pydantic does not know with `isinstance`."""
     for config in (None, ConfigDict(arbitrary_types_allowed=True)):
         with contextlib.suppress(PydanticSchemaGenerationError, PydanticUserError):
             return TypeAdapter(annotation, config=config)
@@ -328,9 +338,9 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 def signature_schema(target: Any, supplied: Collection[str] = ()) -> dict[str, Any]:
-    """Return the JSON schema of the settings that a signature has, for people and editors.
+    """Return the JSON schema of the settings in a signature, for `areal plugins` and for editors.
 
-    Parameters of a function that have no default and can be given by position are left out: areal supplies them.
+    The schema leaves out a function's positional parameters without a default, because areal supplies them.
 
     Args:
         target: the function or class.

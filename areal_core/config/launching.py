@@ -1,4 +1,4 @@
-"""What the core reads of the settings of launchers, which are derived from these."""
+"""The base class of every launcher's settings, and a function to read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LauncherSettings(Section):
-    """What the core reads of every launcher's settings."""
+    """Settings that every launcher has. The core reads them; a launcher derives its own settings from this class."""
 
     trainer_processes: int | None = Field(None, ge=1)
     """ranks of the trainer, over which the model is sharded; null: one for each GPU in placement.training, or one"""
@@ -28,13 +28,13 @@ class LauncherSettings(Section):
     """over which trainer ranks on several nodes speak; null: that by which their node reaches this program"""
 
     def check(self, config: Any) -> Iterable[str]:
-        """Where GPUs are named, every rank has one of them."""
+        """Yield a problem if `placement.training` names fewer GPUs than there are ranks: each rank needs its own."""
         gpus, ranks = config.placement.training, config.trainer_processes
         if gpus is not None and ranks > len(gpus):
-            room = f"{len(gpus)} GPUs in placement.training"
-            yield f"{ranks} ranks do not fit on {room}; lower launcher.trainer_processes"
+            available = f"{len(gpus)} GPUs in placement.training"
+            yield f"{ranks} ranks do not fit on {available}; lower launcher.trainer_processes"
 
 
 def launching(launcher: Selection) -> LauncherSettings:
-    """The settings of a launcher; the defaults where it was named by import and has none of its own."""
+    """Return the settings of a launcher, or the defaults for a launcher without a settings model."""
     return launcher.settings if isinstance(launcher.settings, LauncherSettings) else LauncherSettings.model_validate({})

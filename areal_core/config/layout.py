@@ -1,4 +1,4 @@
-"""A placement in one line, such as `train=8 generate=tp2x4`: how many GPUs train, and how many servers generate."""
+"""Parse a placement in one line. `train=8 generate=tp2x4`: 8 GPUs train, 4 servers with 2 GPUs each generate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _GENERATE = re.compile(r"tp([1-9]\d{0,5})x([1-9]\d{0,5})")
 
 
 class LayoutError(ValueError):
-    """A placement that cannot be; `hint` says what could."""
+    """A placement is wrong. `hint` shows how to correct it."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -21,13 +21,13 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How many GPUs train, and how many servers generate.
+    """The number of GPUs that train and of servers that generate.
 
     Attributes:
-        trainer_gpus: that train, on however many nodes.
-        tensor_parallel: GPUs that share the weights of one server; 0 where the placement names no servers.
-        servers: how many there are.
-        colocated: whether the same GPUs do both.
+        trainer_gpus: GPUs that train, on any number of nodes.
+        tensor_parallel: GPUs that share the weights of one server; 0 if the placement names no servers.
+        servers: number of inference servers; 0 if the placement names none.
+        colocated: whether the same GPUs train and generate.
     """
 
     trainer_gpus: int
@@ -44,38 +44,41 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Read a placement.
+        """Parse a placement.
 
         Raises:
-            LayoutError: it is none; says which word is wrong, and what would be right.
+            LayoutError: the text is not a placement. The message names the wrong part, the hint a correct form.
         """
-        words = text.split()
-        colocated = words[-1:] == ["colocated"]
-        given: dict[str, str] = {}
-        for word in words[:-1] if colocated else words:
-            key, equals, value = word.partition("=")
+        parts = text.split()
+        colocated = parts[-1:] == ["colocated"]
+        values: dict[str, str] = {}
+        for part in parts[:-1] if colocated else parts:
+            key, equals, value = part.partition("=")
             if key not in ("train", "generate") or not equals:
-                raise LayoutError(f"'{word}' is not a part of a placement", f"write {FORM}")
-            if key in given:
+                raise LayoutError(f"'{part}' is not a part of a placement", f"write {FORM}")
+            if key in values:
                 raise LayoutError(f"'{key}' occurs twice", f"write {FORM}")
-            given[key] = value
-        if "train" not in given:
+            values[key] = value
+        if "train" not in values:
             raise LayoutError(f"'{text}' does not say how many GPUs train", "for 8 GPUs: train=8")
-        if colocated and "generate" not in given:
+        if colocated and "generate" not in values:
             raise LayoutError("'colocated' without servers has no meaning", "write train=8 generate=tp1x8 colocated")
-        layout = cls(_read_train(given["train"]), *_read_generate(given.get("generate")), colocated)
+        layout = cls(_read_train(values["train"]), *_read_generate(values.get("generate")), colocated)
         if layout.trainer_gpus + layout.tensor_parallel * layout.servers > MOST_GPUS:
             raise LayoutError(f"'{text}' asks for more than {MOST_GPUS:,} GPUs", "name as many as there are")
         return layout
 
     def number(self, per_server: int) -> tuple[list[int], list[int] | None]:
-        """The GPUs that train, and those that generate, server by server, counted through; nodes come later.
+        """Return the numbers of the GPUs that train, and of those that generate, server by server.
+
+        The numbers count from 0 over the whole run. The driver finds a node for each GPU later. The second list is
+        None if the placement names no servers.
 
         Args:
             per_server: GPUs of one server.
 
         Raises:
-            LayoutError: colocated servers do not take all GPUs that train.
+            LayoutError: colocated servers do not use all GPUs that train.
         """
         training, generating = list(range(self.trainer_gpus)), per_server * self.servers
         if not self.servers:
@@ -83,11 +86,11 @@ class Layout:
         if not self.colocated:
             return training, list(range(self.trainer_gpus, self.trainer_gpus + generating))
         if generating != self.trainer_gpus:
-            fits = f"generate=tp{self.tensor_parallel}x{self.trainer_gpus // per_server} takes all of them"
-            fits += "; several servers on a GPU are named by number: placement.generation=[0, 0, 1, 1]"
+            hint = f"generate=tp{self.tensor_parallel}x{self.trainer_gpus // per_server} takes all of them"
+            hint += "; several servers on a GPU are named by number: placement.generation=[0, 0, 1, 1]"
             raise LayoutError(
                 f"colocated, the same GPUs do both: train={self.trainer_gpus}, and {self._generate} names {generating}",
-                fits if self.trainer_gpus % per_server == 0 else f"name a number of GPUs that {per_server} divides",
+                hint if self.trainer_gpus % per_server == 0 else f"name a number of GPUs that {per_server} divides",
             )
         return training, training
 
@@ -102,9 +105,9 @@ def _read_generate(value: str | None) -> tuple[int, int]:
     if value is None:
         return 0, 0
     if not (match := _GENERATE.fullmatch(value)):
-        plain = value if value.isdigit() and int(value) else "8"
+        number = value if value.isdigit() and int(value) else "8"
         raise LayoutError(
             f"'generate={value}' is not tpGPUSxSERVERS",
-            f"generate=tp1x{plain} is {plain} servers with a GPU each, generate=tp{plain}x1 one server on {plain}",
+            f"generate=tp1x{number} is {number} servers with a GPU each, generate=tp{number}x1 one server on {number}",
         )
     return int(match[1]), int(match[2])

@@ -1,4 +1,4 @@
-"""What the components of an algorithm need of models: the roles of a run, and the passes before its advantages."""
+"""Collect what an algorithm's components need from models: roles, and forward passes before the advantages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 
 def needs_of(part: object, updates: int) -> Iterator[Role | ForwardPass]:
-    """What an algorithm's settings, or a choice in them, and everything chosen below it need.
+    """Yield the roles and forward passes that an algorithm's settings and all selections in them need.
 
     Args:
-        part: settings, or a selection. What is chosen by import says it by a function `needs` of its own.
-        updates: optimizer updates on a batch.
+        part: settings, or a selection. A component without a settings model declares its needs with an attribute
+            `needs`: a function of the number of updates.
+        updates: optimizer updates per batch.
 
     Raises:
+        ConfigError: `needs` of a component is not a function of the number of updates.
         NotReadError: unread settings are needed, within `leaving_unread`.
     """
     if isinstance(part, Settings):
@@ -36,12 +38,17 @@ def needs_of(part: object, updates: int) -> Iterator[Role | ForwardPass]:
 
 
 def roles_of(algorithm: Selection, updates: int) -> dict[str, Role]:
-    """The roles of a run, by name; the first is the one whose weights are synced and exported.
+    """Return the roles of a run by name. The weights of the first role are synced to the servers and exported.
 
-    An algorithm that says of no model that it needs it has the actor.
+    An algorithm that declares no role has one, the actor.
+
+    Args:
+        algorithm: the selected algorithm.
+        updates: optimizer updates per batch.
 
     Raises:
-        ConfigError: two components mean different things by one name, or a role cannot be what it is said to be.
+        ConfigError: two components define a role differently, the first role does not learn, or an EMA is not one of
+            a role that learns with the same head.
     """
     roles: dict[str, Role] = {}
     for need in needs_of(algorithm, updates):
@@ -59,7 +66,7 @@ def roles_of(algorithm: Selection, updates: int) -> dict[str, Role]:
 
 
 def _check_ema(role: Role, roles: dict[str, Role]) -> None:
-    """An EMA must be one of a role that learns and computes the same."""
+    """Raise `ConfigError` unless an EMA follows a role that learns and has the same head."""
     ema = role.ema
     if ema is None:
         return

@@ -1,4 +1,4 @@
-"""From a placement that counts to what the rest of a config says about the same: GPUs, servers, tensor parallelism."""
+"""Derive GPU numbers, servers and tensor parallelism from a layout, such as `train=8 generate=tp2x4`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ if TYPE_CHECKING:
     from areal_core.config.selection import Selection
 
 NUMBERED = {("inference_engine", "servers"), ("inference_engine", "tensor_parallel")}
-"""Settings that follow from the words, where they are not written."""
+"""Settings that follow from the layout if the config does not set them."""
 
 
 def numbered(placement: PlacementSection, launcher: Selection, engine: Selection | None) -> dict[str, Any]:
-    """What a config becomes whose placement is counted: GPUs are counted through, and the driver finds their nodes.
+    """Return the sections that a layout changes: the placement, and the inference engine with its servers.
+
+    The placement gets GPU numbers that count from 0 over the whole run. The driver finds a node for each GPU later.
 
     Raises:
-        RejectedError: the words are wrong, contradict what is written elsewhere, or ask for what the launcher has not.
+        RejectedError: the layout is wrong, or it contradicts a setting of the launcher or the inference engine.
     """
     try:
         layout = Layout.parse(placement.layout or "")
-        engine = _served(engine, layout)
-        written, gpus = launching(launcher).trainer_processes, layout.trainer_gpus
-        _refuse(f"train={gpus}", "launcher.trainer_processes", written, gpus)
+        engine = _with_layout(engine, layout)
+        ranks, gpus = launching(launcher).trainer_processes, layout.trainer_gpus
+        _refuse_contradiction(f"train={gpus}", "launcher.trainer_processes", ranks, gpus)
         copies = engine.keywords().get("data_parallel", 1) if engine is not None else 1
         training, generation = layout.number(layout.tensor_parallel * copies)
     except LayoutError as error:
@@ -39,16 +41,19 @@ def numbered(placement: PlacementSection, launcher: Selection, engine: Selection
 
 
 def with_servers(placement: PlacementSection, engine: Selection | None) -> Selection | None:
-    """The inference engine with a server for each share of the GPUs that are named for it, where none are counted."""
+    """Return the inference engine with as many servers as fit on the GPUs in `placement.generation`.
+
+    The engine stays as it is if the config sets `servers`, or if the servers cannot divide the GPUs evenly.
+    """
     settings: Any = None if engine is None else engine.settings
-    each, gpus = getattr(settings, "gpus_each", 0), len(placement.generation or ())
-    if engine is None or not each or gpus % each or "servers" in settings.model_fields_set:
+    per_server, gpus = getattr(settings, "gpus_each", 0), len(placement.generation or ())
+    if engine is None or not per_server or gpus % per_server or "servers" in settings.model_fields_set:
         return engine
-    return replace(engine, settings=settings.model_copy(update={"servers": gpus // each}))
+    return replace(engine, settings=settings.model_copy(update={"servers": gpus // per_server}))
 
 
-def _served(engine: Selection | None, layout: Layout) -> Selection | None:
-    """The inference engine with as many servers as the words say."""
+def _with_layout(engine: Selection | None, layout: Layout) -> Selection | None:
+    """Return the inference engine with the servers and the tensor parallelism of a layout. Raises `LayoutError`."""
     has_servers = engine is not None and "servers" in engine.keywords()
     if not layout.servers:
         if has_servers:
@@ -60,19 +65,19 @@ def _served(engine: Selection | None, layout: Layout) -> Selection | None:
     if engine is None or not has_servers or not isinstance(engine.settings, Settings):
         name = "there is no inference engine" if engine is None else f"'{engine.target}' starts no servers"
         raise LayoutError(f"generate names servers, and {name}", "leave generate out, or choose another engine")
-    said = {"servers": layout.servers, "tensor_parallel": layout.tensor_parallel}
-    if "tensor_parallel" not in engine.keywords() and said.pop("tensor_parallel") > 1:
+    counts = {"servers": layout.servers, "tensor_parallel": layout.tensor_parallel}
+    if "tensor_parallel" not in engine.keywords() and counts.pop("tensor_parallel") > 1:
         raise LayoutError(f"a server of '{engine.target}' has one GPU", f"write generate=tp1x{layout.servers}")
-    for name, value in said.items():
+    for name, count in counts.items():
         if name in engine.settings.model_fields_set:
-            words = f"generate=tp{layout.tensor_parallel}x{layout.servers}"
-            _refuse(words, f"inference_engine.{name}", engine.keywords()[name], value)
-    return replace(engine, settings=engine.settings.model_copy(update=said))
+            part = f"generate=tp{layout.tensor_parallel}x{layout.servers}"
+            _refuse_contradiction(part, f"inference_engine.{name}", engine.keywords()[name], count)
+    return replace(engine, settings=engine.settings.model_copy(update=counts))
 
 
-def _refuse(words: str, key: str, written: Any, said: int) -> None:
-    """Raise `LayoutError` where something else is written than the words say."""
-    if written not in (None, said):
+def _refuse_contradiction(part: str, key: str, written: Any, count: int) -> None:
+    """Raise `LayoutError` if a key is set to another number than a part of the layout says."""
+    if written not in (None, count):
         raise LayoutError(
-            f"{words} means {key}={said}, but {key}={written} is set", f"write {key}={said}, or other words"
+            f"{part} means {key}={count}, but {key}={written} is set", f"write {key}={count}, or other words"
         )

@@ -1,4 +1,4 @@
-"""A place in a settings model where the reader of a config chooses a component: declared, read and checked here."""
+"""Declare a field in which the reader of a config chooses a component, and validate what a config has there."""
 
 from __future__ import annotations
 
@@ -24,14 +24,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """What `component()` declares: which kind is chosen here, what applies if nothing is, and the keys beside it."""
+    """A field for a component, as `component()` declares it.
+
+    Attributes:
+        kind: kind of the component.
+        default: a reference, or a mapping with `type`, that applies if the config has none; a list of them for a list.
+        common: settings that every component has in this field; None if there are none.
+    """
 
     kind: Kind
     default: object = None
     common: type[Settings] | None = None
 
     def select(self, written: object, context: ResolutionContext) -> Selection:
-        """Turn a section as written into a checked `Selection`; `RejectedError` carries everything wrong with it."""
+        """Return the checked selection for a section as written. Raise `RejectedError` with every problem."""
         reference, keys = self._reference(written, context)
         shared = {name: keys.pop(name) for name in (self.common.model_fields if self.common else ()) if name in keys}
         problems: list[Problem] = []
@@ -50,7 +56,7 @@ class Place:
         return chosen
 
     def _reference(self, written: object, context: ResolutionContext) -> tuple[str, dict[str, Any]]:
-        """The name in a section and the keys beside it; a bare string is a section without keys."""
+        """Return the name in a section and the keys beside it. A bare string is a section without keys."""
         keys = {"type": written} if isinstance(written, str) else written
         if not isinstance(keys, Mapping):
             beside = f" and {', '.join(self.common.model_fields)} beside it" if self.common else ""
@@ -60,7 +66,7 @@ class Place:
         reference = keys.pop("type", None)
         if reference is None and len(self._default_types()) == 1:
             reference = self._default_types()[0]
-            if isinstance(self.default, Mapping):  # what the default sets stays, but for what is written
+            if isinstance(self.default, Mapping):  # keys that the config sets replace those of the default
                 keys = {**{key: value for key, value in self.default.items() if key != "type"}, **keys}
         if not isinstance(reference, str) or not reference.strip():
             raise rejected(f"must name {with_article(self.kind.noun)}", self._available(context))
@@ -69,7 +75,7 @@ class Place:
     def _imported(
         self, reference: str, keys: dict[str, Any], common: Settings | None, context: ResolutionContext
     ) -> Selection:
-        """Choose what a reference names. Its settings stay unread, except where they must be known now."""
+        """Return the selection for an import. Its settings stay unread unless the driver needs them now."""
         found = find_reference(reference, context.folder)
         if found.file:
             context.files[str(found.file)] = found.sha256
@@ -104,7 +110,10 @@ class Place:
         return replace(chosen, settings=settings, unread=None)
 
     def _find(self, reference: str, context: ResolutionContext) -> Component:
-        """The component of a name. Why a plugin cannot be loaded is said once, with the plugins, and not here again."""
+        """Return the record that a name refers to. Raise `RejectedError` if there is none.
+
+        The error has no problems if a plugin cannot be loaded: the errors of plugins already report the reason.
+        """
         manager, plugin = context.manager, normalize(reference.rpartition("/")[0])
         if plugin in manager.failed:
             raise RejectedError([])
@@ -117,11 +126,11 @@ class Place:
                 context.plugin_errors.extend(error.parts)
                 raise RejectedError([]) from error
             if manager.failed and not plugin and isinstance(error, ComponentNotFoundError):
-                raise RejectedError([]) from error  # it may well be supplied by a plugin that cannot be loaded
+                raise RejectedError([]) from error  # a plugin that cannot be loaded may supply it
             raise rejected(error.message, *error.hints) from error
 
     def _default_types(self) -> list[object]:
-        """The names in the default: what a section chooses that names nothing, and what is read as at home."""
+        """Return the names in the default. Bare ones among them refer to the home plugin's components first."""
         defaults = self.default if isinstance(self.default, list) else [self.default]
         return [each.get("type") if isinstance(each, Mapping) else each for each in defaults]
 
@@ -141,7 +150,7 @@ class Place:
     def _validate(
         self, value: object, handler: core_schema.ValidatorFunctionWrapHandler, info: ValidationInfo
     ) -> object:
-        """Put selections where choices were written; `handler` then checks that one, none or a list may stand here."""
+        """Replace sections by selections. `handler` then checks that the field accepts one, none or a list of them."""
         if value is None:
             try:
                 return handler(None)
@@ -174,18 +183,19 @@ class Place:
 def component(
     kind: str | Kind, default: Any = None, common: type[Settings] | None = None, description: str | None = None
 ) -> Any:
-    """Declare a field of a `Settings` model as a place where a component is chosen.
+    """Declare a field of a `Settings` model in which the reader of a config chooses a component.
 
         advantage: Selection = component("advantages", default="grpo/group_normalized")
 
-    The field is annotated `Selection`, `Selection | None` or `list[Selection]`.
+    Annotate the field with `Selection`, `Selection | None` or `list[Selection]`.
 
     Args:
-        kind: of the component: the name of a kind of the core, or the `Kind` that a plugin adds.
+        kind: kind of the component: the name of one of the core's kinds, or the `Kind` that a plugin adds.
         default: a reference, or a mapping with `type`; a list of them for `list[Selection]`. A bare name means a
-            component of the plugin whose settings these are, if it has one of that name.
-        common: a model of keys that may be beside `type:` in this place for every component.
-        description: of the field.
+            component of the plugin that has these settings, if it has one of that name. None makes a component
+            required, unless the annotation allows None.
+        common: settings model of keys that every component may have beside `type:` in this field.
+        description: description of the field, for the documentation.
 
     Raises:
         ValueError: there is no such kind.
@@ -200,7 +210,7 @@ def component(
 
 
 def _or_beside(problem: Problem, common: type[Settings] | None) -> Problem:
-    """A key that a component does not know may be one that stands beside every `type:` of the place, misspelt."""
+    """Return a problem with a further hint, if an unknown key may be a misspelled key of `common`."""
     is_key = problem.message == "unknown key" and len(problem.path) == 1
     hints = unknown_key(problem.path, common.model_fields).hints if common and is_key else ()
     return replace(problem, hints=(*(each for each in hints if each.startswith("did you mean")), *problem.hints))

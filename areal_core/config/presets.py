@@ -1,4 +1,4 @@
-"""Where a config is read from: a file, or a preset that ships inside a plugin."""
+"""Read the source of a config: a YAML file, or a preset that a plugin ships."""
 
 from __future__ import annotations
 
@@ -21,9 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """One document with the name that errors call it by and the folder that its file references are relative to.
+    """One YAML document and its origin.
 
-    `plugins` are those that a preset needs; the first of them is the one in which it ships.
+    Attributes:
+        document: the values with their lines.
+        name: name of the document in errors, such as the path of the file.
+        folder: folder that references to files are relative to.
+        stem: name of the file without its suffix, or name of the preset.
+        text: the YAML text.
+        plugins: plugins that a preset needs; the first one ships it. Empty for a file.
     """
 
     document: Document
@@ -35,12 +41,17 @@ class Source:
 
     @property
     def plugin(self) -> str:
-        """The plugin in which a preset ships; nothing for a file."""
+        """The plugin that ships a preset; empty for a file."""
         return next(iter(self.plugins), "")
 
 
 def read_file(path: str | Path) -> Source:
-    """Read a config file."""
+    """Read a config file.
+
+    Raises:
+        UsageError: the file does not exist or cannot be read.
+        ConfigError: it is not YAML, or not a mapping.
+    """
     path = Path(path)
     try:
         if path.is_char_device() or path.is_block_device():
@@ -58,11 +69,21 @@ def read_file(path: str | Path) -> Source:
 
 
 _read_once = cache(Path.read_bytes)
-"""Of a pipe, such as the shell's <(...): a config is read several times."""
+"""Reads a pipe, such as the shell's <(...), and keeps its bytes: they can be read once, and areal needs them again."""
 
 
 def find_preset(manager: PluginManager, reference: str, *, is_config: bool) -> Source:
-    """The preset called `reference`; with `is_config` it stood where a file might have stood."""
+    """Read the preset called `reference`.
+
+    Args:
+        manager: the loaded plugins.
+        reference: `name` or `plugin/name`.
+        is_config: whether the reference is the argument CONFIG of a command. The error then mentions the file, too.
+
+    Raises:
+        PluginError: there is no such preset, or it cannot be read.
+        UsageError: there is no such preset, and `is_config` is set.
+    """
     try:
         return read_preset(manager, manager.find_preset(reference))
     except PluginError as error:
@@ -72,26 +93,36 @@ def find_preset(manager: PluginManager, reference: str, *, is_config: bool) -> S
 
 
 def default_preset(manager: PluginManager, plugins: Sequence[str], errors: Sequence[PluginError]) -> Source:
-    """The default preset of the first plugin of the list that has one; without any, an error with what there is."""
+    """Read the default preset of the first plugin in a list that has one.
+
+    Args:
+        manager: the loaded plugins.
+        plugins: names of plugins.
+        errors: why some of these plugins could not be loaded.
+
+    Raises:
+        UsageError: none of the plugins has a default preset. The hint lists all presets.
+        PluginError: one of the plugins could not be loaded, so its preset is unknown.
+    """
     if not plugins:
         raise UsageError(
             "nothing to run: name a config file, or a plugin that has a preset",
-            hints=("areal run CONFIG, or areal run --plugins NAME", _listing(manager)),
+            hints=("areal run CONFIG, or areal run --plugins NAME", _list_presets(manager)),
         )
     defaults = {preset.plugin: preset for preset in manager.presets() if preset.default}
     for name in plugins:
         if name in defaults:
             return read_preset(manager, defaults[name])
-    if not manager.failed.isdisjoint(plugins):  # its preset may have been the one that was meant
+    if not manager.failed.isdisjoint(plugins):  # the plugin that failed may have the default preset
         raise joined(errors)
     raise UsageError(
         f"no default preset in {', '.join(plugins)}, and no config file is named",
-        hints=("name a config file or a preset: areal run CONFIG", _listing(manager)),
+        hints=("name a config file or a preset: areal run CONFIG", _list_presets(manager)),
     )
 
 
 def read_preset(manager: PluginManager, preset: Preset) -> Source:
-    """Read the YAML file of a preset out of its package."""
+    """Read the YAML file of a preset from its package. Raises `PluginBrokenError`."""
     module_name, _, file_name = preset.path.partition(":")
     try:
         path = Path(str(importlib.import_module(module_name).__file__)).parent / file_name
@@ -114,8 +145,8 @@ def _source(text: str, name: str, folder: Path, stem: str, plugins: tuple[str, .
     return Source(document, name, folder, stem, text, plugins)
 
 
-def _listing(manager: PluginManager) -> str:
-    """Every preset of every installed plugin."""
-    records = [each for plugin in survey(manager.catalog) for each in plugin.records]
+def _list_presets(manager: PluginManager) -> str:
+    """Return a line with every preset of the installed plugins."""
+    records = [record for plugin in survey(manager.catalog) for record in plugin.records]
     titles = sorted(f"{preset.reference} ({preset.summary})" for kind, preset in records if kind == "presets")
     return f"presets: {', '.join(titles) or 'no installed plugin has one'}"

@@ -1,4 +1,4 @@
-"""Mistakes in a config as plain records: where, what, and how to mend it. Input values of secrets are never in them."""
+"""Problems of a config as records: the key, the message, and hints for the correction. They never contain a secret."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 Path = tuple[str | int, ...]
 
 MOST_TOLD: Final = 20
-"""Mistakes of one section that are told; a file that is something else altogether has thousands."""
+"""Problems that are reported for one section. A file that is not a config at all has thousands."""
 
-_PLAINER: Final = {
+_PLAIN_MESSAGES: Final = {
     "dict_type": "must be a mapping of keys to values",
     "list_type": "must be a list, in brackets",
     "float_parsing": "must be a number",
@@ -26,11 +26,11 @@ _PLAINER: Final = {
     "int_from_float": "must be a whole number",
     "bool_parsing": "must be true or false",
 }
-"""What pydantic says in the words of a program."""
+"""Messages for readers of a YAML file, by pydantic's kind of error. Pydantic's own are for programmers."""
 _VALUE_IS_SHOWN: Final = re.compile(
     "bool_|int_|float_|greater_|less_|multiple_|literal_|enum|finite_|is_instance|list_"
 )
-"""Kinds of mistake that a secret cannot make: only for these is the value that was written printed."""
+"""Kinds of error that a secret cannot cause. Only for these does the message show the value."""
 
 
 RENAMED: Final = {
@@ -41,24 +41,30 @@ RENAMED: Final = {
     **dict.fromkeys(("max_head_offpolicyness", "staleness_threshold"), "rollout.max_staleness"),
     **dict.fromkeys(("max_concurrent_rollouts", "max_inflight_tasks"), "rollout.max_pending_batches (of batches)"),
 }
-"""Keys of other frameworks, TRL, verl and AReaL, that areal knows under another name."""
+"""Keys of TRL, verl and AReaL, with areal's name for the same setting."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: the path of keys that leads to it, what is wrong, and lines that help."""
+    """One problem of a config.
+
+    Attributes:
+        path: the keys that lead to it, such as `("rewards", 0, "weight")`.
+        message: what is wrong.
+        hints: lines that help to correct it.
+    """
 
     path: Path
     message: str
     hints: tuple[str, ...] = ()
 
     def below(self, prefix: Sequence[str | int]) -> Problem:
-        """The same mistake, seen from further up in the tree."""
+        """Return the same problem with a path that starts further up in the tree."""
         return replace(self, path=(*prefix, *self.path))
 
 
 class RejectedError(ValueError):
-    """Carries problems through pydantic, which knows the path to the field that raises this."""
+    """Carries problems through pydantic, which adds the path of the field whose validator raises this."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -66,17 +72,22 @@ class RejectedError(ValueError):
 
 
 def rejected(message: str, *hints: str) -> RejectedError:
-    """The error for a `type` that names nothing which can be chosen."""
+    """Return the error for a `type` that names no component that can be chosen."""
     return RejectedError([Problem(("type",), message, hints)])
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """A path as it is written in overrides and errors."""
+    """Return a path as overrides and errors write it, such as `rewards.0.weight`."""
     return ".".join(str(part) for part in path)
 
 
 def from_validation(error: ValidationError, fields: Mapping[str, FieldInfo] | None = None) -> list[Problem]:
-    """Every mistake that pydantic found, in words; `fields` are those of the model that it validated, if it was one."""
+    """Return the problems in pydantic's error, at most `MOST_TOLD` of them and the number of further ones.
+
+    Args:
+        error: the error.
+        fields: fields of the model that pydantic validated; None if it validated something else.
+    """
     problems: list[Problem] = []
     details = error.errors(include_url=False)
     for detail in details[:MOST_TOLD]:
@@ -95,23 +106,29 @@ def from_validation(error: ValidationError, fields: Mapping[str, FieldInfo] | No
             problems.append(Problem(path, "is a section with its own keys, not a single value", hints))
         else:
             message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-            message = _PLAINER.get(kind, message)
-            shown = _VALUE_IS_SHOWN.match(kind) and isinstance(detail["input"], str | int | float | None)
-            problems.append(Problem(path, f"{message}, not {detail['input']!r}" if shown else message))
+            message = _PLAIN_MESSAGES.get(kind, message)
+            is_shown = _VALUE_IS_SHOWN.match(kind) and isinstance(detail["input"], str | int | float | None)
+            problems.append(Problem(path, f"{message}, not {detail['input']!r}" if is_shown else message))
     if len(details) > MOST_TOLD:
         problems.append(Problem((), f"{len(details) - MOST_TOLD:,} more mistakes"))
     return problems
 
 
 def unknown_key(path: Path, known: Iterable[str], owner: str = "") -> Problem:
-    """The mistake of a key that nothing reads, with the nearest ones that exist; `owner` is what may know none."""
+    """Return the problem of an unknown key, with hints: the nearest key, areal's name for it, or all keys.
+
+    Args:
+        path: the keys that lead to it.
+        known: keys that exist there.
+        owner: name of the component, if it may have no settings at all.
+    """
     names = sorted(known)
-    word = str(path[-1])
-    near = [name for name in names if "".join(part[:1] for part in name.split("_")) == word]  # lr: learning_rate
-    near = [] if word in RENAMED and "_" in word else near or difflib.get_close_matches(word, names, n=1)
+    key = str(path[-1])
+    near = [name for name in names if "".join(part[:1] for part in name.split("_")) == key]  # lr for learning_rate
+    near = [] if key in RENAMED and "_" in key else near or difflib.get_close_matches(key, names, n=1)
     hints = [f"did you mean '{near[0]}'?"] if near else []
-    if word in RENAMED and not near:
-        hints.append(f"areal calls it {RENAMED[word]}")
+    if key in RENAMED and not near:
+        hints.append(f"areal calls it {RENAMED[key]}")
     if names and (not near or len(names) <= 12):
         hints.append(f"keys here: {', '.join(names)}")
     if owner and not names:

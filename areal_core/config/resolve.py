@@ -1,11 +1,12 @@
-"""From files, presets, environment and command line to one checked config.
+"""Resolve files, presets, environment and command line to one checked config.
 
-The order of a resolution: lay the layers, load the plugins that they name, validate, and check across sections.
-Validating may name further plugins (`type: plugin/name` inside a plugin's own section); it is repeated until it does
-not. All mistakes are collected, and one error has them all.
+The steps are: merge the layers, load the plugins that they name, validate each section, and check across sections.
+A plugin's own section may name further plugins (`type: plugin/name`). Validation then starts again, until it loads no
+new plugin. One error reports all problems.
 
-By default none of the user's own components is imported: their settings stay unread (`areal_core.config.selection`).
-`areal_core.checks.reading` lets a child process import them and validate the whole config.
+By default, areal does not import the user's own components here: their settings stay unread
+(`areal_core.config.selection`). `areal_core.checks.reading` starts a child process that imports them and validates the
+whole config.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ _PRESET: Final = re.compile(r"[\w-]+(/[\w-]+)?")
 
 @dataclass(frozen=True)
 class Resolved:
-    """A config that has passed every check, with what is needed to explain it and to resolve it again elsewhere.
+    """A config that has passed every check, with its values, plugins and files.
 
     Attributes:
         config: the config. Settings of the user's own components may be unread, and are then not checked yet.
-        tree: the values as they were written, with the place of each.
+        tree: the values as written, with the origin of each.
         plugins: the loaded plugins.
-        base_dir: the folder that paths in the config are relative to.
-        files: SHA-256 of every Python file that the config names.
+        base_dir: folder that paths in the config are relative to.
+        files: SHA-256 of each Python file that the config names, by path.
         name: stem of the config file, or name of the preset.
-        run_dir: folder of the run, if the config sets it.
-        notes: which engine `inference_engine: auto` is, and why not a faster one.
+        run_dir: folder of the run; None if the config does not set it.
+        notes: for `inference_engine: auto`, the chosen engine and the reasons against faster ones.
     """
 
     config: RunConfig
@@ -71,22 +72,23 @@ class Resolved:
 
     @property
     def origins(self) -> dict[str, str]:
-        """Where every single value came from, by its dotted path."""
+        """Origin of every value by its dotted path: `FILE:LINE`, `AREAL_SET`, `command line`, `default` or a key."""
         return {path: _origin(self.tree, path, value) for path, value in leaves(self.to_tree()).items()}
 
     def error(self, problems: Sequence[Problem]) -> ConfigError | PluginError:
-        """Return the error for problems of this config: each with its file and line."""
-        return _joined(self.tree, self.plugins, (), problems, self.name)
+        """Return one error for problems of this config, each with its file and line."""
+        return _combined_error(self.tree, self.plugins, (), problems, self.name)
 
     def to_tree(self) -> dict[str, Any]:
-        """Every value, defaults included, as plain mappings, lists and scalars."""
+        """Return all values, defaults included, as plain mappings, lists and scalars."""
         return self.config.model_dump(mode="json")
 
     def to_yaml(self, models: Mapping[str, str] | None = None) -> str:
-        """The complete config as a file that `load_run` reads back; secrets appear as `env:NAME`.
+        """Return the complete config as YAML that `load_run` reads. A secret appears as `env:NAME`.
 
         Args:
-            models: folders by the key that names a model: who reads the file takes that commit of one from the hub.
+            models: folders of models by key, such as `model.path`. A folder replaces a name on the hub, so that every
+                process of the run loads the same commit.
         """
         tree = self.to_tree()
         for key, folder in (models or {}).items():
@@ -95,7 +97,7 @@ class Resolved:
         return heading + dump({"base_dir": str(self.base_dir), **tree})
 
     def provenance(self) -> list[Provenance]:
-        """The plugins, and every file of the user's own that was loaded by path, as `compare` compares them."""
+        """Return the loaded plugins and the user's own files, with versions and hashes that a resume compares."""
         files = sorted(self.files.items())
         return [*self.plugins.provenance(), *(Provenance(path, "", "", path, digest) for path, digest in files)]
 
@@ -108,63 +110,70 @@ def resolve(
     *,
     imports: bool = False,
 ) -> Resolved:
-    """Read a config and the values that override it. One error has all problems.
+    """Read a config, apply overrides, load the plugins and check everything.
+
+        resolved = resolve("math.yaml", overrides=["steps=20", "rewards.0.weight=2"])
+        resolved.config.steps       # 20
+        resolved.origins["steps"]   # "command line"
+
+    One error reports all problems, each with its file and line.
 
     Args:
-        config_path: a YAML file or the name of a preset (`name` or `plugin/name`); None is the first default preset
+        config_path: a YAML file or the name of a preset (`name` or `plugin/name`). None takes the first default preset
             of `plugins`.
-        plugins: names of plugins to load as well.
-        overrides: `section.key=value`, and YAML files, which lie below these. Paths in the files begin at the folder
-            of `config_path`.
-        environment: has AREAL_PLUGINS and AREAL_SET; by default it is the process's own.
-        imports: whether to import the user's own components in this process, and to check their settings and the whole
-            config with them. Without, this is left to the preflight.
+        plugins: names of further plugins to load.
+        overrides: `section.key=value`, and paths of YAML files. A single value takes precedence over all files. Paths
+            in these files are relative to the folder of `config_path`.
+        environment: variables, of which AREAL_PLUGINS and AREAL_SET are read. None takes the process's own.
+        imports: whether to import the user's own components in this process, and to check their settings. If False,
+            the preflight does this.
 
     Raises:
-        ArealError: the config is wrong.
+        ArealError: the config is wrong, a file does not exist, or a plugin cannot be loaded.
     """
     environment = os.environ if environment is None else environment
-    overrides_read = _overrides(environment.get("AREAL_SET", ""), [word for word in overrides if "=" in word])
+    assignments = [override for override in overrides if "=" in override]
+    parsed_overrides = _parse_overrides(environment.get("AREAL_SET", ""), assignments)
     source = read_file(config_path) if config_path is not None and _is_file(config_path) else None
     folder = source.folder if source else Path.cwd()
-    files = [replace(read_file(word), folder=folder) for word in overrides if "=" not in word]
-    written = dict(source.document.values) if source else {}
-    written.update({key: value for file in files for key, value in file.document.values.items() if key == "preset"})
-    written.update({override.path[0]: override.value for override in overrides_read if len(override.path) == 1})
-    added = [name for file in files for name in plugin_list(file.document.values.get("plugins"))]
-    asked = plugin_list([*plugins, *_words(environment.get("AREAL_PLUGINS", ""))])
-    wanted = [*asked, *plugin_list(written.get("plugins")), *added]
+    files = [replace(read_file(path), folder=folder) for path in overrides if "=" not in path]
+    values = dict(source.document.values) if source else {}
+    values.update({key: value for file in files for key, value in file.document.values.items() if key == "preset"})
+    values.update({override.path[0]: override.value for override in parsed_overrides if len(override.path) == 1})
+    from_caller = plugin_list([*plugins, *_split_names(environment.get("AREAL_PLUGINS", ""))])
+    from_files = [name for file in files for name in plugin_list(file.document.values.get("plugins"))]
+    plugin_names = [*from_caller, *plugin_list(values.get("plugins")), *from_files]
     manager = PluginManager()
-    errors = _add(manager, wanted)
+    errors = _add_plugins(manager, plugin_names)
     preset = None
-    if written.get("preset") is not None:
-        preset = find_preset(manager, str(written["preset"]), is_config=False)
+    if values.get("preset") is not None:
+        preset = find_preset(manager, str(values["preset"]), is_config=False)
     elif source is None:
         preset = (
-            default_preset(manager, wanted, errors)
+            default_preset(manager, plugin_names, errors)
             if config_path is None
             else find_preset(manager, str(config_path), is_config=True)
         )
     if preset:
-        errors += _add(manager, [*preset.plugins, *plugin_list(preset.document.values.get("plugins"))])
+        errors += _add_plugins(manager, [*preset.plugins, *plugin_list(preset.document.values.get("plugins"))])
     layers = [layer for layer in (preset, source) if layer]
-    tree = _tree([*layers, *files], overrides_read)
-    return _finish(tree, manager, errors, folder, layers[-1].stem, imports=imports)
+    tree = _merge_layers([*layers, *files], parsed_overrides)
+    return _check_tree(tree, manager, errors, folder, layers[-1].stem, imports=imports)
 
 
 def load_run(
     run_dir: Path, overrides: Sequence[str] = (), plugins: Sequence[str] = (), *, imports: bool = False
 ) -> Resolved:
-    """Return the config of a run folder, as every process of the run reads it. The environment does not change it.
+    """Read the config of a run folder. Every process of the run reads the same one: the environment does not change it.
 
     Args:
-        run_dir: the folder.
-        overrides: from the command line of a resume.
-        plugins: from the command line of a resume.
-        imports: as in `resolve`. Without, a process imports the user's components when it builds them.
+        run_dir: folder of the run.
+        overrides: `section.key=value` from the command line of a resume.
+        plugins: names of further plugins from the command line of a resume.
+        imports: as in `resolve`. If False, a process imports the user's components when it builds them.
 
     Raises:
-        ArealError: it is no run folder, or the config is wrong.
+        ArealError: the folder is not that of a run, or the config is wrong.
     """
     path = Path(run_dir) / CONFIG_FILE
     if not path.is_file():
@@ -173,55 +182,55 @@ def load_run(
             hints=("name the folder that `areal run` printed first",),
         )
     source = read_file(path)
-    tree = _tree([source], _overrides("", overrides))
+    tree = _merge_layers([source], _parse_overrides("", overrides))
     manager = PluginManager()
-    errors = _add(manager, [*plugin_list(tree.values.get("plugins")), *plugins])
-    return _finish(tree, manager, errors, source.folder, Path(run_dir).name, imports=imports)
+    errors = _add_plugins(manager, [*plugin_list(tree.values.get("plugins")), *plugins])
+    return _check_tree(tree, manager, errors, source.folder, Path(run_dir).name, imports=imports)
 
 
 def import_components(resolved: Resolved) -> tuple[Resolved, list[Problem]]:
-    """Validate a config again, with the user's own components imported in this process.
+    """Import the user's own components in this process, and validate the whole config again.
 
     Returns:
-        The config with all settings read, and its problems. With any, the config is as before.
+        The config with all settings read, and its problems. If it has problems, the config is unchanged.
     """
-    found = _validate(_section_values(resolved.tree), resolved.plugins, resolved.base_dir, imports=True)
-    problems = [*found.problems, *(Problem((), error.message, error.hints) for error in found.errors)]
-    if found.config is None or problems:
+    result = _validate(_section_values(resolved.tree), resolved.plugins, resolved.base_dir, imports=True)
+    problems = [*result.problems, *(Problem((), error.message, error.hints) for error in result.errors)]
+    if result.config is None or problems:
         return resolved, problems
-    config = found.config.model_copy(update={"plugins": found.plugins.names})
-    return replace(resolved, config=config, files=found.files), problems
+    config = result.config.model_copy(update={"plugins": result.plugins.names})
+    return replace(resolved, config=config, files=result.files), problems
 
 
-def _finish(
+def _check_tree(
     tree: Tree, manager: PluginManager, errors: list[PluginError], folder: Path, name: str, *, imports: bool
 ) -> Resolved:
-    """Validate the tree, check across sections, and either raise one error with all problems or return the result."""
+    """Validate a tree and check across its sections. Raise one error with all problems, or return the config."""
     values = _section_values(tree)
     run_dir = tree.values.get("run_dir")
     folder = Path(str(tree.values.get("base_dir", folder)))
     notes: list[str] = []
     validate = partial(_validate, folder=folder, imports=imports)
-    found = _automatic(values, manager, validate, notes) if is_automatic(values) else validate(values, manager)
-    problems = list(found.problems)
-    errors = [*errors, *found.errors]
+    result = _choose_engine(values, manager, validate, notes) if is_automatic(values) else validate(values, manager)
+    problems = list(result.problems)
+    errors = [*errors, *result.errors]
     if run_dir is not None and not isinstance(run_dir, str):
         problems.append(Problem(("run_dir",), "must be the path of a folder"))
-    if found.config is None or problems or errors:
-        raise _joined(tree, found.plugins, errors, problems, name)
-    config = found.config.model_copy(update={"plugins": found.plugins.names})
-    home = Path(run_dir) if run_dir else None
-    return Resolved(config, tree, found.plugins, folder, found.files, name, home, tuple(notes))
+    if result.config is None or problems or errors:
+        raise _combined_error(tree, result.plugins, errors, problems, name)
+    config = result.config.model_copy(update={"plugins": result.plugins.names})
+    run_path = Path(run_dir) if run_dir else None
+    return Resolved(config, tree, result.plugins, folder, result.files, name, run_path, tuple(notes))
 
 
 def _section_values(tree: Tree) -> dict[str, Any]:
-    """Return the values of a tree that `RunConfig` knows. The other keys say how the file is read."""
+    """Return the values of a tree that belong to `RunConfig`. The other keys control how areal reads the file."""
     values = {key: value for key, value in tree.values.items() if key not in ("preset", "run_dir", "base_dir")}
     return {**values, "plugins": []}
 
 
-class _Validated(NamedTuple):
-    """What validating a config's values has found; `config` is None where some value is wrong."""
+class _Validation(NamedTuple):
+    """The result of a validation. `config` is None if a value is wrong."""
 
     config: RunConfig | None
     problems: list[Problem]
@@ -230,8 +239,8 @@ class _Validated(NamedTuple):
     files: dict[str, str]
 
 
-def _validate(values: Mapping[str, Any], manager: PluginManager, folder: Path, *, imports: bool) -> _Validated:
-    """Validate, and load the plugins that the config names, until it names no further ones."""
+def _validate(values: Mapping[str, Any], manager: PluginManager, folder: Path, *, imports: bool) -> _Validation:
+    """Validate values and load the plugins that they name, until a validation loads no new plugin."""
     errors: list[PluginError] = []
     while True:
         known, context = manager.names, ResolutionContext(manager, folder, imports=imports)
@@ -244,50 +253,51 @@ def _validate(values: Mapping[str, Any], manager: PluginManager, folder: Path, *
             problems = from_validation(error)
         errors += context.plugin_errors
         if manager.names == known:
-            return _Validated(config, problems, errors, manager, context.files)
+            return _Validation(config, problems, errors, manager, context.files)
 
 
-def _automatic(
+def _choose_engine(
     values: dict[str, Any],
     manager: PluginManager,
-    validate: Callable[[Mapping[str, Any], PluginManager], _Validated],
+    validate: Callable[[Mapping[str, Any], PluginManager], _Validation],
     notes: list[str],
-) -> _Validated:
-    """Validate with one engine after the other, and return the first result without problems.
+) -> _Validation:
+    """Validate a config with one engine after the other, and return the first result without problems.
 
-    If there is none, the result has what all engines refuse, or else the reasons of the fastest one.
+    If every engine has problems, return those that all engines share, or else those of the fastest engine.
 
     Args:
-        values: whose inference engine is `auto`.
-        manager: with the plugins that the config asks for.
-        validate: validates the values with one engine.
-        notes: get a line about the choice, and one about each engine that was passed over.
+        values: values of a config whose inference engine is `auto`.
+        manager: has the plugins that the config names.
+        validate: validates values with the given plugins.
+        notes: list to which a line about the chosen engine is added, and one about each engine before it.
 
     Raises:
         ConfigError: no engine can run on this machine.
     """
-    tried: list[_Validated] = []
+    failures: list[_Validation] = []
     for candidate in candidates(values, manager.catalog):
         plugins = PluginManager(catalog=manager.catalog)
-        _add(plugins, manager.names)
-        found = validate(candidate.values, plugins)
-        if not found.problems and not found.errors:
+        _add_plugins(plugins, manager.names)
+        result = validate(candidate.values, plugins)
+        if not result.problems and not result.errors:
             where = "on this machine" if is_local(values) else "on a cluster, where only placement names GPUs"
             notes.append(f"inference_engine: auto is {candidate.engine} {where}")
-            return found
-        tried.append(found)
-        reasons = [f"{dotted(problem.path)}: {problem.message}" for problem in found.problems]
-        reasons += [error.message for error in found.errors]
+            return result
+        failures.append(result)
+        reasons = [f"{dotted(problem.path)}: {problem.message}" for problem in result.problems]
+        reasons += [error.message for error in result.errors]
         notes.append(f"inference_engine: auto is not {candidate.engine}: {'; '.join(reasons)}")
-    # What every engine refuses is the config's own mistake; else the fastest engine's reasons are worth most.
-    common = [problem for problem in tried[0].problems if all(problem in found.problems for found in tried)]
-    return tried[0]._replace(problems=common) if common else tried[0]
+    # A problem that every engine has does not depend on the engine: correct it first.
+    fastest = failures[0]
+    common = [problem for problem in fastest.problems if all(problem in failure.problems for failure in failures)]
+    return fastest._replace(problems=common) if common else fastest
 
 
-def _joined(
+def _combined_error(
     tree: Tree, manager: PluginManager, errors: Sequence[PluginError], problems: Sequence[Problem], name: str
 ) -> ConfigError | PluginError:
-    """Return one error with all problems: missing plugins first and together, then mistakes in the order of keys."""
+    """Return one error with all problems: first the missing plugins, in one line, then broken plugins, then keys."""
     missing = list(dict.fromkeys(plugin for error in errors for plugin in getattr(error, "names", ())))
     plugin_errors = [error for error in errors if not isinstance(error, PluginMissingError)]
     if missing:
@@ -295,28 +305,28 @@ def _joined(
         plugin_errors.insert(0, alone or manager.catalog.missing(missing))
     if len(plugin_errors) == 1 and not problems:
         return plugin_errors[0]
-    mistakes = [(error.message, error.hints) for error in plugin_errors]
-    mistakes += [(_placed(tree, problem), problem.hints) for problem in problems]
-    messages = [message for message, _ in mistakes]
-    if len(mistakes) == 1:
-        return ConfigError(messages[0], hints=mistakes[0][1], problems=messages)
-    lines = [line for message, hints in mistakes for line in (message, *(f"  {hint}" for hint in hints))]
-    return ConfigError(f"{len(mistakes)} problems in {name}", hints=lines, problems=messages)
+    entries = [(error.message, error.hints) for error in plugin_errors]
+    entries += [(_message_with_origin(tree, problem), problem.hints) for problem in problems]
+    messages = [message for message, _ in entries]
+    if len(entries) == 1:
+        return ConfigError(messages[0], hints=entries[0][1], problems=messages)
+    lines = [line for message, hints in entries for line in (message, *(f"  {hint}" for hint in hints))]
+    return ConfigError(f"{len(entries)} problems in {name}", hints=lines, problems=messages)
 
 
-def _placed(tree: Tree, problem: Problem) -> str:
+def _message_with_origin(tree: Tree, problem: Problem) -> str:
     origin = tree.origin(problem.path)
     return f"{f'{origin}: ' if origin else ''}{dotted(problem.path) or 'the config'}: {problem.message}"
 
 
 def _origin(tree: Tree, path: str, value: object) -> str:
-    """The origin of one value; a section that only chooses a component has its other values by default."""
+    """Return the origin of one value: where the config sets it, or sets the key from which it follows, or `default`."""
     parts = tuple(int(part) if part.isdigit() else part for part in path.split("."))
     exact = "merged" if parts[0] == "plugins" else tree.origins.get(parts)
     if exact is None and parts[-1] == "type":
         exact = tree.origins.get(parts[:-1])
     if exact is None and (parts[0] == "placement" or parts in NUMBERED):
-        exact = _origin_of_words(tree)
+        exact = _origin_of_layout(tree)
     if exact is None and parts[0] == "placement" and value is not None and is_automatic(tree.values):
         exact = f"inference_engine: {AUTO}"
     if exact is None and path == "inference_engine.servers":
@@ -324,49 +334,58 @@ def _origin(tree: Tree, path: str, value: object) -> str:
     return exact or "default"
 
 
-def _origin_of_words(tree: Tree) -> str | None:
-    """Where the words of a placement came from; None where it has none."""
+def _origin_of_layout(tree: Tree) -> str | None:
+    """Return the origin of `placement.layout`; None if the config does not set it."""
     placement = tree.values.get("placement")
     if isinstance(placement, str):
         return tree.origins.get(("placement",))
     return tree.origins.get(("placement", "layout")) if isinstance(placement, Mapping) else None
 
 
-def _tree(layers: Sequence[Source], overrides: Sequence[Override]) -> Tree:
+def _merge_layers(layers: Sequence[Source], overrides: Sequence[Override]) -> Tree:
     """Merge the layers, the lowest first, and then the overrides."""
     tree = Tree()
     for layer in layers:
-        tree.lay(layer)
-    _each(tree.assign, sorted(overrides, key=lambda override: override.rank))
+        tree.merge(layer)
+    _call_for_each(tree.assign, sorted(overrides, key=lambda override: override.rank))
     return tree
 
 
-def _overrides(environment: str, words: Sequence[str]) -> list[Override]:
-    """The overrides of both layers, the environment's first; each is relative to the current folder."""
+def _parse_overrides(environment: str, assignments: Sequence[str]) -> list[Override]:
+    """Return the overrides in AREAL_SET, then those of the command line. Files are relative to the current folder.
+
+    Args:
+        environment: value of AREAL_SET.
+        assignments: `section.key=value` from the command line.
+
+    Raises:
+        ConfigError: it has the problems of all overrides.
+    """
     try:
-        layers = [(word, "AREAL_SET") for word in shlex.split(environment)]
+        with_origins = [(text, "AREAL_SET") for text in shlex.split(environment)]
     except ValueError as error:
         raise ConfigError(f"AREAL_SET cannot be split into words: {error}", hints=("check its quotes",)) from None
-    layers += [(word, "command line") for word in words]
-    return _each(lambda layer: parse_override(layer[0], layer[1], Path.cwd()), layers)
+    with_origins += [(text, "command line") for text in assignments]
+    return _call_for_each(lambda item: parse_override(item[0], item[1], Path.cwd()), with_origins)
 
 
-def _each(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """Return the results for all items. One `ConfigError` has every `ValueError`."""
-    results, faults = [], []
+def _call_for_each(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """Return a function's results for all items. Raise one `ConfigError` with the text of every `ValueError`."""
+    results, problems = [], []
     for item in items:
         try:
             results.append(function(item))
         except ValueError as error:
-            faults.append(str(error))
-    if len(faults) == 1:
-        raise ConfigError(faults[0], problems=faults)
-    if faults:
-        raise ConfigError(f"{len(faults)} overrides are wrong", hints=faults, problems=faults)
+            problems.append(str(error))
+    if len(problems) == 1:
+        raise ConfigError(problems[0], problems=problems)
+    if problems:
+        raise ConfigError(f"{len(problems)} overrides are wrong", hints=problems, problems=problems)
     return results
 
 
-def _add(manager: PluginManager, names: Sequence[str]) -> list[PluginError]:
+def _add_plugins(manager: PluginManager, names: Sequence[str]) -> list[PluginError]:
+    """Load plugins, and return the errors of those that cannot be loaded."""
     try:
         manager.add(names)
     except PluginError as error:
@@ -375,19 +394,19 @@ def _add(manager: PluginManager, names: Sequence[str]) -> list[PluginError]:
 
 
 def plugin_list(written: object) -> list[str]:
-    """The plugins that `plugins:` names, be it a list or a text."""
+    """Return the names in the key `plugins`: a list, or a text such as `grpo, hf`. Raises `ConfigError`."""
     if written is None:
         return []
-    words = _words(written) if isinstance(written, str) else written
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+    names = _split_names(written) if isinstance(written, str) else written
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError("plugins: must be a list of plugin names", hints=("for example: plugins: [grpo, hf]",))
-    return [normalize(word) for word in words]
+    return [normalize(name) for name in names]
 
 
-def _words(text: str) -> list[str]:
-    return [word for word in re.split(r"[,\s]+", text) if word]
+def _split_names(text: str) -> list[str]:
+    return [name for name in re.split(r"[,\s]+", text) if name]
 
 
 def _is_file(config_path: str | Path) -> bool:
-    """Whether CONFIG is a file; what neither exists nor looks like one may be the name of a preset."""
+    """Return whether CONFIG is a file. A text that could be the name of a preset is a file only if the file exists."""
     return Path(config_path).exists() or not _PRESET.fullmatch(str(config_path))

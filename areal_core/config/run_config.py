@@ -1,4 +1,4 @@
-"""The root of a run's config: every key that a YAML file may have, and the checks that look at several of them."""
+"""The root of a run's config: all keys of a YAML file, and the checks that compare several of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RunConfig(Section):
-    """One run, complete: the same in every process of it."""
+    """The complete config of a run. Every process of the run has the same one."""
 
     plugins: list[str] = Field(default=[])
     """plugins that are loaded, beside those named below"""
@@ -75,8 +75,8 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _roles_like_the_engine(cls, written: Any) -> Any:
-        """Lay each entry of `roles` over `train_engine`, whose settings it shares."""
+    def _complete_roles(cls, written: Any) -> Any:
+        """Complete each entry of `roles` with the settings of `train_engine`, if both have the same `type`."""
         if not isinstance(written, Mapping) or not isinstance(written.get("roles"), Mapping):
             return written
         shared = written.get("train_engine")
@@ -90,9 +90,12 @@ class RunConfig(Section):
         return {**written, "roles": roles}
 
     @model_validator(mode="after")
-    def _as_placed(self) -> RunConfig:
-        """GPUs that are named in words get their numbers; where GPUs are named, what is right on GPUs holds for what
-        is not written."""
+    def _apply_placement(self) -> RunConfig:
+        """Set what follows from the GPUs in `placement`, except for keys that the config sets.
+
+        A layout sets the GPUs' numbers and the servers. On GPUs, the model trains in bfloat16, and servers get weights
+        by broadcast or ipc if they can.
+        """
         placed = self
         if self.placement.is_counted:
             placed = self.model_copy(update=numbered(self.placement, self.launcher, self.inference_engine))
@@ -102,73 +105,76 @@ class RunConfig(Section):
         changes: dict[str, Section] = {}
         if placed.placement.training and "dtype" not in placed.model.model_fields_set:
             changes["model"] = placed.model.model_copy(update={"dtype": "bfloat16"})
-        is_left_open = "transport" not in placed.weight_sync.model_fields_set
-        if placed.has_servers and is_left_open and not placed.placement.servers_share_gpus:
-            by = "broadcast" if placed.placement.disaggregated else "ipc"
-            is_apt = placed.placement.disaggregated or placed.has_rank_on_every_gpu
+        is_unset = "transport" not in placed.weight_sync.model_fields_set
+        if placed.has_servers and is_unset and not placed.placement.servers_share_gpus:
+            name = "broadcast" if placed.placement.disaggregated else "ipc"
+            is_possible = placed.placement.disaggregated or placed.has_rank_on_every_gpu
             settings = getattr(placed.inference_engine, "settings", None)
-            if is_apt and f"core/{by}" in getattr(settings, "transports", ()):
+            if is_possible and f"core/{name}" in getattr(settings, "transports", ()):
                 noun = KINDS["weight_transports"].noun
-                chosen = Selection("weight_transports", f"core/{by}", {}, reference=by, noun=noun)
+                chosen = Selection("weight_transports", f"core/{name}", {}, reference=name, noun=noun)
                 changes["weight_sync"] = placed.weight_sync.model_copy(update={"transport": chosen})
         return placed.model_copy(update=changes) if changes else placed
 
     @property
     def trainer_processes(self) -> int:
-        """Ranks of the trainer."""
+        """Number of the trainer's ranks."""
         return launching(self.launcher).trainer_processes or len(self.placement.training or ()) or 1
 
     @property
     def takes_turns(self) -> bool:
-        """Whether the GPUs generate and train one after the other: servers give the trainer their memory."""
+        """Whether the GPUs generate and train alternately: the servers sleep and free their memory for training."""
         settings = getattr(self.inference_engine, "settings", None)
         return self.placement.colocated and getattr(settings, "gives_memory", False)
 
     @property
     def has_rank_on_every_gpu(self) -> bool:
-        """Whether the GPUs generate and train in turns, and each has a rank of the trainer and one server."""
+        """Whether the GPUs generate and train alternately, and each has one rank of the trainer and one server."""
         training, generation = self.placement.training or (), self.placement.generation or ()
         return self.takes_turns and len(generation) == len(training) == self.trainer_processes
 
     @property
     def has_servers(self) -> bool:
-        """Whether the run starts inference servers, which may stand on other nodes than the trainer."""
+        """Whether the run starts inference servers. They may run on other nodes than the trainer."""
         return self.inference_engine is not None and bool(self.inference_engine.keywords().get("servers"))
 
     @property
     def has_elastic_servers(self) -> bool:
-        """Whether servers that the run starts come and go: later ones may stand on nodes that are not there yet."""
+        """Whether the number of servers may change during the run, because nodes join and leave it."""
         chosen = self.inference_engine
         return chosen is not None and isinstance(chosen.keywords().get("servers"), sections.ServerBounds)
 
     @property
     def longest_sequence(self) -> int:
-        """Tokens that a sequence may have for all that the config says; 0 where nothing generates."""
+        """Tokens of the longest sequence that the config certainly allows; 0 if the run does not generate."""
         if self.workflow is None:
             return 0
         return max(self.sampling.max_new_tokens + 1, self.workflow.keywords().get("max_tokens", 0))
 
     @property
     def evaluates_beside_training(self) -> bool:
-        """Whether the next batch is trained on while an evaluation runs. Synchronous generation and GPUs used in turns
-        leave nothing to do meanwhile; in deterministic runs nothing else may share the engine's batches with it."""
-        asked = self.evaluation is not None and self.evaluation.beside_training
+        """Whether the run trains on the next batch while an evaluation runs.
+
+        It cannot if generation is synchronous or the GPUs generate and train alternately: the next batch has to wait.
+        It does not in a deterministic run, in which an evaluation must have the engine's batches for itself.
+        """
+        is_configured = self.evaluation is not None and self.evaluation.beside_training
         is_asynchronous = self.rollout.max_staleness > 0 and not self.deterministic and not self.takes_turns
-        return asked and is_asynchronous and self.workflow is not None
+        return is_configured and is_asynchronous and self.workflow is not None
 
     def cross_checks(self) -> Iterator[Problem]:
-        """Mistakes that show only when several values are seen together, those that plugins find included.
+        """Yield problems that involve several values, including those that plugins report.
 
-        Within `leaving_unread`, what depends on unread settings is not checked.
+        Within `leaving_unread`, checks that need unread settings are skipped.
         """
-        yield from self._arithmetic()
-        yield from self._generation()
-        components = [self._component(path, chosen) for path, chosen in selections(self)]
-        for check in (self._roles(), self._reward_names(), *components):
+        yield from self._check_numbers()
+        yield from self._check_generation()
+        components = [self._check_component(path, chosen) for path, chosen in selections(self)]
+        for check in (self._check_roles(), self._check_reward_names(), *components):
             with suppress(NotReadError):
                 yield from [*check]
 
-    def _component(self, path: KeyPath, chosen: Selection) -> Iterator[Problem]:
+    def _check_component(self, path: KeyPath, chosen: Selection) -> Iterator[Problem]:
         if chosen.kind == "advantages" and self.rollout.group_size == 1 and _needs_group(chosen):
             message = f"'{chosen.target}' compares the answers to one prompt, and rollout.group_size is 1"
             yield Problem(path, message, ("set rollout.group_size to 2 or more, or choose another advantage",))
@@ -176,7 +182,7 @@ class RunConfig(Section):
             yield from (Problem(path, message) for message in chosen.settings.check(self))
 
     def cross_notes(self) -> Iterator[str]:
-        """Yield settings that have no effect, and the notes of plugins, each with its key."""
+        """Yield a line for each setting that has no effect, and the notes of plugins. Each line starts with the key."""
         if self.rewards and not any(getattr(chosen.common, "weight", 1.0) for chosen in self.rewards):
             yield "rewards: all weights are 0, so every answer earns the same"
         if self.evaluation is not None and self.evaluation.dataset == self.dataset:
@@ -185,7 +191,7 @@ class RunConfig(Section):
             if isinstance(chosen.settings, Settings):
                 yield from (f"{dotted(path)}: {text}" for text in chosen.settings.notes(self))
 
-    def _arithmetic(self) -> Iterator[Problem]:
+    def _check_numbers(self) -> Iterator[Problem]:
         groups, updates = self.rollout.batch_size, self.training.num_minibatches
         if groups % updates:
             fitting = ", ".join(str(number) for number in range(1, groups + 1) if groups % number == 0)
@@ -203,10 +209,10 @@ class RunConfig(Section):
                 f"{self.sampling.min_new_tokens} is more than max_new_tokens, {self.sampling.max_new_tokens}",
             )
 
-    def _generation(self) -> Iterator[Problem]:
-        """What generates must be there together, and its probabilities must be ones that the trainer can compute."""
-        names_twice = self.placement.colocated or self.placement.servers_share_gpus
-        if names_twice and self.weight_sync.transport.target == "core/broadcast":
+    def _check_generation(self) -> Iterator[Problem]:
+        """Yield missing components, and sampling settings whose probabilities the trainer cannot compute."""
+        uses_a_gpu_twice = self.placement.colocated or self.placement.servers_share_gpus
+        if uses_a_gpu_twice and self.weight_sync.transport.target == "core/broadcast":
             message = "a broadcast has no group in which a GPU is twice, and placement uses one twice"
             yield Problem(("weight_sync", "transport"), message, ("leave it out, or set it to memory",))
         if self.workflow is not None and self.inference_engine is None:
@@ -223,7 +229,7 @@ class RunConfig(Section):
                 ("remove it, or accept the error with sampling.allow_mismatched_sampling=true",),
             )
 
-    def _roles(self) -> Iterator[Problem]:
+    def _check_roles(self) -> Iterator[Problem]:
         try:
             needed = roles_of(self.algorithm, self.training.updates)
         except NotReadError:
@@ -240,7 +246,7 @@ class RunConfig(Section):
             hint = f"roles of this algorithm: {', '.join(needed)}"
             yield Problem(("roles", name), f"'{self.algorithm.target}' and its components know no such role", (hint,))
 
-    def _reward_names(self) -> Iterator[Problem]:
+    def _check_reward_names(self) -> Iterator[Problem]:
         names = [sections.reward_name(chosen) for chosen in self.rewards]
         for number, name in enumerate(names):
             if name in sections.OWN_REWARDS:
@@ -252,4 +258,5 @@ class RunConfig(Section):
 
 
 def _needs_group(advantage: Selection) -> bool:
+    """Return whether an advantage compares the answers to one prompt."""
     return bool(advantage.declared("needs_group"))

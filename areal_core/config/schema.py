@@ -1,4 +1,4 @@
-"""The config as a JSON schema, for editors and other programs."""
+"""Describe the config as a JSON schema, for editors and other programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOADING_KEYS = {
     "run_dir": "the folder of the run; by default runs/<name>-<UTC time>",
     "base_dir": "the folder that paths are relative to; by default that of this file",
 }
-"""Keys of a file that say how it is read; they are no part of the config that results."""
+"""Keys that control how areal reads a file. They are not part of the resulting config."""
 _TYPES = {
     "integer": "whole number",
     "string": "text",
@@ -36,7 +36,7 @@ _BOUNDS = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "up to", "
 
 
 class _WithDefaults(GenerateJsonSchema):
-    """Tells defaults that are made anew each time as well."""
+    """Adds defaults that come from a factory, which pydantic leaves out."""
 
     def get_default_value(self, schema: WithDefaultSchema) -> Any:
         made = schema.get("default_factory")
@@ -44,11 +44,14 @@ class _WithDefaults(GenerateJsonSchema):
 
 
 def json_schema(manager: PluginManager, *, imports: bool = False) -> dict[str, Any]:
-    """The schema of a config file; a place for a component carries its kind, and each kind its loaded components.
+    """Return the JSON schema of a config file.
+
+    A key that chooses a component has its kind as `x-areal-kind`. `x-areal-components` has the loaded components of
+    each kind.
 
     Args:
         manager: the loaded plugins.
-        imports: whether to import components whose settings are in their signature, which may import torch. Without,
+        imports: whether to import components whose settings are in their signature, which may import torch. If False,
             the schema allows any settings for them.
     """
     schema = _model_schema(RunConfig)
@@ -66,7 +69,14 @@ def json_schema(manager: PluginManager, *, imports: bool = False) -> dict[str, A
 
 
 def component_schema(manager: PluginManager, kind: str, record: Component, imports: bool = True) -> dict[str, Any]:
-    """The schema of a component's settings, and what it is. A model of the settings is imported; see `json_schema`."""
+    """Return the summary of a component and the schema of its settings.
+
+    Args:
+        manager: the loaded plugins.
+        kind: name of the component's kind.
+        record: the component.
+        imports: as in `json_schema`. A settings model is always imported.
+    """
     if record.config:
         model: Any = manager.import_from(record, record.config)
         is_model = isinstance(model, type) and issubclass(model, Settings)
@@ -79,7 +89,7 @@ def component_schema(manager: PluginManager, kind: str, record: Component, impor
 
 
 def describe_values(part: Mapping[str, Any]) -> str:
-    """What may be written for a key of a schema, in words."""
+    """Return in words which values a key of a schema may have, such as `whole number from 1 or null`."""
     null = " or null" if {"type": "null"} in part.get("anyOf", ()) else ""
     if "x-areal-kind" in part:
         return ("list: " if part.get("type") == "array" else "") + str(part["x-areal-noun"]) + null
@@ -97,14 +107,17 @@ def describe_values(part: Mapping[str, Any]) -> str:
 
 
 def describe_default(part: Mapping[str, Any]) -> str:
-    """What a key of a schema is where it is not written; a section has defaults of its own."""
+    """Return the default of a key as JSON; `its own` for a section, whose keys have their own defaults."""
     if any("$ref" in one for one in (part, *part.get("anyOf", ()))) and isinstance(part.get("default", {}), dict):
         return "its own"
     return json.dumps(part.get("default"))
 
 
 def _model_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The schema of a model, with the components that have no default as required: areal itself tells their absence."""
+    """Return the schema of a model in which components without a default are required.
+
+    For pydantic they have the default None, because areal itself reports a missing component.
+    """
     schema = model.model_json_schema(schema_generator=_WithDefaults)
     for part in (schema, *schema.get("$defs", {}).values()):
         for name, field in part.get("properties", {}).items():

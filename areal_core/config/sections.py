@@ -1,4 +1,4 @@
-"""The sections of a run's config, each a small model; `run_config.py` puts them together."""
+"""The sections of a run's config, one settings model each. `run_config.py` combines them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from areal_core.config.settings import Seconds, Section
 from areal_core.gpus import gpu_bytes
 
 COLDEST = 0.01
-"""Temperature below which logits that are divided by it leave what engines compute with."""
+"""Lowest temperature above 0. Logits that are divided by a lower one exceed the numbers that engines compute with."""
 
 
-def _greedy_or_warm(temperature: float) -> float:
+def _check_temperature(temperature: float) -> float:
     if 0 < temperature < COLDEST:
         raise ValueError(f"must be at least {COLDEST}, or 0, which is greedy, not {temperature}")
     return temperature
 
 
 HomePath = Annotated[str, AfterValidator(os.path.expanduser)]
-"""A folder, or a name that is none; `~` is the user's home."""
+"""A folder, or a name on the hub. `~` is the user's home."""
 
 
 class ModelSection(Section):
@@ -63,11 +63,11 @@ class RewardTerm(Section):
 
 
 OWN_REWARDS = frozenset({"all_episodes", "mean", "std", "groups_all_equal"})
-"""Metrics below `reward/` that are no reward's."""
+"""Names below `reward/` of areal's own metrics, which no reward may have."""
 
 
 def reward_name(chosen: Selection) -> str:
-    """What a reward is called in metrics: its `name`, or else that of its component."""
+    """Return the name of a reward in metrics: its `name`, or else that of its component."""
     name: str | None = getattr(chosen.common, "name", None)
     return name or chosen.reference.rsplit("/", 1)[-1].rsplit(":", 1)[-1]
 
@@ -101,7 +101,7 @@ class SamplingSection(Section):
     """train although the trainer cannot reproduce the sampling's probabilities"""
 
     def irreproducible(self) -> list[str]:
-        """The settings whose effect on probabilities the trainer does not know, as `name=value`."""
+        """Return the settings, as `name=value`, that change probabilities in a way that the trainer cannot compute."""
         neutral = SamplingSection(temperature=self.temperature, max_new_tokens=self.max_new_tokens)
         harmless = {"stop", "stop_token_ids", "allow_mismatched_sampling"}
         return [f"{name}={value}" for name, value in self if name not in harmless and value != getattr(neutral, name)]
@@ -145,7 +145,7 @@ class RolloutSection(Section):
 
     @property
     def episodes_at_once(self) -> int:
-        """How many may be under way: those of all groups in the pipeline."""
+        """Largest number of concurrent episodes: those of all groups in the pending batches."""
         return self.max_pending_batches * self.batch_size * self.group_size
 
 
@@ -167,7 +167,7 @@ class TrainingSection(Section):
 
     @property
     def updates(self) -> int:
-        """Optimizer updates on each batch."""
+        """Optimizer updates per batch."""
         return self.num_minibatches * self.num_epochs
 
 
@@ -187,7 +187,7 @@ class WeightSyncSection(Section):
 
 
 GPU = Annotated[int, Field(ge=0, le=1_000_000)]
-"""A number, as the machine counts them."""
+"""Number of a GPU, from 0, as the machine counts them."""
 
 
 class PlacementSection(Section):
@@ -204,16 +204,17 @@ class PlacementSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _in_words(cls, written: Any) -> Any:
-        if isinstance(written, dict) and "type" in written:  # over words a key was laid, as over the name of a part
-            words, rest = written["type"], {key: value for key, value in written.items() if key != "type"}
-            if lists := ", ".join(sorted(rest.keys() & {"generation", "training"})):
-                raise ValueError(f"GPUs are named in words ('{words}') and in {lists}: write placement=null before it")
-            return {"layout": words, **rest}
+    def _read_layout(cls, written: Any) -> Any:
+        # A layer that adds a key to a text makes the text the `type`, because it may be the name of a component.
+        if isinstance(written, dict) and "type" in written:
+            layout, others = written["type"], {key: value for key, value in written.items() if key != "type"}
+            if lists := ", ".join(sorted(others.keys() & {"generation", "training"})):
+                raise ValueError(f"GPUs are named in words ('{layout}') and in {lists}: write placement=null before it")
+            return {"layout": layout, **others}
         return {"layout": written} if isinstance(written, str | None) else written
 
     @model_validator(mode="after")
-    def _whole(self) -> PlacementSection:
+    def _check_gpus(self) -> PlacementSection:
         if self.layout is not None and (self.generation is not None or self.training is not None):
             raise ValueError(f"GPUs are named in words ('{self.layout}') and in lists: leave one of them out")
         if twice := [gpu for gpu, times in Counter(self.training or []).items() if times > 1]:
@@ -226,19 +227,22 @@ class PlacementSection(Section):
 
     @model_serializer(mode="wrap")
     def _without_derived(self, write: Any) -> dict[str, Any]:
-        """Lists that follow from counts are not written down."""
+        """Leave out the lists of GPUs that follow from the layout."""
         written: dict[str, Any] = write(self)
         return written | ({"generation": None, "training": None} if self.is_counted else {})
 
     def gpu_bytes(self) -> int | None:
-        """Return the memory of the smallest GPU that trains: as planned, or else as this machine's driver says."""
+        """Return the bytes of memory of the smallest GPU that trains; None if unknown.
+
+        This is `gpu_memory_gib`, or else what the GPU driver of this machine reports.
+        """
         if self.gpu_memory_gib is not None:
             return round(self.gpu_memory_gib * (1 << 30))
         return gpu_bytes(self.training or ())
 
     @property
     def is_counted(self) -> bool:
-        """Whether it says how many GPUs, and not which."""
+        """Whether the placement gives the number of GPUs instead of naming them."""
         return self.layout is not None
 
     @property
@@ -248,7 +252,7 @@ class PlacementSection(Section):
 
     @property
     def servers_share_gpus(self) -> bool:
-        """Whether a GPU has several inference servers, which compute there at the same time."""
+        """Whether several inference servers share a GPU and compute there at the same time."""
         return len(self.generation or ()) > len(set(self.generation or ()))
 
     @property
@@ -258,7 +262,7 @@ class PlacementSection(Section):
 
 
 MOST_SERVERS = 100_000
-"""Of a run: nobody has as many GPUs."""
+"""Upper bound on the servers of a run. No cluster has as many GPUs."""
 
 
 class ServerBounds(Section):
@@ -288,7 +292,7 @@ class EvaluationSection(Section):
     """answers to each prompt"""
     limit: int | None = Field(default=None, ge=1)
     """prompts that are used; null is all"""
-    temperature: Annotated[float, Field(ge=0), AfterValidator(_greedy_or_warm)] | None = None
+    temperature: Annotated[float, Field(ge=0), AfterValidator(_check_temperature)] | None = None
     """null is the temperature of training; 0 is greedy"""
     at_start: bool = True
     """evaluate before the first step as well"""

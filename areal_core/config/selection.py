@@ -1,19 +1,20 @@
-"""A chosen component: what stands behind every `type:` of a config.
+"""A component that a config selects with `type:`, and its settings.
 
-A settings model declares a place where something is chosen by `component(kind)` (`place.py`); reading the config puts
-a `Selection` there. The name is checked at once. The code behind it is imported by `load()` or `build()`, in the
-process that needs it.
+A settings model declares a field for a component with `component(kind)` (`place.py`). Validation puts a `Selection`
+there and checks that the name exists. `load()` or `build()` imports the code later, in the process that needs it.
 
-Settings come from one of two places. A record of a plugin may name a `Settings` model; it is imported, and the settings
-are checked at once. All other components have their settings in their signature or in their class: what a config names
-by import (`file.py:attr`), and components of plugins whose record names no model. Those that a plugin registers are
-imported with the plugin, and checked at once. The settings of the others stay unread until they are imported. Three
-kinds of processes need them:
+Settings come from one of two sources. The record of a plugin's component may name a `Settings` model. Validation
+imports this model and checks the settings with it. All other components have their settings in their signature or in
+their class: components named by import (`file.py:attr`), and components of plugins whose record names no model. Those
+that a plugin registers are imported with the plugin, so their settings are checked at once. The settings of all others
+stay unread until the component is imported. Three kinds of processes need them:
 
-    the process that uses the component    `settings` imports it and validates them, when they are first asked for
-    the child of the preflight             validates all of them, with the whole config
-    the driver                             never imports it: it adopts what the child has read (`adopt`). Engines and
-                                           launchers are the exception: the driver calls their settings (`READ_EARLY`)
+
+    the process that uses the component    imports it and validates them on the first access to `settings`
+    the child of the preflight             imports all components and validates the whole config
+    the driver                             imports no component and adopts what the child has read (`adopt`). Only
+                                           engines and launchers are imported: the driver calls methods of their
+                                           settings (`READ_EARLY`)
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ if TYPE_CHECKING:
 CALLED_BY_NAME: Final = ("agents", "tools", "reward_functions")
 """Kinds of functions that areal calls by keyword: with keys of a row, for example."""
 READ_EARLY: Final = {"inference_engines", "train_engines", "launchers"}
-"""Kinds whose settings the driver reads to place processes and to plan memory, wherever they come from."""
+"""Kinds whose settings the driver always reads: it needs them to place processes and to plan memory."""
 
 _leaves_unread: ContextVar[bool] = ContextVar("leaves_unread", default=False)
 
 
 @contextmanager
 def leaving_unread() -> Iterator[None]:
-    """Refuse to import components for their settings: `NotReadError` is raised for those that are unread."""
+    """Import no component for its settings: an access to unread settings raises `NotReadError`."""
     outer = _leaves_unread.set(True)
     try:
         yield
@@ -65,16 +66,16 @@ def leaving_unread() -> Iterator[None]:
 
 
 class NotReadError(ConfigError):
-    """The settings of a component are unread, and this process shall not import it."""
+    """The settings of a component are unread, and this process must not import the component."""
 
 
 class AdoptedSettings(dict[str, Any]):
-    """Settings that another process has read: plain values by name, which are attributes, too.
+    """Settings that another process has read. Each value is an item and an attribute.
 
     Args:
-        values: as a YAML file has them.
-        facts: attributes of the settings model, or of the function, such as `shows_images`.
-        roles: of models that the component needs.
+        values: settings by name, as a YAML file has them.
+        facts: further attributes of the settings model or the function, such as `shows_images`.
+        roles: roles that the component needs.
     """
 
     def __init__(self, values: Mapping[str, Any], facts: Mapping[str, Any], roles: Sequence[Role]) -> None:
@@ -89,23 +90,25 @@ class AdoptedSettings(dict[str, Any]):
             raise AttributeError(name) from None
 
     def needs(self, updates: int) -> Sequence[Role]:
-        """See `Settings.needs`: the child asked for the updates of this config."""
+        """Return the roles that the other process has read, with the same number of updates; see `Settings.needs`."""
         del updates
         return self._roles
 
 
 @dataclass(frozen=True)
 class Selection:
-    """One component, chosen by name or by import, with its settings.
+    """A component that a config selects by name or by import, with its settings.
 
     Attributes:
-        target: the unmistakable form of `reference`: `plugin/name`, or an import with an absolute path. It is written
-            into the run folder.
-        settings: an instance of the component's model, or the keyword arguments if it has none.
-        common: the keys that the place itself defines, such as a reward's weight.
-        reference: what the config says.
-        noun: what one of its kind is called.
-        unread: the context for validating the settings once the component is imported; None if they are validated.
+        kind: name of the component's kind, such as `datasets`.
+        target: the full form of `reference`: `plugin/name`, or an import with an absolute path. The config in the run
+            folder has this form.
+        settings: an instance of the component's settings model, or keyword arguments if it has no model.
+        common: settings that every component has in this field, such as the weight of a reward.
+        reference: the name or import as the config has it.
+        record: the plugin's record of the component; None for an import.
+        noun: word for a component of this kind, for errors.
+        unread: context to validate the settings with, once the component is imported; None if they are validated.
         written: the settings as the config has them, if `unread` is set.
     """
 
@@ -125,7 +128,7 @@ class Selection:
             object.__delattr__(self, "settings")
 
     def __getattr__(self, name: str) -> Any:
-        """Return the settings when they are first asked for."""
+        """Return `settings`, and read them on the first access."""
         if name != "settings" or self.unread is None:
             raise AttributeError(f"a selection has no attribute '{name}'")
         if not self.is_readable:
@@ -141,32 +144,32 @@ class Selection:
             ) from error
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Return a shallow copy. Pydantic copies defaults, and the loaded plugins cannot be copied."""
+        """Return a shallow copy. Pydantic makes deep copies of defaults, but loaded plugins cannot be copied."""
         del memo
         return copy.copy(self)
 
     @property
     def is_read(self) -> bool:
-        """Whether the settings are validated: here, or by another process."""
+        """Whether the settings are validated, by this process or by another one."""
         return "settings" in vars(self)
 
     @property
     def is_readable(self) -> bool:
-        """Whether `settings` can be asked for: they are read, or this process may import the component."""
+        """Whether `settings` can be accessed: they are read, or this process may import the component."""
         return self.is_read or not _leaves_unread.get()
 
     def read(self) -> Settings | Mapping[str, Any]:
         """Return the settings. Import the component and validate them first, if they are unread.
 
         Raises:
-            RejectedError: the component cannot be imported, or settings are wrong.
+            RejectedError: the component cannot be imported, or its settings are wrong.
         """
         if not self.is_read:
             object.__setattr__(self, "settings", self._read_here())
         return self.settings
 
     def adopt(self, settings: AdoptedSettings) -> None:
-        """Take over unread settings that another process has read."""
+        """Set the settings to those that another process has read."""
         object.__setattr__(self, "settings", settings)
 
     def _read_here(self) -> Settings | Mapping[str, Any]:
@@ -182,7 +185,7 @@ class Selection:
         return validated(model, self.written, context)
 
     def _import(self, context: ResolutionContext) -> object:
-        """Import the class or function for its settings, and note its file."""
+        """Import the class or function to read its settings, and add its file to `context.files`."""
         if self.record is not None:
             try:
                 return self.load()
@@ -199,21 +202,26 @@ class Selection:
 
     @property
     def declarations(self) -> object:
-        """What has the attributes that declare something: the settings if they have a model, or else the component."""
+        """The object that may declare `needs`, `needs_group` and the like: the settings model, or else the code."""
         return self.settings if isinstance(self.settings, Settings | AdoptedSettings) else self.load()
 
     @property
     def title(self) -> str:
-        """What it is and what it is called, for errors."""
+        """Kind and name of the component, for errors."""
         return f"{self.noun} '{self.target}'"
 
     @property
     def plugin(self) -> str:
-        """Name of the plugin that it is from; empty for a component of the core, of a file or of a module."""
+        """Name of the plugin that supplies the component; empty for the core's components and for imports."""
         return "" if self.record is None or self.record.plugin == CORE else self.record.plugin
 
     def load(self) -> object:
-        """Import the class or function behind this choice; the only place where that happens for a plugin's."""
+        """Import and return the class or function.
+
+        Raises:
+            ConfigError: a component named by import cannot be imported.
+            PluginError: a plugin's component cannot be imported, or the plugin is not installed.
+        """
         if self.record is None:
             try:
                 return import_reference(self.target, Path()).value
@@ -228,15 +236,34 @@ class Selection:
         return load_attribute(self.record.target, title, installed)
 
     def build(self, **context: Any) -> Any:
-        """Make the component. `context` is what the caller offers; a class takes from it the arguments it names.
+        """Create the component.
 
-        A class with a settings model is called with the settings first, one without gets them as keyword arguments.
-        A function is the component itself, with its settings bound.
+            launcher = config.launcher.build()
+            engine = config.inference_engine.build(log_dir=run.logs, gpus=[0, 1])
+
+        A class is called with its settings and with the values in `context` that it has parameters for. The settings
+        are the first argument if the class has a settings model, or else keyword arguments. A function is the
+        component itself, with its settings bound.
+
+        Args:
+            context: values that the caller offers, by the name of a parameter.
+
+        Raises:
+            ConfigError: the component cannot be imported, or its parameters do not fit settings and context.
+            PluginError: a plugin's component cannot be imported.
         """
         return self.prepare(**context)()
 
     def prepare(self, **context: Any) -> Callable[[], Any]:
-        """What `build` calls last, once the code is imported and takes what it will be given; raises `ConfigError`."""
+        """Import the code, check its parameters, and return a function that creates the component.
+
+        Args:
+            context: as in `build`.
+
+        Raises:
+            ConfigError: as in `build`.
+            PluginError: as in `build`.
+        """
         target: Any = self.load()
         settings = self._read_here() if isinstance(self.settings, AdoptedSettings) else self.settings
         arguments: Mapping[str, Any] = dict(settings)
@@ -253,11 +280,11 @@ class Selection:
         return lambda: functools.partial(target, **arguments) if arguments else target
 
     def keywords(self) -> dict[str, Any]:
-        """The settings by name."""
+        """Return the settings by name."""
         return dict(self.settings)
 
     def to_tree(self) -> dict[str, Any]:
-        """Return the choice as a YAML file has it. Unread settings are as they were written."""
+        """Return the selection as a YAML file has it. Unread settings have the values that the config has."""
         settings = self.settings if self.is_read else _absolute(self.written)
         return {"type": self.target, **to_jsonable_python(self.common or {}), **to_jsonable_python(settings)}
 
@@ -279,9 +306,16 @@ class Selection:
 
 
 def selections(settings: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Selection]]:
-    """Every choice in a tree of settings, nested ones included, with the path of keys that leads to it.
+    """Yield every selection in a tree of settings, nested ones included, with its path of keys.
 
-    Choices below unread settings are left out within `leaving_unread`.
+        for path, chosen in selections(config):
+            print(path, chosen.target)   # ("rewards", 0) rewards/math
+
+    Within `leaving_unread`, selections inside unread settings are left out.
+
+    Args:
+        settings: a settings model, a selection, or a list or mapping of them.
+        path: keys that lead to `settings`.
     """
     if isinstance(settings, Selection):
         yield path, settings
@@ -296,20 +330,20 @@ def selections(settings: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, 
 
 
 def unread_selections(config: object) -> list[tuple[KeyPath, Selection]]:
-    """Return the choices whose settings are unread, with their paths."""
+    """Return the selections whose settings are unread, with their paths."""
     with leaving_unread():
         return [(path, chosen) for path, chosen in selections(config) if not chosen.is_read]
 
 
 def settings_model(model: object, problem: str) -> type[Settings]:
-    """Return the model of a component's settings; `RejectedError` with the problem if it is none."""
+    """Return the model if it is a settings model. Raise `RejectedError` with the problem if not."""
     if not (inspect.isclass(model) and issubclass(model, Settings)):
         raise rejected(problem, "derive it from areal_core.config.Settings")
     return model
 
 
 def validated(model: type[Settings], written: Mapping[str, Any], context: ResolutionContext) -> Settings:
-    """Return an instance of a model; `RejectedError` has every problem."""
+    """Return a validated instance of a settings model. Raise `RejectedError` with every problem."""
     try:
         return model.model_validate(dict(written), context=context)
     except ValidationError as error:
@@ -317,7 +351,7 @@ def validated(model: type[Settings], written: Mapping[str, Any], context: Resolu
 
 
 def _absolute(value: Any) -> Any:
-    """Return unread settings with absolute paths of files, which mean the same in a config of another folder."""
+    """Return unread settings with absolute paths of files. A config in another folder can contain these."""
     if isinstance(value, str):
         return absolute_reference(value)
     if isinstance(value, Mapping):
@@ -326,7 +360,7 @@ def _absolute(value: Any) -> Any:
 
 
 def _refuse_misfit(title: str, target: Any, given: Sequence[Any], arguments: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` where a class or function does not take its settings; what is in C is not asked."""
+    """Raise `ConfigError` if a class or function does not accept its settings. Code in C has no signature to check."""
     with contextlib.suppress(ValueError):
         signature = inspect.signature(target) if callable(target) else inspect.Signature()
         try:
@@ -341,7 +375,18 @@ def _refuse_misfit(title: str, target: Any, given: Sequence[Any], arguments: Map
 def _accepted(
     title: str, target: type, context: Mapping[str, Any], given: int = 0, names: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The part of `context` that a class asks for; an error if it asks for more than settings and context hold."""
+    """Return the values in `context` that a class has parameters for.
+
+    Args:
+        title: name of the class in errors.
+        target: the class.
+        context: values that the caller offers.
+        given: number of positional arguments that are already known.
+        names: keyword arguments that are already known.
+
+    Raises:
+        ConfigError: a parameter without a default has no value.
+    """
     parameters, takes_all = keyword_parameters(target, skip=given)
     open_parameters = {name: each for name, each in parameters.items() if name not in names}
     lacking = [name for name, each in open_parameters.items() if each.default is each.empty and name not in context]

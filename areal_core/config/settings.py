@@ -1,4 +1,4 @@
-"""The base of every settings model, the core's and the plugins', and the type of a secret."""
+"""The base classes of all settings models, of the core and of plugins, and the type of a secret."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from areal_core.interfaces.model import Estimate, Role, StoredModel
 
 Seconds = Annotated[float, Field(le=366 * 86_400)]
-"""A span of time in settings: what waits for years waits for ever, and clocks cannot count everything."""
+"""A duration in settings, in seconds, at most 366 days. Timers of the operating system cannot count any number."""
 
 _NUMBERS: Final = (int, float, int | None, float | None)
 
@@ -41,21 +41,29 @@ _SECRET_NAME: Final = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|CREDENTIALS)$|^AWS
 
 
 class Settings(BaseModel):
-    """What can be set for one part: a field for each key, each with a default or required, each described.
+    """Base class for the settings of a component. Each field is a key in the config, with its type and a description.
 
-    An unknown key is an error, values do not change after validation, and infinities are refused. A plugin derives
-    its `config` models from this class. A field declared with `component(kind)` lets the reader choose a part there.
+    A plugin derives its settings models from this class:
 
-    Where they are there, the core also reads of an algorithm's settings `default_learning_rate`, for engines that are
-    told none, and `idle_steps(role)`, the steps in which a role does not learn; of a train engine's
-    `replays_routed_experts`, that it trains tokens of an MoE through the experts that they were sampled through.
+        class LengthPenalty(Settings):
+            limit: int = Field(default=512, ge=1, description="tokens above which an answer loses reward")
+
+    An unknown key is an error. Values do not change after validation, and infinite numbers are refused. A field that
+    `component(kind)` declares lets the reader of a config choose another component.
+
+    The core also reads these optional attributes:
+
+        default_learning_rate    of an algorithm: learning rate of an engine whose settings have none
+        idle_steps(role)         of an algorithm: number of steps in which a role does not learn
+        replays_routed_experts   of a train engine: whether it trains each token of an MoE with the same experts that
+                                 sampled it
     """
 
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
         allow_inf_nan=False,
-        ser_json_inf_nan="constants",  # of a function's own settings, which may be infinite
+        ser_json_inf_nan="constants",  # settings in the signature of a function may be infinite
         validate_default=True,
         arbitrary_types_allowed=True,
         hide_input_in_errors=True,
@@ -63,36 +71,39 @@ class Settings(BaseModel):
     )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
-        """The roles that the component trains or asks, and the columns that models must have computed for it.
+        """Return the roles that the component trains or queries, and the forward passes whose results it needs.
 
         Args:
-            updates: optimizer updates that follow on a batch.
+            updates: optimizer updates per batch.
         """
         del updates
         return ()
 
     needs_group: ClassVar[bool] = False
-    """For settings of an advantage: it compares the answers to one prompt, so that a group of one is a mistake."""
+    """Whether an advantage compares the answers to one prompt. A group size of 1 is then an error."""
     shows_images: ClassVar[bool] = False
-    """For settings of a workflow: its requests have images, so that an engine which takes none is a mistake."""
+    """Whether the requests of a workflow have images. An inference engine that accepts no images is then an error."""
     scores_answers: ClassVar[bool] = False
-    """For settings of a workflow: the config's rewards score its answers, so that to have none is a mistake."""
+    """Whether the config's rewards score the answers of a workflow. A config without rewards is then an error."""
 
     needs_gpu: ClassVar[bool] = False
-    """For settings of an inference engine: `inference_engine: auto` names GPUs for it in placement."""
+    """Whether an inference engine needs a GPU. `inference_engine: auto` then adds GPUs for it to the placement."""
 
     @field_validator("*", mode="before")
     @classmethod
-    def _count(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true where a number is asked for: that it counts as 1 is Python's affair."""
+    def _refuse_bool(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse `true` for a number, although Python counts it as 1."""
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation in _NUMBERS:
             raise ValueError(f"must be a number, not {str(value).lower()}")
         return value
 
     @model_validator(mode="wrap")
     @classmethod
-    def _explain(cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
-        """While a config is read, tell mistakes with the keys that this model has; a script gets pydantic's own."""
+    def _explain_errors(cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        """Raise `RejectedError` with hints about the model's keys, while areal reads a config.
+
+        A script that creates a model has no validation context. It gets pydantic's own error.
+        """
         try:
             return handler(value)
         except ValidationError as error:
@@ -100,18 +111,27 @@ class Settings(BaseModel):
                 raise
             raise RejectedError(from_validation(error, cls.model_fields)) from error
 
-    # `config` is the `areal_core.config.RunConfig`. That is made of settings: what is derived from these can name it.
+    # `config` is an `areal_core.config.RunConfig`. RunConfig derives from this class, so the annotation here is `Any`.
+    # A derived class can annotate it with `RunConfig`.
     def check(self, config: Any) -> Iterable[str]:
-        """Mistakes that show only beside the rest of the config, one line each; asked once every field is valid."""
+        """Return problems that involve other sections of the config, one line each; empty if there are none.
+
+        areal calls this when every field is valid.
+
+        Args:
+            config: the `RunConfig`.
+        """
         del config
         return ()
 
     def check_model(self, config: Any, model: StoredModel) -> Iterable[str]:
-        """Mistakes that show beside the model, one line each; asked before it is loaded, where its folder is there.
+        """Return problems that involve the model, one line each; empty if there are none.
+
+        areal calls this before it loads the model, if the model's folder is on this machine.
 
         Args:
-            config: of the run.
-            model: the run's, or, in an entry of `roles`, that one's.
+            config: the `RunConfig`.
+            model: the model of the run, or of the entry of `roles` that has these settings.
         """
         del config, model
         return ()
@@ -119,8 +139,8 @@ class Settings(BaseModel):
     def check_row(self, row: Mapping[str, Any], tokenizer: Any = None) -> str:
         """Return why a row of the data cannot be used; empty if it can.
 
-        For settings of workflows, environments and example tokenizers. Before a run it is called for the first rows of
-        each data set and for rows from all over it.
+        Workflows, environments and example tokenizers may define this. Before a run, areal calls it for the first rows
+        of each data set and for a sample of the others.
 
         Args:
             row: a row of the data set.
@@ -133,14 +153,16 @@ class Settings(BaseModel):
         return ""
 
     def estimate(self, config: Any, models: Mapping[str, StoredModel]) -> Estimate:
-        """For settings of an engine: what a run will take, such as memory; asked by `--dry-run` and before each start.
+        """Return what a run will need, such as memory. Train engines may define this.
+
+        `areal run` calls it before each start and for `--dry-run`.
 
         Args:
-            config: of the run.
-            models: those of its roles whose folders are there.
+            config: the `RunConfig`.
+            models: models by role, if their folders are on this machine.
 
         Raises:
-            RunError: the engine cannot train such a model with these settings, and why.
+            RunError: the engine cannot train one of the models with these settings.
         """
         del config, models
         from areal_core.interfaces.model import Estimate
@@ -148,12 +170,14 @@ class Settings(BaseModel):
         return Estimate()
 
     def plan_memory(self, config: Any, trainer: Estimate, model: StoredModel) -> Estimate:
-        """For settings of an inference engine: what servers take of GPUs that they share, and why they do not fit.
+        """Return the memory that servers use on GPUs that they share, and why they do not fit.
+
+        Inference engines may define this.
 
         Args:
-            config: of the run.
-            trainer: what the train engine's `estimate` returned.
-            model: which the servers hold.
+            config: the `RunConfig`.
+            trainer: result of the train engine's `estimate`.
+            model: model that the servers load.
         """
         del config, trainer, model
         from areal_core.interfaces.model import Estimate
@@ -162,20 +186,24 @@ class Settings(BaseModel):
 
     @classmethod
     def automatic_rank(cls, gpus: int) -> int:
-        """Return an inference engine's rank for `inference_engine: auto`, which takes the highest.
+        """Return the rank of an inference engine. `inference_engine: auto` takes the engine with the highest rank.
 
         Args:
-            gpus: of this machine.
+            gpus: number of GPUs of this machine.
 
         Returns:
-            1 for the embedded engine, more for a faster one; 0 if it cannot run here, because its program is not
-            installed for example.
+            1 for the embedded engine, more for a faster one; 0 if the engine cannot run here, for example because its
+            program is not installed.
         """
         del gpus
         return 0
 
     def notes(self, config: Any) -> Iterable[str]:
-        """What is no mistake and yet worth a look beside the rest of the config, one line each; a run goes ahead."""
+        """Return notes about the settings and the rest of the config, one line each. They do not stop a run.
+
+        Args:
+            config: the `RunConfig`.
+        """
         del config
         return ()
 
@@ -185,16 +213,19 @@ class NoSettings(Settings):
 
 
 class Section(Settings):
-    """A section of a run's config. Every key is described by the text below it, which the documentation shows."""
+    """Base class for a section of a run's config. The text below each key is its description in the documentation."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 @dataclass(frozen=True)
 class Secret:
-    """A password or key, named and never written down: only `env:NAME` is accepted, stored and shown.
+    """A password or key in an environment variable. A config names it as `env:NAME` and never contains its value.
 
-    `get()` reads the environment variable at the moment of use, in the process that needs it.
+    areal stores and shows `env:NAME`. The process that needs the value reads it with `get()` when it uses it.
+
+    Attributes:
+        reference: `env:NAME`.
     """
 
     reference: str
@@ -206,7 +237,7 @@ class Secret:
             )
 
     def get(self) -> str:
-        """The value; `ConfigError` if the variable is not set."""
+        """Return the value. Raise `ConfigError` if the variable is not set or empty."""
         name = self.reference.removeprefix("env:")
         value = os.environ.get(name)
         if not value:
@@ -231,14 +262,15 @@ class Secret:
 
 
 def public_environment(text: str = "") -> dict[str, str]:
-    """Return this process's environment for a program that runs code of others.
+    """Return this process's environment without secrets, for a program that runs other people's code.
 
-    Variables that are named like secrets are left out, and no proxy applies to this machine.
+    A variable is a secret if its name ends in `TOKEN`, `KEY`, `SECRET`, `PASSWORD` or `CREDENTIALS`, or begins with
+    `AWS_`. `NO_PROXY` includes this machine.
 
     Args:
-        text: a config; secrets that it names, as `env:NAME`, are kept.
+        text: a config as YAML. The result keeps the secrets that it names as `env:NAME`.
     """
-    named = {secret.removeprefix("env:") for secret in _SECRET.findall(text)}
-    public = {name: value for name, value in os.environ.items() if name in named or not _SECRET_NAME.search(name)}
+    kept = {secret.removeprefix("env:") for secret in _SECRET.findall(text)}
+    public = {name: value for name, value in os.environ.items() if name in kept or not _SECRET_NAME.search(name)}
     bypass_proxies(public)
     return public

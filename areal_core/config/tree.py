@@ -1,7 +1,7 @@
-"""Layers of a config, laid over one another: defaults < preset < files < environment < command line.
+"""Merge the layers of a config: defaults < preset < files < environment < command line.
 
-The tree is made of plain mappings, lists and scalars. Beside it stands, for every key, where its value came from, so
-that errors can name file and line and `areal config show` the origin of each value.
+A tree consists of plain mappings, lists and scalars. It records the origin of every value: errors name the file and
+the line, and `areal config show` prints the origin.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_-]+)*")
 
 @dataclass
 class Tree:
-    """Values and their origins, after the layers that have been laid so far."""
+    """The merged values of the layers so far, and the origin of each value by its path."""
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, str] = field(default_factory=dict)
 
-    def lay(self, source: Source) -> None:
-        """Lay a whole file or preset over the tree."""
+    def merge(self, source: Source) -> None:
+        """Merge a whole file or preset into the tree. Its values replace those of lower layers."""
         lines = source.document.lines
 
         def origin(path: KeyPath) -> str:
@@ -43,29 +43,29 @@ class Tree:
             return f"{source.name}:{line}" if line else source.name
 
         located = locate(source.document.values, source.folder, source.plugin)
-        self.values = self._overlay(self.values, located, (), origin)
+        self.values = self._merge(self.values, located, (), origin)
 
     def assign(self, override: Override) -> None:
-        """Lay one value over the tree; `ValueError` says which part of its path leads nowhere."""
+        """Set the value of an override. Raise `ValueError` if a part of its path does not exist."""
         layer = override.value
         for part in reversed(override.path):
-            layer = _Reach({part: layer})
+            layer = _PathStep({part: layer})
         try:
-            self.values = self._overlay(self.values, layer, (), lambda _: override.origin)
+            self.values = self._merge(self.values, layer, (), lambda _: override.origin)
         except ValueError as error:
             raise ValueError(f"{override.origin}: {dotted(override.path)}: {error}") from None
 
     def origin(self, path: KeyPath) -> str:
-        """Where the value at a path came from, or the nearest key above it; "" if nobody set it."""
+        """Return the origin of the value at a path, or of the nearest key above it; empty if no layer sets one."""
         return _nearest(self.origins, path) or ""
 
-    def _overlay(self, lower: Any, upper: Any, path: KeyPath, origin: Callable[[KeyPath], str]) -> Any:
-        """Merge mappings key by key; a section whose `type` changes starts afresh; anything else is replaced."""
-        if isinstance(upper, _Reach) and isinstance(lower, list):
-            index = _index(lower, next(iter(upper)), path)
-            item = self._overlay(lower[index], next(iter(upper.values())), (*path, index), origin)
+    def _merge(self, lower: Any, upper: Any, path: KeyPath, origin: Callable[[KeyPath], str]) -> Any:
+        """Merge mappings key by key and replace any other value. A section whose `type` changes starts empty."""
+        if isinstance(upper, _PathStep) and isinstance(lower, list):
+            index = _list_index(lower, next(iter(upper)), path)
+            item = self._merge(lower[index], next(iter(upper.values())), (*path, index), origin)
             return [*lower[:index], item, *lower[index + 1 :]]
-        if isinstance(upper, _Reach) and not isinstance(lower, Mapping | str | None):
+        if isinstance(upper, _PathStep) and not isinstance(lower, Mapping | str | None):
             raise ValueError(f"{dotted(path)} is a single value, it has no part '{next(iter(upper))}'")
         if isinstance(lower, str) and isinstance(upper, Mapping):
             self.origins[*path, "type"] = self.origins.get(path, "")
@@ -75,36 +75,42 @@ class Tree:
         if isinstance(lower, Mapping) and isinstance(upper, Mapping):
             changed = "type" in upper and "type" in lower and not same_choice(lower["type"], upper["type"])
             if changed:
-                self._forget(path)
+                self._remove_origins(path)
             merged = {} if changed else dict(lower)
             if path:
                 self.origins.setdefault(path, origin(path))
             for key, value in upper.items():
-                merged[key] = self._overlay(merged.get(key), value, (*path, key), origin)
+                merged[key] = self._merge(merged.get(key), value, (*path, key), origin)
             return merged
-        self._forget(path)
-        self._note(upper, path, origin)
+        self._remove_origins(path)
+        self._add_origins(upper, path, origin)
         return upper
 
-    def _note(self, value: Any, path: KeyPath, origin: Callable[[KeyPath], str]) -> None:
+    def _add_origins(self, value: Any, path: KeyPath, origin: Callable[[KeyPath], str]) -> None:
         self.origins[path] = origin(path)
         parts = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
         for key, part in parts:
-            self._note(part, (*path, key), origin)
+            self._add_origins(part, (*path, key), origin)
 
-    def _forget(self, path: KeyPath) -> None:
-        if path not in self.origins:  # so there is nothing below it either
+    def _remove_origins(self, path: KeyPath) -> None:
+        if path not in self.origins:  # then no path below it has an origin either
             return
         self.origins = {known: origin for known, origin in self.origins.items() if known[: len(path)] != path}
 
 
-class _Reach(dict[str, Any]):
-    """A mapping of one key that an override's path is made of: unlike others it reaches into lists, by number."""
+class _PathStep(dict[str, Any]):
+    """One part of an override's path, as a mapping with this key. Only this mapping can address items of lists."""
 
 
 @dataclass(frozen=True)
 class Override:
-    """One `section.key=value`, and whether it came from the command line or the environment."""
+    """One `section.key=value`.
+
+    Attributes:
+        path: the parts of the key.
+        value: the value that is parsed from YAML.
+        origin: `command line` or `AREAL_SET`.
+    """
 
     path: tuple[str, ...]
     value: Any
@@ -112,13 +118,22 @@ class Override:
 
     @property
     def rank(self) -> int:
-        """Whole sections before their keys, and the choice of a component before its settings."""
+        """Sort key: a whole section comes before its keys, and the choice of a component before its settings."""
         return len(self.path) - (self.path[-1] == "type")
 
 
-def parse_override(word: str, origin: str, folder: Path) -> Override:
-    """Read `section.key=value`; `ValueError` says what is wrong, without the value."""
-    key, separator, text = word.partition("=")
+def parse_override(assignment: str, origin: str, folder: Path) -> Override:
+    """Parse `section.key=value`.
+
+    Args:
+        assignment: the text.
+        origin: `command line` or `AREAL_SET`.
+        folder: folder that a file in the value is relative to.
+
+    Raises:
+        ValueError: the text has another form, or its value is not YAML.
+    """
+    key, separator, text = assignment.partition("=")
     if not separator:
         raise ValueError(f"{origin}: '{key}' is not of the form section.key=value")
     if not _KEY.fullmatch(key):
@@ -131,7 +146,13 @@ def parse_override(word: str, origin: str, folder: Path) -> Override:
 
 
 def locate(value: Any, folder: Path, plugin: str = "") -> Any:
-    """Give what may name a component its place: a file its folder, a bare name in a preset the preset's plugin."""
+    """Return a value in which each text that may name a component has its origin (`Located`).
+
+    Args:
+        value: a tree of plain values.
+        folder: folder that the path of a file is relative to.
+        plugin: plugin whose preset contains the value, for bare names; empty for any other source.
+    """
     if isinstance(value, str):
         is_name = _FILE_REFERENCE.fullmatch(value) or (plugin and _BARE_NAME.fullmatch(value))
         return Located(value, folder, plugin) if is_name else value
@@ -141,27 +162,27 @@ def locate(value: Any, folder: Path, plugin: str = "") -> Any:
 
 
 def leaves(value: Any, path: KeyPath = ()) -> dict[str, Any]:
-    """Every single value of a tree by its dotted path; empty lists and sections count as values."""
+    """Return every single value of a tree by its dotted path. An empty list or section counts as a value."""
     parts = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     below = {name: leaf for key, part in parts for name, leaf in leaves(part, (*path, key)).items()}
     return below or {dotted(path): value}
 
 
 def _nearest(marks: Mapping[KeyPath, Any], path: KeyPath) -> Any:
-    """The mark of a path, or of the nearest key above it; None if there is none."""
+    """Return the mark of a path, or of the nearest key above it; None if there is none."""
     return next((marks[path[:end]] for end in range(len(path), -1, -1) if path[:end] in marks), None)
 
 
-def same_choice(one: Any, other: Any) -> bool:
-    """Whether two names choose one component: `grpo/rloo` and `rloo` do, `grpo/rloo` and `mine/rloo` do not."""
-    if not isinstance(one, str) or not isinstance(other, str) or ":" in one + other:
-        return bool(one == other)
-    short, long = sorted((normalize(one), normalize(other)), key=len)
+def same_choice(first: Any, second: Any) -> bool:
+    """Return whether two names choose the same component, as `grpo/rloo` and `rloo` do. `mine/rloo` is another one."""
+    if not isinstance(first, str) or not isinstance(second, str) or ":" in first + second:
+        return bool(first == second)
+    short, long = sorted((normalize(first), normalize(second)), key=len)
     return short == long or long.endswith(f"/{short}")
 
 
-def _index(items: list[Any], part: str, path: KeyPath) -> int:
-    """The item of a list that one part of an override's path names; `ValueError` if it names none."""
+def _list_index(items: list[Any], part: str, path: KeyPath) -> int:
+    """Return the index of the item that one part of an override's path names. Raise `ValueError` if there is none."""
     count = f"{dotted(path)} is a list with {len(items)} item{'' if len(items) == 1 else 's'}"
     if not part.isdigit():
         raise ValueError(f"{count}: name one by its number, from 0")

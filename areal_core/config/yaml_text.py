@@ -1,8 +1,8 @@
-"""YAML 1.2 in and out: `3e-4` is a number, `off` is text, every key knows its line.
+"""Read and write YAML 1.2: `3e-4` is a number, `off` is text, and every key has its line.
 
-PyYAML follows version 1.1 of the standard. Here its parser is kept and its guesses about plain words are replaced by
-the core schema of version 1.2. A key given twice is an error, and so is everything that would make objects. What no
-config needs is refused before it costs anything: thousands of values, deep nesting, endless numbers.
+PyYAML implements YAML 1.1. This module uses PyYAML's parser, but resolves plain scalars by the core schema of YAML 1.2.
+A duplicate key is an error, and so is a tag that creates a Python object. The parser refuses more than 10,000 values,
+deep nesting and very long numbers, because no config needs them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LINE_BREAKS: Final = re.compile("[\x85\u2028\u2029]")
 
 _FLOAT: Final = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 
-_WORDS: Final[dict[str, tuple[str, list[str], Callable[[str], Any]]]] = {
+_PLAIN_SCALARS: Final[dict[str, tuple[str, list[str], Callable[[str], Any]]]] = {
     "null": (r"null|Null|NULL|~|", ["n", "N", "~", ""], lambda _: None),
     "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF"), lambda text: text.lower() == "true"),
     "int": (
@@ -38,7 +38,7 @@ _WORDS: Final[dict[str, tuple[str, list[str], Callable[[str], Any]]]] = {
     ),
     "float": (_FLOAT, list("-+.0123456789"), lambda text: float(re.sub(r"\.(?=[a-zA-Z])", "", text))),
 }
-"""The words that are no text: for each type how they look, what they may begin with, and what they mean."""
+"""Plain scalars that are not text. For each type: a pattern, the possible first characters, and a parser."""
 
 MOST_VALUES: Final = 10_000
 DEEPEST: Final = 40
@@ -46,26 +46,26 @@ LONGEST_NUMBER: Final = 100
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's parser with the words of YAML 1.2."""
+    """PyYAML's parser with the plain scalars of YAML 1.2."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  PyYAML's own form
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what either version of the standard would take for something other than text; never writes aliases."""
+    """Quotes every text that YAML 1.1 or 1.2 would read as another type. Never writes aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _write_text(dumper: _Dumper, text: str) -> yaml.Node:
-    """Text as it is; with characters that PyYAML takes for line breaks, escaped in double quotes."""
+    """Return the node of a text. Characters that PyYAML takes for line breaks are escaped in double quotes."""
     style = '"' if _LINE_BREAKS.search(text) else None
     return dumper.represent_scalar(f"{_TAG}str", text, style=style)
 
 
 _Dumper.add_representer(str, _write_text)
-for _name, (_pattern, _first, _) in _WORDS.items():
+for _name, (_pattern, _first, _) in _PLAIN_SCALARS.items():
     _anchored = re.compile(rf"(?:{_pattern})\Z")
     _Loader.add_implicit_resolver(_TAG + _name, _anchored, _first)
     _Dumper.add_implicit_resolver(_TAG + _name, _anchored, _first)
@@ -73,29 +73,34 @@ for _name, (_pattern, _first, _) in _WORDS.items():
 
 @dataclass
 class Document:
-    """The values of a YAML text and the line on which each key or item stands."""
+    """The values of a YAML text, and the line of each key or item.
+
+    Attributes:
+        values: plain Python objects.
+        lines: number of the line, from 1, by path, such as `("rewards", 0, "weight")`.
+    """
 
     values: Any
     lines: dict[Path, int] = field(default_factory=dict)
 
 
 def parse_yaml(text: str, name: str) -> Document:
-    """Read one YAML 1.2 document.
+    """Parse one YAML 1.2 document.
 
     Args:
         text: the document.
         name: its name in errors, such as the path of the file.
 
     Returns:
-        The values, with the line of each key: `values` is a tree of plain Python objects, `lines` is by the tuple of
-        keys that leads to a value.
+        A document: `values` has plain Python objects, `lines` has the line of each key by its path, such as
+        `("rewards", 0, "weight")`.
 
     Raises:
-        ConfigError: the text is not valid YAML, or a key is there twice.
+        ConfigError: the text is not valid YAML, has a key twice, or is larger or deeper than any config.
     """
     try:
         node = yaml.compose(text, _Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # PyYAML lets the latter two through
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # PyYAML does not wrap the latter two
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark else name
         reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
@@ -108,19 +113,26 @@ def parse_yaml(text: str, name: str) -> Document:
 
 
 def set_value(text: str, key: str, value: str) -> str:
-    """A document whose mapping has this value, YAML in one line, for a key; the rest of the text stays as it is."""
+    """Return a document with one key of its mapping set to a value. The rest of the text stays as it is.
+
+    Args:
+        text: the document.
+        key: a key of its outermost mapping. The document may lack it.
+        value: YAML in one line.
+    """
     node = yaml.compose(text, _Loader)
     pairs = node.value if isinstance(node, yaml.MappingNode) else ()
     for name, former in pairs:
         if name.value == key:
             is_block = isinstance(former, yaml.SequenceNode) and not former.flow_style
-            end = (former.value[-1] if is_block else former).end_mark.index  # of a block what follows is part of it
+            # The end mark of a block sequence lies behind the blank lines and comments that follow the sequence.
+            end = (former.value[-1] if is_block else former).end_mark.index
             return f"{text[: name.start_mark.index]}{key}: {value}{text[end:]}"
     return f"{key}: {value}\n{text}"
 
 
 def parse_value(text: str) -> Any:
-    """The value of an override: a scalar or a flow list (or mapping). `ValueError` says why it is neither."""
+    """Parse the value of an override: a scalar, or a list or mapping in flow style. Raises `ValueError`."""
     if not text.strip():
         raise ValueError("is empty; write null to clear it, '' for an empty text")
     try:
@@ -129,7 +141,7 @@ def parse_value(text: str) -> Any:
         raise ValueError("is not a YAML scalar or flow list; quote a text that has special characters") from error
     if isinstance(node, yaml.CollectionNode) and not node.flow_style:
         raise ValueError("is neither a scalar nor a flow list; quote a text that has special characters")
-    if node is None:  # nothing, or only a comment
+    if node is None:  # the text is only a comment
         return None
     try:
         return _construct(node, (), {}, "the value")
@@ -138,12 +150,12 @@ def parse_value(text: str) -> Any:
 
 
 def dump(values: Any, width: int = 110) -> str:
-    """Write values so that `parse` gives them back; keys keep their order."""
+    """Return values as YAML, from which `parse_yaml` reads the same values. Keys keep their order."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width, default_flow_style=False)
 
 
 def _construct(node: Any, path: Path, lines: dict[Path, int], name: str) -> Any:
-    """Build plain values out of a parsed node and note where each stands."""
+    """Return the plain values of a parsed node, and add the line of each to `lines`."""
     line = node.start_mark.line + 1
     if len(path) > DEEPEST:
         raise ConfigError(f"{name}:{line}: more than {DEEPEST} levels are nested here, or an alias contains itself")
@@ -172,15 +184,15 @@ def _scalar(node: yaml.ScalarNode, name: str) -> Any:
     if kind == "str":
         _refuse_unwritable(text, place)
         return text
-    if kind not in _WORDS:
+    if kind not in _PLAIN_SCALARS:
         raise ConfigError(f"{place}: the tag {node.tag} is not allowed in a config")
-    pattern, _, meaning = _WORDS[kind]
+    pattern, _, parse = _PLAIN_SCALARS[kind]
     if len(text) > LONGEST_NUMBER or not re.fullmatch(pattern, text):
         raise ConfigError(f"{place}: {text[:40]!r} is not a {kind} of at most {LONGEST_NUMBER} characters")
-    return meaning(text)
+    return parse(text)
 
 
 def _refuse_unwritable(text: str, place: str) -> None:
-    """Refuse a NUL, which no path may have, and half of a surrogate pair, which no file can."""
+    """Refuse a NUL, which no path can contain, and half of a surrogate pair, which no file can contain."""
     if _UNWRITABLE.search(text):
         raise ConfigError(f"{place}: a text holds a character that cannot be written: {text[:40]!a}")

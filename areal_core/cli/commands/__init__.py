@@ -1,4 +1,4 @@
-"""One file for each command: SUMMARY, `add_arguments(parser)` and `execute(arguments) -> exit code`.
+"""The commands of `areal`, one file each: `SUMMARY`, `add_arguments(parser)` and `execute(arguments) -> exit code`.
 
-A file imports only argparse at its top; what the command needs is imported when it runs.
+At its top, a file imports only small modules. A command imports everything else when it runs.
 """

@@ -18,13 +18,13 @@ SUMMARY = "check that no data was lost or repeated"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the words of `areal audit`."""
+    """Declare the arguments of `areal audit`."""
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the folder of the run")
     parser.add_argument("--json", action="store_true", help="write the findings as JSON")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Audit and print; 0 when everything agrees, 1 when not."""
+    """Audit the run and print the report. Return 0 if everything agrees, else 1."""
     require_folder(arguments.run_dir)
     import json
 
@@ -37,8 +37,8 @@ def execute(arguments: argparse.Namespace) -> int:
         print_out(f"committed step: {report['committed_step']}")
         for state, count in sorted(report["groups"].items()):
             print_out(f"  {state:20s} {count:8,d} groups")
-        if behind := report["provisional"]:
-            print_out(f"  of those consumed, {behind:,d} are behind that step: a resume trains on them again")
+        if provisional := report["provisional"]:
+            print_out(f"  of those consumed, {provisional:,d} are behind that step: a resume trains on them again")
         for problem in report["problems"]:
             print_out(f"problem: {problem}")
         if not report["problems"]:

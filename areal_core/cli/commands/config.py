@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Run the action that the first argument names."""
+    """Run the action that the first argument names, and return the exit code."""
     return _ACTIONS[arguments.action](read_request(arguments))
 
 
@@ -45,8 +45,8 @@ def _show(request: Request) -> int:
     resolved = _resolve(request)
     read_settings(resolved)
     lines = dump(resolved.to_tree(), width=1_000_000).splitlines()
-    places, origins = parse_yaml("\n".join(lines), "config").lines, resolved.origins
-    for path, line in places.items():
+    line_numbers, origins = parse_yaml("\n".join(lines), "config").lines, resolved.origins
+    for path, line in line_numbers.items():
         origin = origins.get(".".join(str(part) for part in path))
         if origin and lines[line - 1].count('"') % 2 == 0 and lines[line - 1].count("'") % 2 == 0:
             lines[line - 1] = f"{lines[line - 1]:<56}  # {origin}"
@@ -85,12 +85,12 @@ def _schema(request: Request) -> int:
 def _init(request: Request) -> int:
     if request.overrides:
         raise UsageError("areal config init takes no overrides; edit the file, or give them to `areal run`")
-    chosen = _preset(request)
-    text = _starting_text(request, chosen)
+    preset = _find_preset_name(request)
+    text = _initial_text(request, preset)
     if request.config is None:
         print_out(text.rstrip("\n"))
         return 0
-    path = Path(f"{chosen.rpartition('/')[2]}.yaml" if chosen else request.config)
+    path = Path(f"{preset.rpartition('/')[2]}.yaml" if preset else request.config)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -102,25 +102,29 @@ def _init(request: Request) -> int:
     return 0
 
 
-def _starting_text(request: Request, chosen: str) -> str:
-    """Return the text of the preset that is named, or of the first default preset of the plugins."""
+def _initial_text(request: Request, preset_name: str) -> str:
+    """Return the text of a preset with the plugins that it needs. An empty name means the first default preset."""
     from areal_core.config.presets import default_preset, find_preset
     from areal_core.config.resolve import plugin_list
     from areal_core.config.yaml_text import set_value
     from areal_core.plugins import PluginManager
 
-    if not request.plugins and not chosen:
+    if not request.plugins and not preset_name:
         raise UsageError(
             "areal config init needs a preset", hints=("name its plugin: --plugins grpo", "or PLUGIN/NAME")
         )
     manager = PluginManager.load(request.plugins)
-    preset = find_preset(manager, chosen, is_config=False) if chosen else default_preset(manager, manager.names, ())
-    own = plugin_list(preset.document.values["plugins"]) if "plugins" in preset.document.values else preset.plugins
-    needed = f"[{', '.join(dict.fromkeys([*own, *plugin_list([*request.plugins])]))}]"
-    return f"# from {preset.name}\n{set_value(preset.text, 'plugins', needed)}"
+    if preset_name:
+        preset = find_preset(manager, preset_name, is_config=False)
+    else:
+        preset = default_preset(manager, manager.names, ())
+    values = preset.document.values
+    of_preset = plugin_list(values["plugins"]) if "plugins" in values else preset.plugins
+    plugins = f"[{', '.join(dict.fromkeys([*of_preset, *plugin_list([*request.plugins])]))}]"
+    return f"# from {preset.name}\n{set_value(preset.text, 'plugins', plugins)}"
 
 
-def _preset(request: Request) -> str:
+def _find_preset_name(request: Request) -> str:
     """Return the preset that CONFIG names, as PLUGIN/NAME; empty if CONFIG names a file to write.
 
     A preset is PLUGIN/NAME, or NAME if only one installed plugin has a preset of this name. It has no suffix, and its
@@ -130,13 +134,13 @@ def _preset(request: Request) -> str:
     from areal_core.plugins.manager import survey
 
     written = request.config or ""
-    owner, _, name = written.rpartition("/")
-    # Path.is_dir raises where a name is too long.
-    if not name or Path(name).suffix or "/" in owner or os.path.isdir(owner or name):  # noqa: PTH112
+    plugin, _, name = written.rpartition("/")
+    # `os.path.isdir`, because `Path.is_dir` raises if a name is too long.
+    if not name or Path(name).suffix or "/" in plugin or os.path.isdir(plugin or name):  # noqa: PTH112
         return ""
-    if owner:
+    if plugin:
         return written
-    records = [record for plugin in survey(Catalog.scan()) for kind, record in plugin.records if kind == "presets"]
+    records = [record for entry in survey(Catalog.scan()) for kind, record in entry.records if kind == "presets"]
     references = [record.reference for record in records if record.name == name]
     if len(references) > 1:
         raise UsageError(f"{' and '.join(references)} are both presets", hints=("write it with its plugin",))

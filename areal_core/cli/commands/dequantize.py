@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Find or download a model, and write it with plain weights. Return the exit code."""
+    """Find or download a model, and write it with weights in bfloat16. Return the exit code."""
     if arguments.folder.exists():
         raise UsageError(f"{arguments.folder} exists already", hints=["name a new folder"])
     from areal_core.models.dequantize import dequantize

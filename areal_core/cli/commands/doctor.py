@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Ask all health checks and print the answers. Return 1 if a check is not well, else 0."""
+    """Run all health checks and print the answers. Return 1 if one of them has failed, else 0."""
     from areal_core.checks.doctor import ask_health_checks, check_installed
     from areal_core.plugins.catalog import Catalog
     from areal_core.plugins.manager import survey
@@ -61,7 +61,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _show(progress: str) -> None:
-    """Show on a terminal that the command works."""
+    """Show the progress if standard error is a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r{progress}")
         sys.stderr.flush()

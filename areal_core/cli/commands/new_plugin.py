@@ -9,12 +9,12 @@ SUMMARY = "begin a plugin of your own"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the words of `areal new-plugin`."""
+    """Declare the arguments of `areal new-plugin`."""
     parser.add_argument("name", metavar="NAME", help="of the plugin, such as shortest")
     parser.add_argument("--kind", action="append", choices=KINDS, help="what it supplies; repeat it; default: reward")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Write it, and print what was written and the commands to go on with."""
+    """Write the plugin, and print its files and the next commands. Return the exit code."""
     print_out(write_plugin(arguments.name, arguments.kind or ["reward"]))
     return 0

@@ -17,13 +17,13 @@ SUMMARY = "list the installed plugins and what they supply"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the words of `areal plugins`."""
+    """Declare the arguments of `areal plugins`."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="show everything about this plugin")
     parser.add_argument("--json", action="store_true", help="write it as JSON")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """List all plugins, or describe one; 1 if the one that was named is broken."""
+    """List all plugins, or describe the one that is named. Return 1 if the named plugin is broken, else 0."""
     from areal_core.plugins.catalog import CORE, Catalog
     from areal_core.plugins.manager import survey
     from areal_core.plugins.records import normalize
@@ -38,15 +38,15 @@ def execute(arguments: argparse.Namespace) -> int:
         print_out(json.dumps([_as_json(plugin) for plugin in plugins], indent=2))
     elif name is None:
         for plugin in plugins:
-            _list(plugin)
+            _print_summary(plugin)
     else:
         for plugin in plugins:
-            _describe(plugin, catalog)
+            _print_details(plugin, catalog)
     return 1 if name and any(plugin.cause for plugin in plugins) else 0
 
 
-def _list(plugin: Plugin) -> None:
-    """One plugin in a few lines."""
+def _print_summary(plugin: Plugin) -> None:
+    """Print a plugin and the names of its components in a few lines."""
     print_out(f"{plugin.installed.name}  {plugin.installed.distribution} {plugin.installed.version}")
     if plugin.cause:
         print_out("  BROKEN: " + str(plugin.cause).replace("\n", "\n  "))
@@ -63,8 +63,8 @@ def _list(plugin: Plugin) -> None:
         print_out(f"  event hooks:  {', '.join(event.removeprefix('areal_') for event in plugin.events)}")
 
 
-def _describe(plugin: Plugin, catalog: Catalog) -> None:
-    """Everything about one plugin, the settings of its components included."""
+def _print_details(plugin: Plugin, catalog: Catalog) -> None:
+    """Print everything about a plugin, the settings of its components included."""
     print_out(
         f"plugin {plugin.installed.name}, distribution {plugin.installed.distribution} {plugin.installed.version}"
     )
@@ -81,12 +81,12 @@ def _describe(plugin: Plugin, catalog: Catalog) -> None:
             location = getattr(record, key)
             if location:
                 print_out(f"  {key}: {location}")
-        for line in _settings(plugin, kind, record, catalog):
+        for line in _describe_settings(plugin, kind, record, catalog):
             print_out(f"    {line}")
 
 
-def _settings(plugin: Plugin, kind: str, record: Any, catalog: Catalog) -> list[str]:
-    """The fields of a component's settings, one line each, or why they cannot be shown."""
+def _describe_settings(plugin: Plugin, kind: str, record: Any, catalog: Catalog) -> list[str]:
+    """Return a line for each field of a component's settings, or the error why they cannot be read."""
     from pydantic import PydanticUserError
 
     from areal_core.config.schema import component_schema, describe_default, describe_values

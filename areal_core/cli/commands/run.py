@@ -51,8 +51,11 @@ SAFE_ON_RESUME = (
     "train_engine.offload_optimizer",
     "train_engine.profile",
 )
-"""Keys that may change on a resume. They do not alter what is learned at a given step, with two exceptions: keys about
-memory and the division of work change the rounding of sums, and a learning rate that decays over `steps` is logged."""
+"""Keys that may change on a resume, because they do not change what the model learns in a given step.
+
+There are two exceptions. Keys about memory and the division of work change the rounding of sums. A change of `steps`
+changes a learning rate that decays over all steps, which `areal run` logs.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,21 +104,21 @@ def _new_folder(resolved: Resolved) -> Path:
     from areal_core.runtime.folder import RunFolder
 
     folder = resolved.run_dir or Path("runs") / f"{resolved.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    other = "choose another: run_dir=PATH"
-    require_place("the run folder", folder, other)
+    choose_another = "choose another: run_dir=PATH"
+    require_place("the run folder", folder, choose_another)
     functions = RunFolder(folder).functions  # train() writes them before the run is checked
     if folder.exists() and not (functions.is_dir() and [*folder.iterdir()] == [functions]):
         is_run = (folder / CONFIG_FILE).is_file()
         hints = (f"continue it: areal run --resume {folder}",) if is_run else ()
         raise UsageError(
             f"the run folder {folder} exists already" + ("" if is_run else ", and is not a run"),
-            hints=(*hints, other),
+            hints=(*hints, choose_another),
         )
     return folder
 
 
 def _resumed(folder: Path, request: Request, log: Callable[[str], None]) -> Resolved:
-    """Return the saved config with the overrides, which may only change keys that are safe on a resume."""
+    """Return the saved config with overrides. Raise `ConfigError` if they change a key that is not safe on a resume."""
     from areal_core.config import load_run
     from areal_core.config.tree import leaves
     from areal_core.files import KeptSources
@@ -136,7 +139,8 @@ def _resumed(folder: Path, request: Request, log: Callable[[str], None]) -> Reso
     lines = [f"{path}: {before.get(path)} -> {after.get(path)}" for path in paths]
     unsafe = [line for path, line in zip(paths, lines, strict=True) if not _is_safe(path)]
     folders = {"run_dir", "base_dir", "preset"}
-    unsafe += [f"{word}: cannot be set on a resume" for word in request.overrides if word.partition("=")[0] in folders]
+    of_folders = [override for override in request.overrides if override.partition("=")[0] in folders]
+    unsafe += [f"{override}: cannot be set on a resume" for override in of_folders]
     if unsafe:
         raise ConfigError(
             f"{len(unsafe)} of these settings cannot change on resume",
@@ -151,9 +155,9 @@ def _resumed(folder: Path, request: Request, log: Callable[[str], None]) -> Reso
 
 
 def _for_roles(saved: Resolved, overrides: Sequence[str]) -> list[str]:
-    """Return overrides of `train_engine` for the roles that have the same value there.
+    """Return overrides of roles that change with the train engine: those of keys in which both have the same value.
 
-    A saved config is complete, so a role has its own copy of every value of the train engine.
+    A saved config is complete: each role has its own copy of the train engine's values, which must change as well.
     """
     from areal_core.config.tree import leaves
 
@@ -170,6 +174,7 @@ def _for_roles(saved: Resolved, overrides: Sequence[str]) -> list[str]:
 
 
 def _is_safe(path: str) -> bool:
+    """Return whether a key may change on a resume. Keys of roles may if they may for the train engine."""
     first, _, rest = path.partition(".")
     path = f"train_engine.{rest.partition('.')[2]}" if first == "roles" else path
     return any(path == safe or path.startswith(f"{safe}.") for safe in (*SAFE_ON_RESUME, "plugins"))

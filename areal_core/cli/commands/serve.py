@@ -21,7 +21,7 @@ SUMMARY = "start an inference server, for a run in progress or by itself"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the words of `areal serve`."""
+    """Declare the arguments of `areal serve`."""
     add_request_arguments(parser)
     parser.add_argument("--join", metavar="RUN_DIR", type=Path, help="the run that the server shall join")
     parser.add_argument("--name", help="of the server in logs and in the live view; by default one is made")
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Resolve the config and serve."""
+    """Resolve the config and run the server. Return the exit code."""
     request = read_request(arguments)
     from areal_core.config import load_run, resolve
 
@@ -46,10 +46,10 @@ def execute(arguments: argparse.Namespace) -> int:
         resolved = load_run(arguments.join, request.overrides, request.plugins)
     from areal_core.inference.serve import serve
 
-    where = {"host": arguments.host, "port": arguments.port, "gpus": arguments.gpus}
-    return serve(resolved, arguments.join, name=arguments.name, **where)
+    placement = {"host": arguments.host, "port": arguments.port, "gpus": arguments.gpus}
+    return serve(resolved, arguments.join, name=arguments.name, **placement)
 
 
-def numbers(words: str) -> list[int]:
-    """`0,1` as a list."""
-    return [int(number) for number in words.split(",")]
+def numbers(text: str) -> list[int]:
+    """Return the numbers in a text such as `0,1`. argparse shows the name of this function in its errors."""
+    return [int(number) for number in text.split(",")]

@@ -25,13 +25,13 @@ NEXT = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the words of `areal status`."""
+    """Declare the arguments of `areal status`."""
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the folder of the run")
     parser.add_argument("--json", action="store_true", help="write it as JSON")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Look and print."""
+    """Read the status of the run and print it. Return the exit code."""
     require_folder(arguments.run_dir)
     import json
 
@@ -58,25 +58,26 @@ def _lines(status: dict[str, Any], run: Path) -> list[str]:
     ago = "" if since is None or state != "running" else f", {since:.0f} s ago"
     lines = [f"{state}  step {status['step']}{of}{ago}  (attempt {status['attempt']})"]
     lines += [f"  {name:22s} {value:.4g}" for name, value in status["metrics"].items()]
-    lines += [_finding(**finding) for finding in status["diagnostics"]]
-    kept = status["checkpoint"]
-    lines.append(f"  {'last checkpoint':22s} {'none' if kept is None else f'step {kept}'}")
+    lines += [_describe_diagnostic(**diagnostic) for diagnostic in status["diagnostics"]]
+    checkpoint = status["checkpoint"]
+    lines.append(f"  {'last checkpoint':22s} {'none' if checkpoint is None else f'step {checkpoint}'}")
     if state == "running":
         lines += [f"  {'ending':22s} {waits_for(status)}"] if status["is_ending"] else []
         lines.append(f"  {'driver':22s} process {status['pid']} on {status['host']}")
-        lines += [f"  {name:22s} {_process(one)}" for name, one in status["processes"].items()]
+        lines += [f"  {name:22s} {_describe_process(process)}" for name, process in status["processes"].items()]
     elif state in NEXT:
-        now = "stopped before the first checkpoint" if state == "interrupted" and kept is None else NEXT[state]
-        lines.append(f"{now.format(run=run)}; {resume_hint(RunFolder(run), has_failed=state == 'failed')}")
+        is_without_checkpoint = state == "interrupted" and checkpoint is None
+        description = "stopped before the first checkpoint" if is_without_checkpoint else NEXT[state]
+        lines.append(f"{description.format(run=run)}; {resume_hint(RunFolder(run), has_failed=state == 'failed')}")
     return lines
 
 
-def _finding(step: int, text: str) -> str:
+def _describe_diagnostic(step: int, text: str) -> str:
     return f"  step {step}: {text}" if step else f"  note: {text}"
 
 
-def _process(one: dict[str, Any]) -> str:
-    """What a process does, where, and since when it was not heard."""
-    silent = f"  silent for {one['silent_s']:.0f} s" if one["silent_s"] > 3 else ""
-    address = f"  at {one['address']}" if one["address"] else ""
-    return f"{one['phase']}  process {one['pid']} on {one['host']}{address}{silent}"
+def _describe_process(process: dict[str, Any]) -> str:
+    """Return a process's phase, where it runs, and for how long it has been silent if that is above 3 seconds."""
+    silent = f"  silent for {process['silent_s']:.0f} s" if process["silent_s"] > 3 else ""
+    address = f"  at {process['address']}" if process["address"] else ""
+    return f"{process['phase']}  process {process['pid']} on {process['host']}{address}{silent}"

@@ -18,14 +18,14 @@ SUMMARY = "stop a run after a checkpoint"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the words of `areal stop`."""
+    """Declare the arguments of `areal stop`."""
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the folder of the run")
     parser.add_argument("--now", action="store_true", help="stop at once; only committed steps are kept")
     parser.add_argument("--wait", metavar="SECONDS", type=float, default=600.0, help="seconds to wait; 0 does not wait")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Ask, wait and print."""
+    """Ask the run to stop, wait, and print the result. Return the exit code."""
     require_folder(arguments.run_dir)
     from areal_core.driver.resume_hint import resume_hint
     from areal_core.runtime.folder import RunFolder
@@ -36,6 +36,6 @@ def execute(arguments: argparse.Namespace) -> int:
     if state == "running":
         print_out(f"asked to stop; follow it with: areal status {run.path}")
         return 0
-    way = resume_hint(run, has_failed=state == "failed")
-    print_out(f"{state}; {way}" if state != "done" else "done before it could be stopped")
+    hint = resume_hint(run, has_failed=state == "failed")
+    print_out(f"{state}; {hint}" if state != "done" else "done before it could be stopped")
     return 0 if state in ("interrupted", "done") or arguments.now else 1
