@@ -9,7 +9,6 @@ their class: components named by import (`file.py:attr`), and components of plug
 that a plugin registers are imported with the plugin, so their settings are checked at once. The settings of all others
 stay unread until the component is imported. Three kinds of processes need them:
 
-
     the process that uses the component    imports it and validates them on the first access to `settings`
     the child of the preflight             imports all components and validates the whole config
     the driver                             imports no component and adopts what the child has read (`adopt`). Only
