@@ -98,9 +98,15 @@ def _files(name: str, kinds: Collection[str]) -> Iterator[tuple[str, str]]:
 
 
 def _lines(text: str, unwanted: re.Pattern[str]) -> str:
-    lines = text.splitlines(keepends=True)
-    turned = [re.sub(r": .*# or ", ": ", line) if unwanted.search(line) else line for line in lines]
-    return "".join(line for line in turned if not unwanted.search(line))
+    kept = []
+    for line in text.splitlines(keepends=True):
+        key, colon, values = line.rstrip("\n").partition(": ")
+        wanted = [value for value in values.split("  # or ") if not unwanted.search(value)]
+        if not unwanted.search(line):
+            kept.append(line)
+        elif "  # or " in line and wanted:
+            kept.append(f"{key}{colon}{wanted[0]}\n")
+    return "".join(kept)
 
 
 def _module(text: str, unwanted: re.Pattern[str]) -> str:
