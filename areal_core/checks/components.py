@@ -16,6 +16,7 @@ from areal_core.config.selection import CALLED_BY_NAME
 from areal_core.errors import ConfigError
 from areal_core.interfaces import algorithm
 from areal_core.plugins.catalog import Catalog
+from areal_core.plugins.records import with_article
 from areal_core.runtime.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ _PROTOCOLS: Final = {
     "example_tokenizers": algorithm.ExampleTokenizer,
 }
 """Kinds of functions that areal calls by position, each with the Protocol that defines the arguments."""
+_METHODS: Final = {"workflows": ("run_episode",), "environments": ("reset", "step")}
+"""Methods of classes, by kind."""
 
 
 def component_problems(resolved: Resolved, folder: Path, *, has_plugins: bool = True) -> Iterator[str]:
@@ -76,6 +79,8 @@ def _check_call(chosen: Selection) -> None:
         raise ConfigError(f"'{chosen.target}' is {target!r:.40}, and must be a function or a class")
     if chosen.kind == "reward_functions":
         _check_reward(chosen)
+    if isinstance(target, type):
+        _check_methods(chosen, target)
     if protocol is None or isinstance(target, type) or not callable(target):
         return
     names = list(inspect.signature(protocol.__call__).parameters)[1:]
@@ -85,6 +90,13 @@ def _check_call(chosen: Selection) -> None:
         return
     except TypeError as error:
         raise ConfigError(f"'{chosen.target}' is called with ({', '.join(names)}) and its settings: {error}") from None
+
+
+def _check_methods(chosen: Selection, target: type) -> None:
+    """Raise `ConfigError` if a class lacks a method that areal calls."""
+    for name in _METHODS.get(chosen.kind, ()):
+        if not callable(getattr(target, name, None)):
+            raise ConfigError(f"'{chosen.target}' has no method '{name}', which {with_article(chosen.noun)} needs")
 
 
 def _check_reward(chosen: Selection) -> None:

@@ -162,7 +162,13 @@ def keyword_parameters(target: Any, skip: int = 0) -> tuple[dict[str, inspect.Pa
 
 
 def check_keywords(
-    target: Any, written: Mapping[str, Any], title: str, context: object, *, is_called_by_name: bool = False
+    target: Any,
+    written: Mapping[str, Any],
+    title: str,
+    context: object,
+    *,
+    is_called_by_name: bool = False,
+    supplied: Collection[str] | None = (),
 ) -> dict[str, Any]:
     """Validate settings against the signature of a function or class, and return them.
 
@@ -175,6 +181,7 @@ def check_keywords(
         context: of the validation.
         is_called_by_name: whether areal supplies arguments by their names, as those of a row to a reward. Then only
             parameters that have a default or must be named are settings.
+        supplied: names of arguments that areal passes to a class of this kind; None if they are not known.
 
     Raises:
         RejectedError: it has every problem.
@@ -200,6 +207,13 @@ def check_keywords(
             values[key] = _adapter(hint).validate_python(value, context=context)
         except ValidationError as error:
             problems.extend(problem.below((key,)) for problem in from_validation(error))
+    if supplied is not None and not is_called_by_name:
+        missing = [
+            name
+            for name in settings
+            if name not in written and name not in supplied and parameters[name].default is inspect.Parameter.empty
+        ]
+        problems.extend(Problem((name,), f"is required by {title}") for name in missing)
     if problems:
         raise RejectedError(problems)
     return values

@@ -16,7 +16,7 @@ from areal_core.config.place import Place, component
 from areal_core.config.problems import Path as KeyPath
 from areal_core.config.problems import Problem, dotted
 from areal_core.config.selection import NotReadError, Selection, selections
-from areal_core.config.settings import Section, Settings
+from areal_core.config.settings import NoSettings, Section, Settings
 from areal_core.config.tree import same_choice
 from areal_core.errors import ConfigError
 from areal_core.plugins.records import KINDS
@@ -112,7 +112,7 @@ class RunConfig(Section):
             settings = getattr(placed.inference_engine, "settings", None)
             if is_possible and f"core/{name}" in getattr(settings, "transports", ()):
                 noun = KINDS["weight_transports"].noun
-                chosen = Selection("weight_transports", f"core/{name}", {}, reference=name, noun=noun)
+                chosen = Selection("weight_transports", f"core/{name}", NoSettings(), reference=name, noun=noun)
                 changes["weight_sync"] = placed.weight_sync.model_copy(update={"transport": chosen})
         return placed.model_copy(update=changes) if changes else placed
 

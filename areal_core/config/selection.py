@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 CALLED_BY_NAME: Final = ("agents", "tools", "reward_functions")
 """Kinds of functions that areal calls by keyword: with keys of a row, for example."""
+_SUPPLIED: Final = {"inference_engines", "train_engines", "launchers", "weight_transports"}
+"""Kinds whose classes areal calls with further arguments."""
 READ_EARLY: Final = {"inference_engines", "train_engines", "launchers"}
 """Kinds whose settings the driver always reads: it needs them to place processes and to plan memory."""
 
@@ -178,8 +180,14 @@ class Selection:
         marked = registration(value)
         model = getattr(value, "Config", None) if inspect.isclass(value) else marked.config if marked else None
         if model is None:
-            by_name = self.kind in CALLED_BY_NAME
-            return check_keywords(value, self.written, f"'{self.target}'", context, is_called_by_name=by_name)
+            return check_keywords(
+                value,
+                self.written,
+                f"'{self.target}'",
+                context,
+                is_called_by_name=self.kind in CALLED_BY_NAME and not inspect.isclass(value),
+                supplied=None if self.kind in _SUPPLIED else (),
+            )
         model = settings_model(model, f"the Config of '{self.target}' is no Settings model")
         return validated(model, self.written, context)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def read_step(environment: object, returned: Any) -> StepResult:
     minor version.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: it is neither, or has values of other types.
         ValueError: the episode goes on without an observation.
     """
     name = type(environment).__name__
@@ -172,6 +173,12 @@ def read_step(environment: object, returned: Any) -> StepResult:
         returned = StepResult(observation, reward, terminated=observation is None)
     if not isinstance(returned, StepResult):
         raise TypeError(f"step of {name} returned {returned!r:.80}: return an areal_core.sdk.StepResult")
+    if not isinstance(returned.observation, str | list | tuple | None):
+        observation = f"{returned.observation!r:.60}"
+        raise TypeError(f"the observation of {name} is {observation}: return a text or a list of messages")
+    for what, value in {"reward": returned.reward, **returned.info}.items():
+        if not isinstance(value, Real):
+            raise TypeError(f"{what} in the StepResult of {name} is {value!r:.80}, and must be a number")
     if returned.observation is None and not returned.is_over:
         raise ValueError(f"step of {name} returned no observation, and neither terminated nor truncated")
     return returned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -61,10 +62,14 @@ def register(
         ValueError: there is no such kind of component, or the function or class is registered already.
         TypeError: what is registered is no function or class, or `config` is given for a class.
     """
+    if callable(kind):
+        raise TypeError('register takes the kind of the component: @register("reward_functions")')
     if not isinstance(kind, Kind):
         if kind not in KINDS:
-            names = ", ".join(name for name, known in KINDS.items() if known.record is Component)
-            raise ValueError(f"{kind!r} is no kind of component; kinds: {names}")
+            names = [name for name, known in KINDS.items() if known.record is Component]
+            near = [name for name in names if name.startswith(kind)] or difflib.get_close_matches(kind, names, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"{kind!r} is no kind of component; {hint}kinds: {', '.join(names)}")
         kind = KINDS[kind]
     if kind.record is not Component:
         raise ValueError(f"'{kind.name}' are no components: return their records from {kind.hook}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import AsyncExitStack
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from areal_core.data.trajectory import Episode, FinishReason, Trajectory, Trajec
 from areal_core.interfaces.workflow import RowError, read_step
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
 
     from areal_core.chat.messages import Message
     from areal_core.interfaces.workflow import Environment, WorkflowContext
@@ -43,7 +44,7 @@ class MultiTurn:
         async with AsyncExitStack() as stack:
             if hasattr(environment, "close"):
                 stack.push_async_callback(environment.close)
-            opening = await environment.reset(row)
+            opening = await _coroutine(environment, "reset", row)
             return await self._play(environment, self._opened(row, opening), context)
 
     def _opened(self, row: Mapping[str, Any], opening: Any) -> Conversation:
@@ -79,7 +80,7 @@ class MultiTurn:
             generation = await context.generate(builder.input_ids, max_new_tokens=room)
             builder.add_generation(generation)
             completion = answer_text(tokenizer, generation.output_ids, context.end_ids, opened)
-            result = read_step(environment, await environment.step(completion))
+            result = read_step(environment, await _coroutine(environment, "step", completion))
             rewards.append(settings.turn_discount**number * result.reward)
             total += rewards[-1]
             metrics.update(result.info)
@@ -112,6 +113,18 @@ class MultiTurn:
             opened = template_opening(tokenizer, conversation, written)
         trajectories = [*finished, _built(builder, rewards)]
         return Episode(trajectories, total, text=text, metrics=dict(metrics), prompt=opening)
+
+
+def _coroutine(environment: Environment, name: str, argument: object) -> Awaitable[Any]:
+    """Call a method of an environment, and return what must be awaited.
+
+    Raises:
+        TypeError: it returned something else.
+    """
+    returned: Any = getattr(environment, name)(argument)
+    if not isawaitable(returned):
+        raise TypeError(f"{type(environment).__name__}.{name} is no coroutine: write async def {name}")
+    return returned
 
 
 def _as_messages(observation: str | Sequence[Mapping[str, Any]] | None) -> list[Message]:

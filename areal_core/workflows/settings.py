@@ -16,9 +16,10 @@ from areal_core.config import Selection, component
 from areal_core.interfaces.workflow import RowError, SkippedRowError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from areal_core.chat.rows import Prompt
+    from areal_core.config import RunConfig
 
 _FIRST_BYTES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*")
 """The first bytes of PNG, JPEG, GIF and TIFF files."""
@@ -80,6 +81,12 @@ class MultiTurnSettings(PromptSettings):
     max_turns: int = Field(4, ge=1, description="turns of the policy in one episode")
     max_tokens: int = Field(4096, ge=1, description="tokens of the whole conversation")
     turn_discount: float = Field(1.0, gt=0, le=1, description="the reward of turn k is multiplied by this to the k")
+
+    def notes(self, config: RunConfig) -> Iterable[str]:
+        """Yield a note if the config has rewards: only the environment gives any."""
+        if config.rewards:
+            names = ", ".join(chosen.target for chosen in config.rewards)
+            yield f"multi_turn does not call {names}: the environment gives the rewards; set rewards: []"
 
 
 def _has_image(value: Any, *, is_named: bool) -> bool:

@@ -183,7 +183,9 @@ def test_a_component_without_a_summary_and_one_inside_a_function_are_refused(kit
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("rewards", "'rewards' is no kind of component; kinds: train_engines"),
+        ("reward", "'reward' is no kind of component; did you mean 'reward_functions'\\? kinds: train_engines"),
+        ("teachers", "'teachers' is no kind of component; "),
+        ("polici_losses", "did you mean 'policy_losses'"),
         ("presets", "'presets' are no components: return their records from areal_presets"),
     ],
 )
@@ -199,6 +201,8 @@ def test_what_cannot_be_registered_is_refused_where_it_is_written():
     class Rows:
         """Rows."""
 
+    with pytest.raises(TypeError, match="register takes the kind of the component: @register"):
+        register(print)
     with pytest.raises(TypeError, match=r"register takes a function or class, not functools\.partial"):
         register("reward_functions")(functools.partial(print))
     with pytest.raises(TypeError, match="write the settings model into the class: Config = Model"):
@@ -326,3 +330,27 @@ def test_the_driver_may_have_imported_a_module_that_the_child_has_not(own):
     before = "import own_package.heavy"
     then = f"{before}; print(config.workflow.is_read, config.dataset.is_read)"
     assert own.resolve("workflow=own/shown", "dataset={type: own/rows, path: x}", then=then) == "False False\n"
+
+
+def test_a_required_setting_is_reported_wherever_it_is_declared(kit):
+    code = """
+    from areal_core.plugins import register
+
+    @register("datasets")
+    class Sums:
+        '''Sums.'''
+        def __init__(self, count: int, seed: int = 0): ...
+
+    @register("group_filters")
+    def few(episodes, *, share: float):
+        '''Keep few.'''
+    """
+    kit.plugin("own", modules={"parts.py": code}, entry_point="own_package.parts")
+    kit.file("parts.py", code)
+    for sums, few in (("own/sums", "own/few"), ("parts.py:Sums", "parts.py:few")):
+        assert "dataset.count: is required by" in kit.resolve(f"dataset={sums}", imports=True)
+        assert kit.resolve(f"dataset={{type: {sums}, count: 2}}", imports=True) == "valid\n"
+        algorithm = (
+            f"{{type: policy_gradient, policy_loss: parts.py:few, advantage: kit/plain, group_filters: [{few}]}}"
+        )
+        assert "group_filters.0.share: is required by" in kit.resolve(f"algorithm={algorithm}", imports=True)

@@ -108,6 +108,34 @@ class Roleless(World):
         return StepResult([{"content": "more"}])
 
 
+class Swapped(World):
+    """Returns the old pair the other way round."""
+
+    async def step(self, completion: str) -> Any:
+        return 1.0, "again"
+
+
+class Graded(World):
+    """Has a reward that is no number."""
+
+    async def step(self, completion: str) -> StepResult:
+        return StepResult("more", "good")  # type: ignore[arg-type]
+
+
+class Worded(World):
+    """Has a text among the numbers."""
+
+    async def step(self, completion: str) -> StepResult:
+        return StepResult("more", info={"hint": "lower"})  # type: ignore[dict-item]
+
+
+class Plain(World):
+    """Is no coroutine."""
+
+    def step(self, completion: str) -> StepResult:  # type: ignore[override]
+        return StepResult("more")
+
+
 def run(environment: str) -> Any:
     """Run one episode in an environment of this file."""
 
@@ -138,8 +166,31 @@ def test_a_pair_works_for_one_more_version() -> None:
 
 @pytest.mark.parametrize(
     ("environment", "words"),
-    [("Mute", "step of Mute returned no observation, and neither"), ("Roleless", "has no role")],
+    [
+        ("Mute", "step of Mute returned no observation, and neither"),
+        ("Roleless", "has no role"),
+        ("Graded", "reward in the StepResult of Graded is 'good', and must be a number"),
+        ("Worded", "hint in the StepResult of Worded is 'lower', and must be a number"),
+        ("Plain", "Plain.step is no coroutine: write async def step"),
+    ],
 )
-def test_what_the_policy_cannot_read_fails_the_episode(environment: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_a_wrong_result_fails_the_episode(environment: str, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
         run(environment)
+
+
+def test_a_pair_the_wrong_way_round_is_refused() -> None:
+    words = r"the observation of Swapped is 1\.0: return a text or a list of messages"
+    with pytest.warns(FutureWarning), pytest.raises(TypeError, match=words):
+        run("Swapped")
+
+
+def test_rewards_that_no_turn_calls_are_noted() -> None:
+    rewards = [SimpleNamespace(target="rewards/exact_match")]
+    settings = MultiTurnSettings.model_validate({"environment": f"{__file__}:World"})
+    config: Any = SimpleNamespace(rewards=rewards)
+    assert list(settings.notes(config)) == [
+        "multi_turn does not call rewards/exact_match: the environment gives the rewards; set rewards: []"
+    ]
+    config.rewards = []
+    assert list(settings.notes(config)) == []
