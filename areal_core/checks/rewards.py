@@ -53,7 +53,7 @@ def argument_problems(arguments: Mapping[str, Mapping[str, bool]], reports: Sequ
         listed = ", ".join(f"{name}{_suggestion(key)}" for name, key in missing.items())
         yield (
             f"{reward} needs {listed}: rewards get {', '.join(REWARD_ARGUMENTS)}, and the keys of the row, "
-            f"which in {report.key} are {', '.join(report.keys)}; for a setting, write it beside `type:`"
+            f"which in {report.key} are {', '.join(report.keys)}"
         )
     for reward, names in arguments.items():
         for report in reports:

@@ -235,7 +235,15 @@ def test_an_agent_that_cannot_be_called_for_the_rows_is_a_problem(found, write, 
 
 
 def test_a_workflow_that_cannot_be_built_is_a_problem(found):
-    code = "class Broken:\n    def __init__(self): raise OSError('no such device')\n    def check_row(self, *_): ..."
+    code = """\
+class Broken:
+    def __init__(self): raise OSError('no such device')
+    def check_row(self, *_): ...
+    async def run_episode(self, row, context): ...
+class Nothing: ...
+"""
+    (problem,) = found(code, "workflow=parts.py:Nothing").problems
+    assert problem.endswith("has no method 'run_episode', which a workflow needs")
     (problem,) = found(code, "workflow=parts.py:Broken").problems
     assert problem.startswith("workflow: it cannot be built: OSError: no such device (parts.py:")
 

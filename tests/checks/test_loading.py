@@ -117,7 +117,7 @@ def test_a_dry_run_refuses_them_and_a_file_that_was_changed_since(model: Path, t
 
 def test_a_file_that_is_added_to_the_model_is_read(model: Path, tmp_path: Path) -> None:
     """Also if no check of the rows needs the tokenizer."""
-    (tmp_path / "parts.py").write_text("class Workflow: ...\n")
+    (tmp_path / "parts.py").write_text("class Workflow:\n    async def run_episode(self, row, context): ...\n")
     resolved = config_of(model, f"workflow={tmp_path}/parts.py:Workflow")
     (tmp_path / CONFIG_FILE).write_text(resolved.to_yaml())
     assert inspect(resolved, tmp_path).problems == []
@@ -129,7 +129,8 @@ def test_a_file_that_is_added_to_the_model_is_read(model: Path, tmp_path: Path) 
 def test_the_class_of_a_workflow_gets_the_tokenizer_every_time(model: Path, tmp_path: Path) -> None:
     """Plugins and models are checked once, rows every time."""
     (tmp_path / "parts.py").write_text(
-        "class Workflow:\n    def check_row(self, row, tokenizer):\n"
+        "class Workflow:\n    async def run_episode(self, row, context): ...\n"
+        "    def check_row(self, row, tokenizer):\n"
         "        return f\"has {len(tokenizer('abc')['input_ids'])} tokens\"\n"
     )
     resolved = config_of(model, f"workflow={tmp_path}/parts.py:Workflow")
