@@ -205,7 +205,8 @@ def areal_advantages():
 
 @hookimpl
 def areal_workflows():
-    return [Component("single", "one turn", target="kit_package.parts:Workflow")]
+    return [Component("single", "one turn", target="kit_package.parts:Workflow",
+                      config="areal_core.config:NoSettings")]
 
 @hookimpl
 def areal_reward_functions():

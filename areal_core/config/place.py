@@ -13,6 +13,7 @@ from areal_core.config.context import ResolutionContext
 from areal_core.config.imports import find_reference, is_import
 from areal_core.config.problems import MOST_TOLD, Problem, RejectedError, rejected, unknown_key
 from areal_core.config.selection import READ_EARLY, Selection, settings_model, validated
+from areal_core.config.settings import NoSettings
 from areal_core.errors import ComponentNotFoundError, PluginError
 from areal_core.plugins.records import KINDS, Component, Kind, normalize, with_article
 
@@ -106,6 +107,8 @@ class Place:
         except PluginError as error:
             raise rejected(error.message, *error.hints) from error
         wrong = f"'{record.reference}' of {record.supplier} names {record.config}, which is no Settings model"
+        if model is NoSettings and keys:
+            raise RejectedError([unknown_key((key,), (), f"'{record.reference}'") for key in keys])
         settings = validated(settings_model(model, wrong), keys, replace(context, home=record.plugin))
         return replace(chosen, settings=settings, unread=None)
 

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 CALLED_BY_NAME: Final = ("agents", "tools", "reward_functions")
 """Kinds of functions that areal calls by keyword: with keys of a row, for example."""
-_SUPPLIED: Final = {"inference_engines", "train_engines", "launchers", "weight_transports"}
-"""Kinds whose classes areal calls with further arguments."""
+_BUILT_ALONE: Final = {"datasets", "environments", "models", "sandboxes", "trackers"}
+"""Kinds whose classes get nothing but their settings. A caller may offer further arguments to those of other kinds."""
 READ_EARLY: Final = {"inference_engines", "train_engines", "launchers"}
 """Kinds whose settings the driver always reads: it needs them to place processes and to plan memory."""
 
@@ -186,7 +186,7 @@ class Selection:
                 f"'{self.target}'",
                 context,
                 is_called_by_name=self.kind in CALLED_BY_NAME and not inspect.isclass(value),
-                supplied=None if self.kind in _SUPPLIED else (),
+                supplied=None if inspect.isclass(value) and self.kind not in _BUILT_ALONE else (),
             )
         model = settings_model(model, f"the Config of '{self.target}' is no Settings model")
         return validated(model, self.written, context)
