@@ -92,8 +92,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by `-m`
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give each test its tier, and keep tests that share a fixture of their file on one worker of pytest-xdist."""
-    numbers = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
-    items.sort(key=lambda item: (numbers[item.path] - config.getoption("--start-at")) % len(numbers))
+    if first := config.getoption("--start-at"):
+        numbers = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
+        items.sort(key=lambda item: (numbers[item.path] - first) % len(numbers))
     for item in items:
         for fixture in TIER_OF_FIXTURE.keys() & set(getattr(item, "fixturenames", ())):
             item.add_marker(TIER_OF_FIXTURE[fixture])

@@ -65,7 +65,7 @@ class ReadSettings:
     """The settings of one component, as the child has read them.
 
     Attributes:
-        path: of keys, which leads to the component.
+        path: keys that lead to the component.
         values: as a YAML file has them.
         facts: plain attributes of the settings model, or of the function or class.
         roles: roles of the models that the component, or one below it, needs. Empty outside the algorithm.
@@ -87,7 +87,7 @@ class Reading:
         settings: of the components that were unread.
         files: SHA-256 of every Python file that the config names, those in settings of unread components, too.
         plugins: names of the plugins that the config names.
-        model_problems: of components whose settings were unread, with models that are on this machine.
+        model_problems: what the settings that were unread refuse about models on this machine.
         dependencies: files and folders that the child has read; empty if the result must not be stored.
     """
 

@@ -24,8 +24,8 @@ class ResolutionContext:
         manager: the loaded plugins.
         folder: folder that relative paths begin at.
         home: plugin whose settings are validated. Bare names in their defaults mean components of this plugin.
-        imports: whether to import components that are named by import, and to validate their settings. If False,
-            these settings stay unread (`areal_core.config.selection`).
+        imports: whether to import components that have their settings in their signature, and to validate these
+            settings. If False, they stay unread (`areal_core.config.selection`).
         files: SHA-256 of each Python file that the config names, by path. The validation fills it.
         plugin_errors: why plugins that the config names cannot be loaded. The validation fills it.
     """

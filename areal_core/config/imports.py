@@ -30,6 +30,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic_core import to_jsonable_python
 
 from areal_core.config.problems import Problem, RejectedError, from_validation, rejected, unknown_key
+from areal_core.config.settings import takes_only_numbers
 from areal_core.errors import line_of
 from areal_core.files import KeptSources, load_file
 from areal_core.plugins.loading import describe_error
@@ -168,20 +169,19 @@ def check_keywords(
     context: object,
     *,
     is_called_by_name: bool = False,
-    supplied: Collection[str] | None = (),
+    is_complete: bool = False,
 ) -> dict[str, Any]:
     """Validate settings against the signature of a function or class, and return them.
-
-    A parameter without a setting is not a problem: its default applies, or the caller supplies it.
 
     Args:
         target: the function or class.
         written: the settings.
-        title: of the target, for errors.
-        context: of the validation.
+        title: name of the target in errors.
+        context: context of the validation.
         is_called_by_name: whether areal supplies arguments by their names, as those of a row to a reward. Then only
             parameters that have a default or must be named are settings.
-        supplied: names of arguments that areal passes to a class of this kind; None if they are not known.
+        is_complete: whether areal passes no other arguments to a class, and none by keyword to a function. Then a
+            setting without a default is required.
 
     Raises:
         RejectedError: it has every problem.
@@ -200,20 +200,16 @@ def check_keywords(
             problems.append(unknown_key((key,), settings, title))
             continue
         hint = hints.get(key, Any)
-        if isinstance(value, bool) and _is_number(hint):
+        if isinstance(value, bool) and takes_only_numbers(hint):
             problems.append(Problem((key,), f"must be a number, not {str(value).lower()}"))
             continue
         try:
             values[key] = _adapter(hint).validate_python(value, context=context)
         except ValidationError as error:
             problems.extend(problem.below((key,)) for problem in from_validation(error))
-    if supplied is not None and not is_called_by_name:
-        missing = [
-            name
-            for name in settings
-            if name not in written and name not in supplied and parameters[name].default is inspect.Parameter.empty
-        ]
-        problems.extend(Problem((name,), f"is required by {title}") for name in missing)
+    for name in settings if is_complete else ():
+        if name not in written and parameters[name].default is inspect.Parameter.empty:
+            problems.append(Problem((name,), f"is required by {title}"))
     if problems:
         raise RejectedError(problems)
     return values
@@ -223,15 +219,6 @@ def _is_setting(target: Any, parameter: inspect.Parameter) -> bool:
     """Return whether a parameter can be set. A function gets the others from areal when it is called."""
     has_default = parameter.default is not parameter.empty
     return has_default or parameter.kind is parameter.KEYWORD_ONLY or inspect.isclass(target)
-
-
-def _is_number(hint: Any) -> bool:
-    """Return whether an annotation allows numbers, and nothing else but None."""
-    if typing.get_origin(hint) is typing.Annotated:
-        return _is_number(typing.get_args(hint)[0])
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return all(part is type(None) or _is_number(part) for part in typing.get_args(hint))
-    return hint in (int, float)
 
 
 def _read(path: Path) -> bytes:

@@ -83,12 +83,12 @@ class Place:
         unread = replace(context, home="")
         return self._of_signature(Selection(
             self.kind.name, found.target, keys, common, str(reference), noun=self.kind.noun, unread=unread
-        ))  # fmt: skip
+        ), context)  # fmt: skip
 
-    def _of_signature(self, chosen: Selection) -> Selection:
+    def _of_signature(self, chosen: Selection, context: ResolutionContext) -> Selection:
         """Read the settings of a component that has them in its signature, or leave them unread."""
         is_imported = chosen.record is not None and chosen.record.is_imported
-        if is_imported or self.kind.name in READ_EARLY or (chosen.unread is not None and chosen.unread.imports):
+        if is_imported or context.imports or self.kind.name in READ_EARLY:
             return replace(chosen, settings=chosen.read(), unread=None)
         return chosen
 
@@ -101,7 +101,7 @@ class Place:
             unread=replace(context, home=record.plugin),
         )  # fmt: skip
         if record.config is None:
-            return self._of_signature(chosen)
+            return self._of_signature(chosen, context)
         try:
             model = context.manager.import_from(record, record.config)
         except PluginError as error:

@@ -180,13 +180,14 @@ class Selection:
         marked = registration(value)
         model = getattr(value, "Config", None) if inspect.isclass(value) else marked.config if marked else None
         if model is None:
+            is_class = inspect.isclass(value)
             return check_keywords(
                 value,
                 self.written,
                 f"'{self.target}'",
                 context,
-                is_called_by_name=self.kind in CALLED_BY_NAME and not inspect.isclass(value),
-                supplied=None if inspect.isclass(value) and self.kind not in _BUILT_ALONE else (),
+                is_called_by_name=self.kind in CALLED_BY_NAME and not is_class,
+                is_complete=self.kind in _BUILT_ALONE if is_class else self.kind not in CALLED_BY_NAME,
             )
         model = settings_model(model, f"the Config of '{self.target}' is no Settings model")
         return validated(model, self.written, context)
@@ -204,13 +205,12 @@ class Selection:
         return imported.value
 
     def declared(self, name: str, default: Any = None) -> Any:
-        """Return what the component declares by an attribute, such as `needs_group`."""
-        return getattr(self.declarations, name, default)
+        """Return what the component declares by an attribute, such as `needs_group`.
 
-    @property
-    def declarations(self) -> object:
-        """The object that may declare `needs`, `needs_group` and the like: the settings model, or else the code."""
-        return self.settings if isinstance(self.settings, Settings | AdoptedSettings) else self.load()
+        The settings have it if they have a model, or else the function or class, which is imported.
+        """
+        has_model = isinstance(self.settings, Settings | AdoptedSettings)
+        return getattr(self.settings if has_model else self.load(), name, default)
 
     @property
     def title(self) -> str:

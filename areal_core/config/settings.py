@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 Seconds = Annotated[float, Field(le=366 * 86_400)]
 """A duration in settings, in seconds, at most 366 days. Timers of the operating system cannot count any number."""
-
-_NUMBERS: Final = (int, float, int | None, float | None)
 
 _SECRET: Final = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME: Final = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|CREDENTIALS)$|^AWS_", re.IGNORECASE)
@@ -93,7 +92,7 @@ class Settings(BaseModel):
     @classmethod
     def _refuse_bool(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse `true` for a number, although Python counts it as 1."""
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation in _NUMBERS:
+        if isinstance(value, bool) and takes_only_numbers(cls.model_fields[str(info.field_name)].annotation):
             raise ValueError(f"must be a number, not {str(value).lower()}")
         return value
 
@@ -206,6 +205,16 @@ class Settings(BaseModel):
         """
         del config
         return ()
+
+
+def takes_only_numbers(annotation: Any) -> bool:
+    """Return whether an annotation allows numbers, and nothing else but None."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return takes_only_numbers(parts[0])
+    if origin in (Union, UnionType):
+        return all(part is type(None) or takes_only_numbers(part) for part in parts)
+    return annotation in (int, float)
 
 
 class NoSettings(Settings):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class StepResult:
     Attributes:
         observation: what the policy reads next: a text, which becomes a message of the user, or chat messages, such as
             the results of tools. None if the episode is over.
-        reward: of this turn.
+        reward: reward of this turn.
         terminated: whether the episode has come to its end.
         truncated: whether the environment cuts the episode off, at a limit of steps for example. Its last trajectory
             then has the finish reason of answers that were cut off.
@@ -149,6 +149,23 @@ class StepResult:
     def is_over(self) -> bool:
         """Whether the episode is over."""
         return self.terminated or self.truncated
+
+
+def finite_number(value: object) -> float | None:
+    """Return a number, or a scalar of NumPy or PyTorch, as a float. Return None for anything else, NaN and infinity."""
+    if not isinstance(value, bool | int | float):
+        item = getattr(value, "item", None)
+        try:
+            value = item() if callable(item) else None
+        except (TypeError, ValueError, RuntimeError):  # an array of several elements
+            return None
+    if not isinstance(value, bool | int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def read_step(environment: object, returned: Any) -> StepResult:
@@ -177,7 +194,7 @@ def read_step(environment: object, returned: Any) -> StepResult:
         observation = f"{returned.observation!r:.60}"
         raise TypeError(f"the observation of {name} is {observation}: return a text or a list of messages")
     for what, value in {"reward": returned.reward, **returned.info}.items():
-        if not isinstance(value, Real):
+        if finite_number(value) is None:
             raise TypeError(f"{what} in the StepResult of {name} is {value!r:.80}, and must be a number")
     if returned.observation is None and not returned.is_over:
         raise ValueError(f"step of {name} returned no observation, and neither terminated nor truncated")

@@ -21,8 +21,8 @@ class Registration(NamedTuple):
     """What `register` attaches to a function or class.
 
     Attributes:
-        hook: which returns components of this kind.
-        record: of the component.
+        hook: name of the hook that returns components of this kind.
+        record: record of the component.
         config: the `Settings` model of a function; None if its settings are its parameters.
     """
 
@@ -53,8 +53,8 @@ def register(
     modules import torch with `Component` records instead.
 
     Args:
-        kind: of the component: the name of a kind of the core, or the `Kind` that a plugin adds.
-        name: in configs. By default the name of the function, or that of the class in snake_case.
+        kind: name of one of the core's kinds, or the `Kind` that a plugin adds.
+        name: name of the component in configs. By default the name of the function, or that of the class in snake_case.
         summary: one line that says what it is for. By default the first sentence of the docstring.
         config: a `Settings` model for the settings of a function. It may check them against the rest of the config.
 

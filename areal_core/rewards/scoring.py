@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from areal_core.errors import line_of, writable
 from areal_core.exports import renamed_method
-from areal_core.interfaces.workflow import RewardScore
+from areal_core.interfaces.workflow import RewardScore, finite_number
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -160,23 +159,6 @@ def _argument(term: RewardTerm, name: str, arguments: Mapping[str, Any], row: Ma
         f"({', '.join(arguments)}) nor a key of the data row ({', '.join(row)}). If only some rows have this key, give "
         f"the parameter a default: {name}=None"
     )
-
-
-def finite_number(value: object) -> float | None:
-    """Return a number, or a scalar of NumPy or PyTorch, as a float. Return None for anything else, NaN and infinity."""
-    if not isinstance(value, bool | int | float):
-        item = getattr(value, "item", None)
-        try:
-            value = item() if callable(item) else None
-        except (TypeError, ValueError, RuntimeError):  # an array of several elements
-            return None
-    if not isinstance(value, bool | int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _checked(term: RewardTerm, value: object) -> float:

@@ -9,8 +9,8 @@ import numpy as np
 from areal_core.config.sections import OWN_REWARDS
 from areal_core.data.trajectory import Episode, FinishReason, Trajectory
 from areal_core.errors import writable
+from areal_core.interfaces.workflow import finite_number
 from areal_core.metric_names import prefix_of, prefixed
-from areal_core.rewards.scoring import finite_number
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping

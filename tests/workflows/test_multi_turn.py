@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from areal_core.data import FinishReason, Generation
 from areal_core.sdk import RowError, StepResult
@@ -194,3 +195,17 @@ def test_rewards_that_no_turn_calls_are_noted() -> None:
     ]
     config.rewards = []
     assert list(settings.notes(config)) == []
+
+
+class Tensors(World):
+    """Returns scalars of NumPy and PyTorch, as many games do."""
+
+    async def step(self, completion: str) -> Any:
+        self.turns += 1
+        return StepResult(None, torch.tensor(0.5), terminated=True, info={"tries": np.float32(2)})  # type: ignore
+
+
+def test_a_reward_may_be_a_scalar_of_a_library() -> None:
+    episode = run("Tensors")
+    assert float(episode.reward) == 0.5
+    assert episode.metrics == {"tries": 2}
