@@ -13,6 +13,8 @@ from areal_core.config import resolve
 
 RIGHT = """\
 import torch
+class engine: ...
+def rows(): ...
 def reward(completion): return 1.0
 def plain(batch): return batch["reward"]
 def loss(terms): return -terms.logprobs * terms.advantages, {}
@@ -23,10 +25,10 @@ def column(batch, context): return {"half": batch["reward"] / 2}
 CONFIG = """\
 steps: 1
 model: {path: nowhere}
-dataset: parts.py:reward
-train_engine: parts.py:reward
+dataset: parts.py:rows
+train_engine: parts.py:engine
 workflow: single_turn
-inference_engine: parts.py:reward
+inference_engine: parts.py:engine
 rewards: ["parts.py:reward"]
 algorithm:
   type: policy_gradient
