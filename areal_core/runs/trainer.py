@@ -178,7 +178,7 @@ def _weight_sync(
     if isinstance(transport, FolderTransport):
         in_memory = transport.in_memory
         transport = None
-    folder = WeightFolder(engine, _weights_folders(config, attempt, model, in_memory=in_memory))
+    folder = WeightFolder(engine, _weights_folders(config, attempt, model, in_memory=in_memory), _memory_folder())
     return WeightSync(section, engine, rollouts, transport, folder)
 
 
@@ -217,6 +217,10 @@ def build_engines(
     return engines
 
 
+def _memory_folder() -> Path:
+    return Path(os.environ[SCRATCH_VARIABLE]) / "weights"
+
+
 def _weights_folders(
     config: RunConfig, attempt: AttemptFolder, model: ModelReference, *, in_memory: bool
 ) -> list[Path]:
@@ -232,7 +236,7 @@ def _weights_folders(
     are_apart = are_apart or getattr(getattr(config.inference_engine, "settings", None), "has_distant", False)
     folders = [attempt.weights]
     if in_memory and not are_apart:
-        folders.insert(0, Path(os.environ[SCRATCH_VARIABLE]) / "weights")
+        folders.insert(0, _memory_folder())
     if is_main():
         size = sum(file.stat().st_size for file in Path(model.path).glob("*.safetensors"))
         for folder in folders:

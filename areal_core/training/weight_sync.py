@@ -15,7 +15,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -36,14 +36,15 @@ from areal_core.messages.rollouts import (
     Unread,
 )
 from areal_core.training.collectives import barrier, broadcast_bytes, is_main
-from areal_core.training.weights_file import describe_weights, size_of, write_weights
+from areal_core.training.weights_file import WeightsFile, describe_weights, size_of, write_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
     from areal_core.config.sections import WeightSyncSection
+    from areal_core.interfaces.inference import TensorDescription
     from areal_core.interfaces.training import TrainEngine
     from areal_core.interfaces.transport import WeightTransport
     from areal_core.runtime.rpc import Message
@@ -55,6 +56,7 @@ MAX_TOLERANCES = 5.0
 """Multiple of the tolerance at which the difference of one token is clipped in the log-probability check."""
 KEPT_VERSIONS = 2
 """Versions of the weights that stay in folders. A server that syncs late may still read the one before the last."""
+FILE: Final = "model.safetensors"
 
 
 class FolderTransport:
@@ -107,12 +109,15 @@ class WeightFolder:
         engine: whose parameters are written.
         folders: where versions are written, in the first one that has room at that time. One in memory is for servers
             on this machine; for several machines it must be on a disk that all of them see.
+        memory: the one of `folders` that is in memory, where a version that nobody reads any more is overwritten.
     """
 
-    def __init__(self, engine: TrainEngine, folders: Sequence[Path]) -> None:
+    def __init__(self, engine: TrainEngine, folders: Sequence[Path], memory: Path | None = None) -> None:
         self._engine = engine
         self._folders = folders
-        self._written: list[Path] = []
+        self._memory = memory
+        self._written: deque[_Version] = deque()
+        self._retired: _Version | None = None
 
     def write(self, version: int) -> Path | None:
         """Write the parameters and return their folder on the main rank, None on the others. Collective.
@@ -127,24 +132,72 @@ class WeightFolder:
         try:
             if not is_main():
                 return None
-            folder = choose_folder(self._folders, sum(map(size_of, tensors)))
-            temporary, target = folder / f".version-{version}", folder / f"version-{version}"
-            with writing(f"weights of version {version}", folder):
-                temporary.mkdir(parents=True, exist_ok=True)
-                write_weights(temporary / "model.safetensors", tensors, parameters)
-                temporary.rename(target)
-            self._written.append(target)
-            while len(self._written) > KEPT_VERSIONS:
-                shutil.rmtree(self._written.pop(0))
-            return target
+            written = self._overwrite(version, parameters) or self._write_new(version, tensors, parameters)
+            self._written.append(written)
+            if len(self._written) > KEPT_VERSIONS:
+                self._retire(self._written.popleft())
+            return written.folder
         finally:
             # Gathers are collective: no rank may leave before the last tensor, even after an error.
             deque(parameters, maxlen=0)
 
     def close(self) -> None:
         """Remove all versions."""
-        while self._written:
-            shutil.rmtree(self._written.pop(), ignore_errors=True)
+        for version in filter(None, (self._retired, *self._written)):
+            version.remove()
+        self._written.clear()
+        self._retired = None
+
+    def _write_new(
+        self, version: int, tensors: Sequence[TensorDescription], parameters: Iterator[tuple[str, torch.Tensor]]
+    ) -> _Version:
+        folder = choose_folder(self._folders, sum(map(size_of, tensors)))
+        temporary, target = folder / f".version-{version}", folder / f"version-{version}"
+        with writing(f"weights of version {version}", folder):
+            temporary.mkdir(parents=True, exist_ok=True)
+            write_weights(temporary / FILE, tensors, parameters)
+            temporary.rename(target)
+            return _Version(target, WeightsFile(target / FILE, tensors) if folder == self._memory else None)
+
+    def _overwrite(self, version: int, parameters: Iterator[tuple[str, torch.Tensor]]) -> _Version | None:
+        """Write into the retired version's file. Return None if there is none, or a server still reads it."""
+        retired, self._retired = self._retired, None
+        if retired is None or retired.file is None:
+            return None
+        if retired.file.is_read():
+            retired.remove()
+            return None
+        target = retired.folder.with_name(f"version-{version}")
+        with writing(f"weights of version {version}", target.parent):
+            retired.file.overwrite(parameters)
+            retired.folder.rename(target)
+        return _Version(target, retired.file)
+
+    def _retire(self, version: _Version) -> None:
+        """Hide a version from servers that have not opened it; then it can be overwritten."""
+        if version.file is None:
+            version.remove()
+            return
+        hidden = version.folder.with_name(f".{version.folder.name}")
+        version.folder.rename(hidden)
+        self._retired = _Version(hidden, version.file)
+
+
+class _Version(NamedTuple):
+    """A version in its folder.
+
+    Attributes:
+        folder: of the version.
+        file: in the folder, if it is in memory.
+    """
+
+    folder: Path
+    file: WeightsFile | None
+
+    def remove(self) -> None:
+        if self.file is not None:
+            self.file.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class WeightSync:

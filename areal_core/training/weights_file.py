@@ -1,10 +1,18 @@
-"""Writes synced weights into one safetensors file, tensor by tensor, without a second copy of the model."""
+"""Writes synced weights into one safetensors file, tensor by tensor, without a second copy of the model.
+
+`write_weights` makes a new file. In memory, new pages take more than half of its time, so `WeightsFile` also overwrites
+the file of an older version once nobody reads it.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import mmap
+import signal
 import struct
-from typing import TYPE_CHECKING, Final
+import threading
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -12,7 +20,7 @@ from areal_core.interfaces.inference import TensorDescription
 from areal_core.interfaces.training import DescribingEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from areal_core.interfaces.training import TrainEngine
@@ -68,6 +76,91 @@ def write_weights(
     Raises:
         ValueError: the tensors are not those of the descriptions.
     """
+    with path.open("wb") as file:
+        file.write(_header(descriptions))
+        for value in _expected(descriptions, gathered):
+            file.write(_bytes(value).to("cpu").numpy().data)
+            del value
+
+
+class WeightsFile:
+    """A safetensors file of synced weights in memory, which later versions with the same tensors overwrite.
+
+    Args:
+        path: of a file that `write_weights` made.
+        descriptions: of its tensors.
+    """
+
+    def __init__(self, path: Path, descriptions: Sequence[TensorDescription]) -> None:
+        self._descriptions = descriptions
+        self._file = path.open("r+b")
+        self._mapping: mmap.mmap | None = None
+        self._is_pinned = False
+
+    def is_read(self) -> bool:
+        """Return whether another process has the file open or mapped. True if the file system cannot tell.
+
+        The kernel grants a write lease only on a file that nobody else has open (fcntl(2), F_SETLEASE).
+        """
+        number = self._file.fileno()
+        try:
+            fcntl.fcntl(number, fcntl.F_SETSIG, signal.SIGURG)  # the default, SIGIO, would end this process
+            fcntl.fcntl(number, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            fcntl.fcntl(number, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except OSError:
+            return True
+        return False
+
+    def overwrite(self, gathered: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Copy other values into the pages of the file. The caller has asked `is_read`.
+
+        Args:
+            gathered: as in `write_weights`. A GPU copies its values into pinned pages; they are waited for at the end.
+
+        Raises:
+            ValueError: the tensors are not those of the descriptions.
+        """
+        if self._mapping is None:
+            self._mapping = mmap.mmap(self._file.fileno(), 0)
+        target = torch.frombuffer(self._mapping, dtype=torch.uint8)
+        end = len(_header(self._descriptions))
+        for value in _expected(self._descriptions, gathered):
+            if value.is_cuda and not self._is_pinned:
+                _pin(target)
+                self._is_pinned = True
+            given = _bytes(value)
+            start, end = end, end + given.numel()
+            target[start:end].copy_(given, non_blocking=True)
+            del value, given
+        if self._is_pinned:
+            torch.cuda.current_stream().synchronize()
+
+    def close(self) -> None:
+        """Unmap and close the file."""
+        if self._mapping is not None:
+            if self._is_pinned:
+                address = torch.frombuffer(self._mapping, dtype=torch.uint8).data_ptr()
+                _cudart().cudaHostUnregister(address)
+            self._mapping.close()
+        self._file.close()
+
+
+def _pin(memory: torch.Tensor) -> None:
+    """Pin pages for copies from a GPU. Where the driver refuses (WSL may), copies are slower and as correct.
+
+    A refusal stays the last error of the thread that asked, where PyTorch would report it for the next kernel.
+    """
+    arguments = (memory.data_ptr(), memory.numel(), 0)
+    thread = threading.Thread(target=_cudart().cudaHostRegister, args=arguments)
+    thread.start()
+    thread.join()
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+def _header(descriptions: Sequence[TensorDescription]) -> bytes:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in descriptions:
@@ -75,16 +168,28 @@ def write_weights(
         header[tensor.name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % _ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(encoded)) + encoded)
-        expected = iter(descriptions)
-        for name, value in gathered:
-            wanted = next(expected, None)
-            found = _described(name, value)
-            if found != wanted:
-                raise ValueError(f"the engine yielded {found}, expected {wanted}: it must keep the described order")
-            copy = value.detach().to("cpu").contiguous()
-            file.write(copy.reshape(-1).view(torch.uint8).numpy().data)
-            del value, copy
-        if (missing := next(expected, None)) is not None:
-            raise ValueError(f"the engine did not yield {missing.name}")
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def _expected(
+    descriptions: Sequence[TensorDescription], gathered: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[torch.Tensor]:
+    """Yield each value, and hold none of them when the next one is gathered.
+
+    Raises:
+        ValueError: the tensors are not those of the descriptions.
+    """
+    expected = iter(descriptions)
+    for name, value in gathered:
+        wanted = next(expected, None)
+        found = _described(name, value)
+        if found != wanted:
+            raise ValueError(f"the engine yielded {found}, expected {wanted}: it must keep the described order")
+        yield value.detach()
+        del value
+    if (missing := next(expected, None)) is not None:
+        raise ValueError(f"the engine did not yield {missing.name}")
+
+
+def _bytes(value: torch.Tensor) -> torch.Tensor:
+    return value.contiguous().reshape(-1).view(torch.uint8)

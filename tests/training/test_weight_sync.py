@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
+import subprocess
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +23,6 @@ from areal_core.rollout.logprob_check import check_answers
 from areal_core.training import weight_sync as module
 from areal_core.training.weight_sync import WeightFolder, WeightSync
 from areal_core.training.weights_file import describe_weights, size_of, write_weights
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SIZE = 4 << 20
 
@@ -182,6 +182,73 @@ def test_a_file_is_written_tensor_by_tensor(tmp_path):
         assert torch.equal(found[name], value)
         assert found[name].dtype == value.dtype
     assert sum(map(size_of, descriptions)) == 4 * (15 + 8 + 1) + 2 * 15 + 8 * 6
+
+
+MIXED = {"odd": torch.uint8, "half": torch.bfloat16, "whole": torch.float32}
+
+
+@pytest.fixture
+def memory(tmp_path, one_rank):
+    """Return a function that writes a version, whose values are all its number, in memory."""
+    number = 0.0
+
+    def gather():
+        return iter([(name, torch.full((3, 5), number).to(dtype).t()) for name, dtype in MIXED.items()])
+
+    folder = WeightFolder(SimpleNamespace(named_full_parameters=gather), [tmp_path], tmp_path)
+
+    def write(version: int):
+        nonlocal number
+        number = float(version)
+        return folder.write(version) / "model.safetensors"
+
+    yield write
+    folder.close()
+    assert not [*tmp_path.iterdir()]
+
+
+def holds(path, number: int) -> bool:
+    from safetensors.torch import load_file
+
+    found = load_file(path)
+    return found.keys() == MIXED.keys() and all(
+        torch.equal(value, torch.full((5, 3), number).to(MIXED[name])) for name, value in found.items()
+    )
+
+
+def test_a_version_overwrites_one_that_nobody_reads(memory):
+    """Versions 4 and 5 take the pages of 1 and 2. The two last versions are always there."""
+    files = {}
+    for version in range(1, 7):
+        files[version] = memory(version)
+        assert holds(files[version], version)
+        assert version == 1 or holds(files[version - 1], version - 1)
+        assert version < 3 or not files[version - 2].exists()
+    inodes = [memory(version).stat().st_ino for version in range(7, 13)]
+    assert inodes[:3] == inodes[3:]
+
+
+@pytest.mark.parametrize("how", ["open", "mapped", "in another process"])
+def test_a_version_that_somebody_reads_is_not_overwritten(memory, how):
+    """A server that was stopped while it loads version 1 reads on in version 1."""
+    with memory(1).open("rb") as file:
+        reader = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if how == "mapped" else file
+        content = reader.read()
+        child = None
+        if how == "in another process":
+            child = subprocess.Popen(["sleep", "60"], stdin=file)
+        if how != "open":
+            file.close()
+        for version in range(2, 8):
+            assert holds(memory(version), version)
+        if child is not None:
+            reader = Path(f"/proc/{child.pid}/fd/0").open("rb")  # noqa: SIM115
+        reader.seek(0)
+        assert reader.read() == content
+        reader.close()
+        if child is not None:
+            child.kill()
+            child.wait()
 
 
 def test_parameters_are_gathered_once_to_be_described_or_not_at_all():
