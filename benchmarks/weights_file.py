@@ -74,6 +74,13 @@ class Ways:
         """Remove the new file, whose pages are given back outside of the measured time."""
         self._new.unlink(missing_ok=True)
 
+    def unpin(self) -> None:
+        """Unpin the mappings: another one may get their addresses."""
+        if self._overwritten is not None:
+            self._overwritten.close()
+        if self._is_cuda and self._mapped is not None:
+            torch.cuda.cudart().cudaHostUnregister(self._mapped.data_ptr())
+
     def areal(self) -> None:
         """As areal does it."""
         if self._overwritten is None:
@@ -157,6 +164,7 @@ def measure(parameters: int, tensors: int, rounds: int, device: str) -> None:
                 way()
                 seconds[name].append(time.perf_counter() - began)
                 ways.clean()
+        ways.unpin()
     gigabytes = tensors * size * 2 / 1e9
     print(f"{gigabytes:.2f} GB in {tensors} tensors, {device}, {torch.get_num_threads()} threads of PyTorch")
     print(f"{'way':8s} {'first':>7s} {'median':>7s} {'GB/s':>6s} {'ratio':>6s}")
