@@ -28,6 +28,7 @@ from areal_core.config.automatic import AUTO, candidates, is_automatic, is_local
 from areal_core.config.context import ResolutionContext
 from areal_core.config.numbering import NUMBERED
 from areal_core.config.presets import Source, default_preset, find_preset, read_file
+from areal_core.config.problems import Path as KeyPath
 from areal_core.config.problems import Problem, dotted, from_validation
 from areal_core.config.run_config import RunConfig
 from areal_core.config.selection import leaving_unread
@@ -347,8 +348,22 @@ def _merge_layers(layers: Sequence[Source], overrides: Sequence[Override]) -> Tr
     tree = Tree()
     for layer in layers:
         tree.merge(layer)
-    _call_for_each(tree.assign, sorted(overrides, key=lambda override: override.rank))
+    _call_for_each(tree.assign, _in_order(overrides))
     return tree
+
+
+def _in_order(overrides: Sequence[Override]) -> list[Override]:
+    """Return whole sections before their keys, in whatever order they were written.
+
+    `section=null` removes the section's keys before it, and keys after it begin a new section.
+    """
+
+    def is_cleared(number: int, path: KeyPath) -> bool:
+        later = overrides[number + 1 :]
+        return any(override.value is None and path[: len(override.path)] == override.path for override in later)
+
+    kept = [override for number, override in enumerate(overrides) if not is_cleared(number, override.path)]
+    return sorted(kept, key=lambda override: override.rank)
 
 
 def _parse_overrides(environment: str, assignments: Sequence[str]) -> list[Override]:

@@ -63,6 +63,23 @@ def test_overrides(kit, override, expression, value):
     assert kit.shown(expression, override) == value
 
 
+@pytest.mark.parametrize(
+    ("words", "expression", "value"),
+    [
+        (("evaluation.dataset=kit/rows", "evaluation=null"), "config.evaluation", "None"),
+        (("evaluation=null", "evaluation.dataset=kit/rows"), "config.evaluation.dataset.target", "kit/rows"),
+        (
+            ("evaluation.dataset=kit/rows", "evaluation=null", "evaluation.dataset=kit/rows"),
+            "config.evaluation.every",
+            "10",
+        ),
+        (("dataset.count=2", "dataset.count=null", "dataset.count=3"), "config.dataset.settings.count", "3"),
+    ],
+)
+def test_null_clears_what_was_written_before_it(kit, words, expression, value):
+    assert kit.shown(expression, *words) == value
+
+
 def test_changing_the_type_starts_the_section_afresh_whatever_the_order_of_words(kit):
     kit.file("one.py", "class Mine:\n    def __init__(self, clip: float = 1.0): ...\n")
     words = ["algorithm.clip=0.5", "algorithm.type=one.py:Mine"]
