@@ -73,7 +73,7 @@ def test_a_program_of_a_server_reaches_its_own_address(address):
     arguments = [sys.executable, "-c", ASKS, address]
     command = SimpleNamespace(arguments=arguments, environment={"HTTP_PROXY": DEAD, "NO_PROXY": "intranet"})
     program = start_program(command, dict(os.environ), stdout=subprocess.PIPE)
-    assert program.communicate(timeout=60)[0].strip() == b"200"
+    assert program.communicate(timeout=300)[0].strip() == b"200"
 
 
 def test_a_program_with_the_public_environment_reaches_this_machine(address):

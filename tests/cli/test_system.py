@@ -56,7 +56,7 @@ def areal(folder: Path, mask: str, *words: str) -> subprocess.CompletedProcess[s
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

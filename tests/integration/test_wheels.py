@@ -42,7 +42,7 @@ class Environment:
         environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "HOME": str(self.folder)}
         return subprocess.run(
             [str(self.folder / "bin" / "areal"), *words],
-            cwd=work, env=environment, capture_output=True, text=True, timeout=120, check=False,
+            cwd=work, env=environment, capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
 
 

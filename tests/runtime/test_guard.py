@@ -135,7 +135,7 @@ assert not is_open(hub)
 @pytest.mark.parametrize("scenario", [STUCK_MEMBER, STUCK_ORPHAN], ids=["member", "orphan"])
 def test_a_process_that_does_not_die_keeps_the_guard_from_no_other_member(scenario: str) -> None:
     """SIGKILL waits for an uninterruptible system call; here it is not sent."""
-    subprocess.run([sys.executable, "-c", GUARD_OF_TWO + scenario], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", GUARD_OF_TWO + scenario], check=True, timeout=300)
 
 
 OTHER_GUARD = """

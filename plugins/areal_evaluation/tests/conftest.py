@@ -87,4 +87,4 @@ def sums_server() -> Iterator[str]:
     with subprocess.Popen([sys.executable, str(program)], **pipes) as process:
         assert process.stdout is not None
         yield f"http://127.0.0.1:{process.stdout.readline().strip()}/v1"
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
