@@ -127,6 +127,12 @@ def load_file(path: Path) -> tuple[ModuleType, str]:
     return module, module.__dict__["__areal_sha256__"]
 
 
+def changed_files() -> list[str]:
+    """Return the user's files that this process has imported and that have another source now."""
+    modules = [module for name, module in sorted(sys.modules.items()) if name.startswith(PREFIX)]
+    return [str(module.__file__) for module in modules if _has_changed(module)]
+
+
 def _has_changed(module: ModuleType) -> bool:
     """Return whether a user's module would be executed from another source now."""
     executed, file = module.__dict__.get("__areal_sha256__"), Path(module.__file__ or "")

@@ -28,6 +28,7 @@ from areal_core.checks.reading import end_child, read_in_child, start_child, wri
 from areal_core.checks.reward_imports import import_problems, start_importing_rewards
 from areal_core.checks.rewards import argument_problems, default_rows, reward_arguments, reward_problems
 from areal_core.config import CONFIG_FILE, load_run, public_environment, selections
+from areal_core.files import changed_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,6 +89,7 @@ def inspect(resolved: Resolved, folder: Path) -> Findings:
             *problems,
             *(problem for report in reports for problem in report.problems),
             *argument_problems(arguments, readable),
+            *(f"{file} was changed while it was checked: run again" for file in changed_files()),
         ],
         rows=[*rows, *(("note", note) for note in notes), *default_rows(arguments, readable)],
         row_count=reports[0].row_count,

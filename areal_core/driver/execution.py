@@ -41,7 +41,7 @@ from areal_core.runtime.supervisor import Supervisor
 from areal_core.runtime.terminal import Terminal, log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from areal_core.checks.preflight import Preflight
     from areal_core.config import Resolved
@@ -309,17 +309,18 @@ def claim_run(
     """Make this program the driver of a run, and write what a resume needs into its folder.
 
     Raises:
-        UsageError: another program was quicker.
+        UsageError: another program was quicker, or a file of the user has changed since it was checked.
         DiskError: the disk refuses. A new run leaves nothing, so that it can be started again.
     """
     is_new = not run.path.exists()
     claim(attempt, address, credentials)
     try:
         write_run_folder(resolved, run, records)
-    except DiskError as error:
+    except (DiskError, UsageError) as error:
         if is_new:
             shutil.rmtree(run.path, ignore_errors=True)
-            error.hints = (*error.hints[:-1], "nothing was started: fix it, then run again")
+            if isinstance(error, DiskError):
+                error.hints = (*error.hints[:-1], "nothing was started: fix it, then run again")
         raise
 
 
@@ -330,8 +331,10 @@ def write_run_folder(resolved: Resolved, run: RunFolder, records: Sequence[Prove
     new ones, so that the next resume accepts each file in either state.
 
     Raises:
+        UsageError: a file of the user has changed since the record of it was made.
         DiskError: the disk refuses.
     """
+    sources = dict(_read_sources(run, records))
     models = {record.name: record.location for record in records if record.name in model_paths(resolved.config)}
     text = resolved.to_yaml(models).encode()
     config = Provenance(run.config.name, "", "", str(run.config), hashlib.sha256(text).hexdigest())
@@ -342,14 +345,27 @@ def write_run_folder(resolved: Resolved, run: RunFolder, records: Sequence[Prove
         run.sources.mkdir(exist_ok=True)
         names = {record.name for record in new_records}
         write_records(run, [*(record for record in former_records if record.name in names), *new_records])
-        for record in records:
-            path = Path(record.location)
-            if record.is_own and path.is_file():  # a file that is gone has a copy from an earlier start
-                copy = KeptSources.place(run.sources, path, record.name)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                replace_durably(copy, path.read_bytes())
+        for copy, source in sources.items():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            replace_durably(copy, source)
         replace_durably(run.config, text)
     write_records(run, new_records)
+
+
+def _read_sources(run: RunFolder, records: Iterable[Provenance]) -> Iterator[tuple[Path, bytes]]:
+    """Yield the user's files that a run executes: where the run keeps each, and its content.
+
+    Raises:
+        UsageError: a file is not the one that was checked.
+    """
+    for record in records:
+        path = Path(record.location)
+        if not record.is_own or not path.is_file():  # a file that is gone has a copy from an earlier start
+            continue
+        source = path.read_bytes()
+        if hashlib.sha256(source).hexdigest() != record.source_hash:
+            raise UsageError(f"{path} was changed while it was checked", hints=["run again"])
+        yield KeptSources.place(run.sources, path, record.name), source
 
 
 def _log_summary(resolved: Resolved, run: RunFolder, seconds: float, steps_before: int) -> None:

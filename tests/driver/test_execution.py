@@ -47,11 +47,13 @@ def killed_at(number: int) -> Callable[[Path, bytes], None]:
     return write
 
 
-def begin(run: RunFolder, files: Sequence[Path] = (), config: str = "steps: 1\n") -> None:
+def begin(
+    run: RunFolder, files: Sequence[Path] = (), config: str = "steps: 1\n", records: Sequence[Provenance] = ()
+) -> None:
     number = len(run.attempts()) + 1
     model = SimpleNamespace(path=None)
     resolved: Any = SimpleNamespace(to_yaml=lambda models: config, config=SimpleNamespace(model=model, roles={}))
-    records = records_of(files)
+    records = [*records_of(files), *records]
     credentials = Credentials.create(number)
     execution.claim_run(resolved, run, run.attempt(number), "tcp:127.0.0.1:9", credentials, records)
 
@@ -70,6 +72,26 @@ def test_sources_are_kept_byte_for_byte(
     monkeypatch.setattr(KeptSources, "folder", run.sources)
     assert KeptSources.read(path) == source
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["a new run", "a resume"])
+def test_a_file_that_changes_behind_the_checks_is_refused(tmp_path: Path, is_new: bool) -> None:
+    """What was tried is what trains, and what the records name."""
+    path, run = tmp_path / "reward.py", RunFolder(tmp_path / "run")
+    path.write_text("A = 1")
+    if not is_new:
+        begin(run, [path])
+        release(run.attempt(1))
+    checked = records_of([path])
+    path.write_text("A = 2")
+    with pytest.raises(UsageError, match=r"reward\.py was changed while it was checked"):
+        begin(run, records=checked)
+    if is_new:
+        assert not run.path.exists()
+    else:
+        assert [*fingerprints.changed_copies(run, fingerprints.saved_records(run))] == []
+        (copy,) = run.sources.glob("*.py")
+        assert copy.read_text() == "A = 1"
 
 
 def test_a_resume_with_fewer_steps_than_are_done_is_refused(tmp_path: Path) -> None:
