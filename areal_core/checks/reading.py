@@ -16,18 +16,21 @@ import has read, or the environment changes, nothing is imported again.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 from pydantic_core import to_jsonable_python
 
+from areal_core.background import start_thread
 from areal_core.checks.memory import Memory, imported_files
 from areal_core.checks.models import unread_problems
 from areal_core.config import CONFIG_FILE, Settings, load_run, needs_of, selections
@@ -210,7 +213,7 @@ class Child:
         command = [sys.executable, "-m", module, str(self.folder), *sources]
         with (self.folder / "output").open("wb") as output:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
             )
         self._started_at = self._logged_at = time.monotonic()
 
@@ -257,6 +260,8 @@ class Child:
 
     def __exit__(self, *error: object) -> None:
         end_session(self._process)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         self._temporary.cleanup()
 
     def _last_output(self) -> str:
@@ -277,9 +282,22 @@ def start_child(words: Sequence[str]) -> Path:
         words: the arguments of the process.
     """
     adopt_orphans()  # so that `end_descendants` and the driver find daemons, too
+    folder = Path(words[0])
+    driver = os.dup(0)
+    with open(os.devnull) as nothing:  # noqa: PTH123 - the code of the config finds an empty standard input
+        os.dup2(nothing.fileno(), 0)
+    start_thread(partial(_end_after, driver, folder), "end of the driver")
     if len(words) > 1:
         KeptSources.use(Path(words[1]), renews=True)
-    return Path(words[0])
+    return folder
+
+
+def _end_after(driver: int, folder: Path) -> None:
+    """End this process and remove its folder when the driver has ended, which holds the other end of a pipe."""
+    os.read(driver, 1)
+    end_descendants()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
 
 def end_child() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from areal_core.config import load_run, resolve, roles_of
 from areal_core.config.selection import unread_selections
 from areal_core.errors import ConfigError
 from areal_core.runtime.folder import RunFolder
+from areal_core.runtime.process_tree import children
 
 ENGINE = """\
 class Engine:
@@ -295,3 +299,38 @@ def test_settings_that_became_wrong_after_they_were_read_are_reported_as_such(fo
     (folder / "limit").write_text("5")
     with pytest.raises(ConfigError, match=r"workflow\.max_tokens: must be less than or equal to 5"):
         preflight(resolved, RunFolder(folder / "run"), [], starts=False)
+
+
+def test_a_child_ends_with_its_driver(tmp_path):
+    """A driver that is killed leaves neither the child nor its folder, whatever the child is busy with."""
+    started = tmp_path / "started"
+    slow = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(900)"
+    (tmp_path / "busy.py").write_text(
+        f"import sys\nfrom areal_core.checks.reading import start_child\nstart_child(sys.argv[1:])\n{slow}\n"
+    )
+    program = "from areal_core.checks.reading import Child; child = Child('busy', '')\n"
+    program += "print(child.folder, flush=True); child.wait()"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
+        "TMPDIR": str(tmp_path),
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True
+    ) as driver:
+        assert driver.stdout is not None
+        folder = Path(driver.stdout.readline().strip())
+        wait_until(started.exists)
+        (child,) = children(driver.pid)
+        assert folder.is_dir()
+        driver.kill()
+    wait_until(lambda: not Path(f"/proc/{child}").exists())
+    assert not folder.exists()
+
+
+def wait_until(is_true):
+    for _ in range(6000):
+        if is_true():
+            return
+        time.sleep(0.05)
+    raise AssertionError("waited for five minutes")
