@@ -11,11 +11,12 @@ import json
 import mmap
 import signal
 import struct
-import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from areal_core.background import start_thread
 from areal_core.interfaces.inference import TensorDescription
 from areal_core.interfaces.training import DescribingEngine
 
@@ -150,10 +151,8 @@ def _pin(memory: torch.Tensor) -> None:
 
     A refusal stays the last error of the thread that asked, where PyTorch would report it for the next kernel.
     """
-    arguments = (memory.data_ptr(), memory.numel(), 0)
-    thread = threading.Thread(target=_cudart().cudaHostRegister, args=arguments)
-    thread.start()
-    thread.join()
+    register = partial(_cudart().cudaHostRegister, memory.data_ptr(), memory.numel(), 0)
+    start_thread(register, "pinning").join()
 
 
 def _cudart() -> Any:
