@@ -50,7 +50,7 @@ ROOMS: dict[str, set[str]] = {
     "training": {"errors", "background", "disk", "config", "data", "interfaces", "messages", "ledger", "runtime"},
     "runs": {"errors", "background", "chat", "diagnostics", "disk", "config", "files", "plugins", "data", "interfaces",
              "messages", "metric_names", "models", "runtime", "ledger", "proxies", "rewards", "rollout", "training"},
-    "checks": {"errors", "disk", "config", "files", "plugins", "data", "interfaces", "models", "rewards", "runtime",
+    "checks": {"errors", "background", "disk", "config", "files", "plugins", "data", "interfaces", "models", "rewards", "runtime",
                "training", "runs", "waiting"},
     "driver": {"errors", "checks", "diagnostics", "disk", "config", "files", "plugins", "data", "interfaces",
                "messages", "runtime", "ledger", "training", "runs", "waiting"},
