@@ -34,7 +34,7 @@ ROOMS: dict[str, set[str]] = {
     "plugins": {"errors", "metric_names"},
     "config": {"errors", "files", "gpus", "plugins", "interfaces", "proxies"},
     "cli": {"errors", "files", "plugins", "config", "runtime", "proxies", "runs", "checks", "driver", "inference",
-            "models", "testing"},
+            "models"},
     "data": {"errors"},
     "interfaces": {"data", "errors", "exports"},
     "models": {"errors", "exports", "disk", "config", "data", "interfaces", "plugins"},

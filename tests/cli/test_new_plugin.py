@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from areal_core.cli import main
+from areal_core.cli.new_plugin import KINDS, LONGEST
 from areal_core.plugins.catalog import Catalog
-from areal_core.testing.new_plugin import KINDS, LONGEST
 
 TEMPLATE = Path(__file__).parents[2] / "examples" / "plugin"
 MODULES = {

@@ -2,8 +2,8 @@
 
 import argparse
 
+from areal_core.cli.new_plugin import KINDS, write_plugin
 from areal_core.cli.output import print_out
-from areal_core.testing.new_plugin import KINDS, write_plugin
 
 SUMMARY = "begin a plugin of your own"
 
