@@ -1,4 +1,4 @@
-"""Fixtures that the tests of several plugins share, and the tier of a test.
+"""Fixtures of this repository for the tests of several plugins, and the tier of a test. Others are in areal-testing.
 
 The Makefile selects tiers by markers (pyproject.toml explains them). A test that uses a true server or cluster gets
 its marker here from the fixture, so that nobody has to remember it.
@@ -6,38 +6,25 @@ its marker here from the fixture, so that nobody has to remember it.
 
 from __future__ import annotations
 
-import _thread
-import asyncio
-import json
 import os
 import subprocess
 import sys
 import time
-import urllib.request
 from collections import Counter
-from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
-from areal_core.background import on_failure
-
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
-
-    from areal_core.engines import ModelReference
-    from areal_core.inference.adapter import ServerAdapter
-    from areal_core.servers import InferenceEngine
+    from collections.abc import Iterator
 
 HERE = Path(__file__).parent
 SERVERS_ON_CPU = HERE / "tests" / "servers_on_cpu"
 SWITCH = "AREAL_WITHOUT_SERVERS"
 ON_GPU = os.environ.get("AREAL_SERVERS_ON_GPU") == "1"
 """Tests start the servers that this Python has, on the first GPU, instead of the ones for CPUs."""
-START_S = 900
-"""For a server that is alive and not yet healthy, however slow the machine is."""
 
 # No test asserts a time, and a busy machine takes seconds for what takes milliseconds on a quiet one.
 hypothesis.settings.register_profile(
@@ -108,26 +95,6 @@ def _shares_a_fixture(item: pytest.Item) -> bool:
     """Return whether a test uses a fixture of module or class scope, which each worker would make again."""
     definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     return any(chain[-1].scope in {"module", "class"} for chain in definitions.values() if chain)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call() -> Generator[None, object, object]:
-    """Background work that fails fails its test; without this it would interrupt the whole process of tests."""
-    failed: list[tuple[str, BaseException]] = []
-
-    def interrupt(name: str, error: BaseException) -> None:
-        failed.append((name, error))
-        _thread.interrupt_main()  # an event loop lets no other exception out of its callbacks
-
-    former = on_failure(interrupt)
-    try:
-        return (yield)
-    except KeyboardInterrupt:
-        if not failed:
-            raise
-        raise AssertionError(f"background work failed: {failed[0][0]}") from failed[0][1]
-    finally:
-        on_failure(former)
 
 
 def _environment(name: str) -> str:
@@ -231,145 +198,3 @@ def server_environment() -> dict[str, str]:
 def server_tolerance() -> float:
     """Largest difference between a server's float32 log-probability and the reference."""
     return 1e-3 if ON_GPU else 1e-4
-
-
-@contextmanager
-def _started(adapter: ServerAdapter, model: ModelReference, log: Path) -> Iterator[Callable[[], str]]:
-    """A server as a run would start it; what is yielded waits until it is healthy and returns its address."""
-    from areal_core.runtime.network import free_port
-    from areal_core.runtime.process_tree import kill_tree
-
-    port = free_port()
-    command = adapter.command(model, "127.0.0.1", port)
-    environment = {**os.environ, **command.environment}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command.arguments, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            start_new_session=True,
-        )  # fmt: skip
-
-    def address() -> str:
-        deadline = time.monotonic() + START_S
-        while process.poll() is None and time.monotonic() < deadline:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}{adapter.health_path}", timeout=60):
-                    return f"http://127.0.0.1:{port}"
-            except OSError:
-                time.sleep(0.5)
-        how = "ended" if process.poll() is not None else f"was not healthy after {START_S} s"
-        pytest.fail(f"the server {how}; the end of its log:\n{log.read_text()[-3000:]}", pytrace=False)
-
-    try:
-        yield address
-    finally:
-        kill_tree(process.pid)
-        process.wait()
-
-
-@pytest.fixture(scope="module")
-def server_of_each_shape(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[ServerAdapter], Any]]:
-    """Starts two true servers, one for each shape of model in the conformance suite of inference engines.
-
-    Called with an adapter, it gives a function from a folder of a model to the address of the server for it. The
-    servers end with the module: a laptop has no room for those of the next one beside them.
-    """
-    from areal_core.engines import ModelReference
-    from areal_core.testing.conformance.models import ARCHITECTURES, make_model
-
-    folder = tmp_path_factory.mktemp("servers")
-    with ExitStack() as stack:
-
-        def start(adapter: ServerAdapter) -> Callable[[Path], str]:
-            waits = {}
-            for shape in ARCHITECTURES:
-                model = ModelReference(str(make_model(folder / shape, architecture=shape)))
-                waits[shape] = stack.enter_context(_started(adapter, model, folder / f"{shape}.log"))
-            addresses = {shape: wait() for shape, wait in waits.items()}
-
-            def address(model: Path) -> str:
-                config = model / "config.json"
-                shape = json.loads(config.read_text())["model_type"] if config.is_file() else "qwen3"
-                return addresses[shape]
-
-            return address
-
-        yield start
-
-
-class _ByModel:
-    """An engine whose server is chosen when it is told its model, because the suite's tests use two shapes."""
-
-    def __init__(self, make: Callable[[str], InferenceEngine], address: Callable[[Path], str]) -> None:
-        self._make = make
-        self._address = address
-        self._engine = make("http://127.0.0.1:1")
-
-    async def start(self, model: ModelReference) -> None:
-        """Only now it is known which server it will be."""
-        self._engine = self._make(self._address(Path(model.path)))
-        await self._engine.start(model)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-
-@pytest.fixture(scope="session")
-def engine_by_model() -> Callable[..., _ByModel]:
-    """Makes an engine from two functions: from an address to an engine, and from a folder to an address."""
-    return _ByModel
-
-
-@pytest.fixture(scope="session")
-def replay() -> Callable[..., Any]:
-    """An HTTP server in this process: `async with replay({"/path": answer}) as (address, bodies)`.
-
-    An answer is a JSON value, a list of events in `{"events": [...]}`, or `(status, JSON value or text)`. `bodies`
-    collects what was posted, each with what stood in the address behind the question mark.
-    """
-    from aiohttp import web
-    from aiohttp.test_utils import TestServer
-
-    @asynccontextmanager
-    async def serve(answers: Mapping[str, Any]) -> AsyncIterator[tuple[str, list[Any]]]:
-        bodies: list[Any] = []
-
-        async def answer(request: web.Request) -> web.StreamResponse:
-            if request.method == "POST":
-                bodies.append({**request.query, **await request.json()})
-            found = answers.get(request.path, (404, {"detail": "Not Found"}))
-            status, value = found if isinstance(found, tuple) else (200, found)
-            if isinstance(value, str):
-                return web.Response(status=status, text=value)
-            if not isinstance(value, dict) or "events" not in value:
-                return web.json_response(value, status=status)
-            stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-            await stream.prepare(request)
-            for event in [*map(json.dumps, value["events"]), "[DONE]"]:
-                await stream.write(f"data: {event}\n\n".encode())
-            return stream
-
-        application = web.Application()
-        application.router.add_route("*", "/{rest:.*}", answer)
-        async with TestServer(application) as server:
-            yield str(server.make_url("")).rstrip("/"), bodies
-
-    return serve
-
-
-@pytest.fixture(scope="session")
-def replayed(replay: Callable[..., Any]) -> Callable[..., Any]:
-    """What `call(connection)` gives against a server that replays these answers, and what the server was sent."""
-    from areal_core.inference.http_client import ServerConnection
-
-    def replayed(answers: Mapping[str, Any], call: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
-        async def run() -> tuple[Any, list[Any]]:
-            async with replay(answers) as (address, bodies):
-                connection = ServerConnection(address)
-                try:
-                    return await call(connection), bodies
-                finally:
-                    connection.close()
-
-        return asyncio.run(run())
-
-    return replayed

@@ -44,8 +44,6 @@ PUBLIC_MODULES: Final = (
     "areal_core.launchers",
     "areal_core.processes",
     "areal_core.programs",
-    "areal_core.testing.conformance",
-    "areal_core.testing.fakes",
 )
 """The modules whose `__all__` is public. Everything else of areal_core may change at any time."""
 

@@ -33,8 +33,8 @@ from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
 from areal_core.servers import SamplingParameters
-from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer
-from areal_core.testing.virtual_time import VirtualTimeLoop
+from areal_testing.fakes import CountingDataset, FakeEngine, FakeTokenizer
+from areal_testing.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -62,8 +62,8 @@ from areal_core.runtime.network import free_port
 from areal_core.runtime.process_tree import kill_tree
 from areal_core.runtime.rpc import connect
 from areal_core.servers import SamplingParameters
-from areal_core.testing.conformance.models import VOCABULARY, make_constant_model, make_model
-from areal_core.testing.fakes import CountingDataset, FakeTokenizer
+from areal_testing.conformance.models import VOCABULARY, make_constant_model, make_model
+from areal_testing.fakes import CountingDataset, FakeTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

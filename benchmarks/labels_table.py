@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from areal_core.data import PackedBatch
-from areal_core.testing.conformance.models import load_reference
+from areal_testing.conformance.models import load_reference
 
 if TYPE_CHECKING:
     from pathlib import Path

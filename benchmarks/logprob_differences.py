@@ -33,7 +33,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from areal_core.engines import ModelReference, WeightUpdate
 from areal_core.servers import GenerationRequest, SamplingParameters
-from areal_core.testing.conformance.models import FIRST_FORCED, load_reference, make_constant_model, make_model
+from areal_testing.conformance.models import FIRST_FORCED, load_reference, make_constant_model, make_model
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -38,7 +38,7 @@ from areal_core.runs.rollout_worker import GC_THRESHOLD
 from areal_core.runtime.event_loops import run_event_loop
 from areal_core.runtime.rpc import connect
 from areal_core.servers import Grant, SamplingParameters, SlotLease, SlotRequest
-from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer
+from areal_testing.fakes import CountingDataset, FakeEngine, FakeTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

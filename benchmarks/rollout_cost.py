@@ -38,10 +38,10 @@ from areal_core.runs.rollout_worker import GC_THRESHOLD
 from areal_core.runtime.event_loops import run_event_loop
 from areal_core.runtime.rpc import connect
 from areal_core.servers import SamplingParameters
-from areal_core.testing.conformance.models import make_model
-from areal_core.testing.fakes import CountingDataset, FakeTokenizer
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
+from areal_testing.conformance.models import make_model
+from areal_testing.fakes import CountingDataset, FakeTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from areal_core.data import FinishReason, Generation
-from areal_core.testing.conformance.naive import NaiveEngine
+from areal_testing.conformance.naive import NaiveEngine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -45,11 +45,11 @@ from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
 from areal_core.runtime.rpc import encode_frame
 from areal_core.servers import GenerationRequest, SamplingParameters
-from areal_core.testing.fakes import CountingDataset
 from areal_core.training.batches import read_batch
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
+from areal_testing.fakes import CountingDataset
 
 TIMEOUT = timedelta(seconds=120)
 

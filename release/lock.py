@@ -29,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ROOT / "release" / "versions"
 EXTRAS = {"areal-rewards": "datasets,math", "areal-fsdp": "lora"}
 """Extras that GPU users have; engines are rows of the table, and the others go with any of them."""
+FOR_TESTS = {"areal-testing"}
+"""Distributions that no run needs: a lock file holds nothing of theirs."""
 PLATFORM = ("--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_34")
 
 
@@ -64,9 +66,10 @@ def environments() -> Iterator[tuple[str, list[str]]]:
 
 
 def distributions() -> dict[str, Path]:
-    """The folder of each distribution of areal, by name."""
+    """The folder of each distribution of areal that a run may need, by name."""
     folders = distribution_folders(ROOT)
-    return {tomllib.loads((one / "pyproject.toml").read_text())["project"]["name"]: one for one in folders}
+    named = {tomllib.loads((one / "pyproject.toml").read_text())["project"]["name"]: one for one in folders}
+    return {name: folder for name, folder in named.items() if name not in FOR_TESTS}
 
 
 def resolve(name: str, wanted: Sequence[str], before: str) -> str:

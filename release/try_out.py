@@ -150,6 +150,8 @@ def alone(name: str) -> Callable[[Environment], str]:
         plugin = name.removeprefix("areal-")
         if plugin == "core":
             return environment.run("areal --version").strip()
+        if plugin == "testing":  # no plugin of areal, but one of pytest
+            return re.search(r"areal-testing-\S+", environment.run("python -m pytest --co -q -VV"))[0]
         environment.run(f"areal plugins {plugin}")
         found = {one["check"]: one for one in json.loads(environment.run("areal doctor --json"))}
         return str(found[f"plugin {plugin}"]["found"])

@@ -64,13 +64,13 @@ def write_plugin(asked: str, kinds: Collection[str]) -> str:
 def _checked(asked: str) -> str:
     """The name as it is compared, without the `areal-` of its distribution."""
     from areal_core.errors import UsageError
-    from areal_core.plugins.catalog import CORE, FIRST_PARTY, Catalog
+    from areal_core.plugins.catalog import CORE, FIRST_PARTY, TESTING, Catalog
     from areal_core.plugins.records import NAME, normalize
 
     name = normalize(asked).removeprefix("areal_")
     if not NAME.fullmatch(name) or len(name) > LONGEST or name.endswith("_"):
         raise UsageError(f"{asked!r} is no name of a plugin", hints=(f"[a-z][a-z0-9_]*, up to {LONGEST} characters",))
-    if name in (CORE, *FIRST_PARTY):
+    if name in (CORE, TESTING, *FIRST_PARTY):
         raise UsageError(f"the plugin {name} is areal's own", hints=("choose another name",))
     if name in Catalog.scan().names():
         raise UsageError(f"a plugin named {name} is installed", hints=(f"see what it has: areal plugins {name}",))

@@ -32,6 +32,8 @@ _IDEAS: Final = ("grpo", "finetuning", "rewards", "agents", "vision", "trackers"
 FIRST_PARTY: Final = (*_BACKENDS, *_IDEAS)
 """Plugins of this project. areal proposes only `areal-<one of these>` for installation: any other name on a public
 index may belong to a stranger."""
+TESTING: Final = "testing"
+"""`areal-testing`, a distribution of this project that is no plugin: a new plugin must not take its name."""
 SUPPLIERS: Final = {("launchers", "external"): "nodes", ("commands", "node"): "nodes"}
 """Components of this project whose name differs from their plugin's: kind and name, and the plugin. A bare name in a
 config loads the plugin. If it is missing, the error proposes to install it."""

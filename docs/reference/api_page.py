@@ -1,4 +1,4 @@
-"""`api.md`: the public modules of areal_core, the number of their names, and those names that are no interfaces."""
+"""`api.md`: the public modules, the number of their names, and those names that are no interfaces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from docstrings import INTERFACES, bases, described, exported, first_sentence, m
 from areal_core import data, errors
 from areal_core.data.trajectory import TOKEN_DTYPES
 from areal_core.exports import PUBLIC_MODULES
-from areal_core.testing import fakes
+from areal_testing import PUBLIC_MODULES as PUBLIC_MODULES_OF_TESTS
+from areal_testing import fakes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,7 @@ MODULES: Final = (errors, fakes)
 
 def page() -> str:
     """The whole page."""
-    public = [import_module(name) for name in PUBLIC_MODULES]
+    public = [import_module(name) for name in (*PUBLIC_MODULES, *PUBLIC_MODULES_OF_TESTS)]
     interfaces = {module.__name__ for module in INTERFACES}
     parts = [INTRODUCTION, _table(public)]
     for package in (module for module in public if module.__name__ not in interfaces):

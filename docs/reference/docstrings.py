@@ -100,8 +100,8 @@ def described(package: ModuleType, name: str, module: str) -> Iterator[str]:
 
 
 def bases(value: type) -> list[type]:
-    """The public classes of areal_core from which a class is derived, nearest first."""
-    own = [base for base in value.__mro__[1:] if base.__module__.startswith("areal_core")]
+    """The public classes of areal from which a class is derived, nearest first."""
+    own = [base for base in value.__mro__[1:] if base.__module__.startswith(("areal_core", "areal_testing"))]
     return [base for base in own if not base.__name__.startswith("_")]
 
 

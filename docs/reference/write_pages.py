@@ -20,7 +20,8 @@ import interfaces_page
 import metrics_page
 import versions_page
 
-PLUGINS = sorted(path.name.removeprefix("areal_") for path in Path(__file__).parents[2].glob("plugins/areal_*"))
+FILES = Path(__file__).parents[2].glob("plugins/areal_*/src/*/plugin.py")
+PLUGINS = sorted(path.parent.name.removeprefix("areal_") for path in FILES)
 MADE_BY = "<!-- Made by `python docs/reference/write_pages.py`. -->\n"
 
 

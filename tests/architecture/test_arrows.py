@@ -60,8 +60,7 @@ ROOMS: dict[str, set[str]] = {
                   "runtime", "training"},
     "library": {"errors", "background", "cli", "config", "data", "disk", "files", "ledger", "plugins", "runtime"},
     "trl": {"errors", "config", "files", "library", "runtime"},
-    "testing": {"errors", "algorithms", "background", "config", "plugins", "data", "interfaces", "runtime", "rewards",
-                "training"},
+    "testing": {"exports", "plugins"},
     # Public modules: the names of other rooms.
     "sdk": {"exports", "algorithms", "interfaces", "workflows"},
     "engines": {"exports", "interfaces", "training"},

@@ -35,6 +35,10 @@ NAMES_PLUGINS = {"plugins/catalog.py", "config/schema.py", "trl/mapping.py", "tr
 """The table of repair hints, a schema's keys, and the translation of another program's words into components."""
 LIBRARIES = {"areal_agents", "areal_fsdp", "areal_vision"}
 """Libraries, whether plugins as well or not: others may import them, and declare it like any dependency."""
+TESTING = "areal_testing"
+"""The distribution that tests import, and nothing that a run executes."""
+BROKEN_BY_TESTS = {"areal_fsdp", "areal_grpo"}
+"""Plugins whose components the tests of areal_testing break, to try the suites."""
 
 
 SECTIONS = {"rewards", "trackers", "servers", "view", "evaluation", "agents", "environments", "sandboxes", "models"}
@@ -86,7 +90,16 @@ def test_a_plugin_imports_the_core_and_no_other_plugin_but_declared_libraries(pl
         for name in imports(path):
             package = name.split(".")[0]
             allowed = {"areal_core", plugin.name, *libraries}
+            if path.is_relative_to(plugin / "tests"):
+                allowed |= {TESTING, *(BROKEN_BY_TESTS if plugin.name == TESTING else ())}
             assert not package.startswith("areal_") or package in allowed, f"{path}: {name}"
+
+
+def test_nothing_that_a_run_executes_imports_what_tests_import():
+    """The core's forward names `areal_testing` in texts, and imports it when a test uses an old name."""
+    sources = [CORE, *(plugin / "src" for plugin in PLUGINS if plugin.name != TESTING), *ROOT.glob("examples/*/src")]
+    found = {str(path): [*names(path, TESTING), *names(path, "pytest")] for at in sources for path in at.rglob("*.py")}
+    assert {path: imported for path, imported in found.items() if imported} == {}
 
 
 def test_rollout_and_training_meet_only_in_interfaces_and_data():
@@ -147,7 +160,7 @@ def test_every_module_is_imported_without_torch(folder):
             _import_without_torch(name, ROOT)
 
 
-@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
+@pytest.mark.parametrize("plugin", [p for p in PLUGINS if p.name != TESTING], ids=lambda plugin: plugin.name)
 def test_the_records_and_settings_of_a_plugin_are_imported_without_torch(plugin):
     source = plugin / "src"
     for name, path in modules(source, source).items():

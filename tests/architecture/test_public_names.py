@@ -10,39 +10,68 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import areal_testing
 from areal_core import exports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = [*sorted(ROOT.glob("plugins/*/src")), ROOT / "examples"]
+SUITES = ROOT / "plugins" / "areal_testing" / "src"
+FOLDERS = [*sorted(path for path in ROOT.glob("plugins/*/src") if path != SUITES), ROOT / "examples"]
 PAGES = [ROOT / "README.md", *sorted(path for path in ROOT.glob("docs/*/*.md") if path.parent.name != "reference")]
 MAINTAINERS = {"from_stub"}
 """Names that pages show to maintainers of areal."""
 PRIVATE: set[str] = set()
 """Private names that first-party plugins may import. The list may only shrink."""
+PRIVATE_OF_SUITES = {
+    "areal_core.background.on_failure",
+    "areal_core.config.context.ResolutionContext",
+    "areal_core.config.place.Place",
+    "areal_core.config.problems.RejectedError",
+    "areal_core.config.schema.component_schema",
+    "areal_core.config.sections.TrainingSection",
+    "areal_core.config.yaml_text.dump",
+    "areal_core.interfaces.workflow.read_step",
+    "areal_core.plugins.records.Record",
+    "areal_core.rewards.scoring.RewardError",
+    "areal_core.rewards.scoring.RewardSum",
+    "areal_core.rewards.scoring.RewardTerm",
+    "areal_core.runtime.attempts.claim",
+    "areal_core.runtime.attempts.release",
+    "areal_core.runtime.environment.LOGS_VARIABLE",
+    "areal_core.runtime.environment.TOKEN_VARIABLE",
+    "areal_core.runtime.environment.member_place",
+    "areal_core.runtime.network.free_port",
+    "areal_core.runtime.process_tree.processes_with",
+    "areal_core.runtime.supervisor.Supervisor",
+    "areal_core.training.context.BatchContext",
+}
+"""Private names that areal_testing may import: a suite makes a component as a run does, which no plugin does. Its
+version is the core's. The list may only shrink."""
+PUBLIC_MODULES = (*exports.PUBLIC_MODULES, *areal_testing.PUBLIC_MODULES)
+PACKAGES = {"areal_core", "areal_testing"}
 
 
 def public_names(module: str) -> set[str]:
     """The public names of a module; none of a private module."""
     if module == "areal_core":
         return set(exports.stub_names(ROOT / "areal_core" / "__init__.pyi"))
-    return set(import_module(module).__all__) if module in exports.PUBLIC_MODULES else set()
+    return set(import_module(module).__all__) if module in PUBLIC_MODULES else set()
 
 
 def private_imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and name of each import of a private name of areal_core in a file, wherever it stands."""
+    """Line and name of each import of a private name of areal_core or areal_testing in a file, wherever it stands."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names if alias.name.split(".")[0] == "areal_core"]
-            public = {"areal_core", *exports.PUBLIC_MODULES}
+            modules = [alias.name for alias in node.names if alias.name.split(".")[0] in PACKAGES]
+            public = {"areal_core", *PUBLIC_MODULES}
             yield from ((node.lineno, module) for module in modules if module not in public)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "areal_core":
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES:
             public = public_names(node.module)
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
-                if alias.name not in public and name not in exports.PUBLIC_MODULES:
+                if alias.name not in public and name not in PUBLIC_MODULES:
                     yield node.lineno, name
 
 
@@ -59,10 +88,16 @@ def test_it_imports_public_names_only(folder: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_what_docs_show_imports_public_names_only(page: Path) -> None:
-    lines = re.findall(r"^ *from (areal_core[\w.]*) import ([\w, ]+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    pattern = r"^ *from (areal_(?:core|testing)[\w.]*) import ([\w, ]+)$"
+    lines = re.findall(pattern, page.read_text(encoding="utf-8"), re.MULTILINE)
     names = [(module, name.strip()) for module, some in lines for name in some.split(",")]
     wrong = [f"{module}.{name}" for module, name in names if name not in public_names(module) | MAINTAINERS]
     assert wrong == []
+
+
+def test_the_suites_import_few_private_names() -> None:
+    found = {name for path in SUITES.rglob("*.py") for _, name in private_imports(path)}
+    assert {name for name in found if not name.startswith("areal_testing.")} == PRIVATE_OF_SUITES
 
 
 def test_every_allowed_private_name_is_still_imported() -> None:
@@ -80,7 +115,7 @@ def test_a_private_import_is_found_wherever_it_stands(statement: str, place: str
     assert name.startswith(("areal_core.rollout", "areal_core.disk.weight_files"))
 
 
-@pytest.mark.parametrize("module", exports.PUBLIC_MODULES)
+@pytest.mark.parametrize("module", PUBLIC_MODULES)
 def test_every_public_name_exists_and_belongs_to_one_public_module(module: str) -> None:
     names = import_module(module).__all__
     assert len(names) == len(set(names))

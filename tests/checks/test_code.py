@@ -32,7 +32,7 @@ class HeldOut:
     def __len__(self): return len(self.rows)
     def __getitem__(self, index): return self.rows[index]
 class Engine:
-    from areal_core.testing.fakes import FakeEngine
+    from areal_testing.fakes import FakeEngine
     capabilities = FakeEngine.capabilities
     def __init__(self, **settings): pass
 """

@@ -25,7 +25,7 @@ from areal_core.runtime.process_tree import children
 
 ENGINE = """\
 class Engine:
-    from areal_core.testing.fakes import FakeEngine
+    from areal_testing.fakes import FakeEngine
     capabilities = FakeEngine.capabilities
     def __init__(self, **settings): pass
 class Trainer: pass

@@ -13,7 +13,7 @@ from areal_core.checks.preflight import preflight
 from areal_core.config import resolve
 from areal_core.errors import ConfigError
 from areal_core.runtime.folder import RunFolder
-from areal_core.testing.conformance import make_model
+from areal_testing.conformance import make_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ class Rows:
         words = "word " * (9 if index in self.long else 1)
         return {"prompt": words, "completion": "word"}
 class Engine:
-    from areal_core.testing.fakes import FakeEngine
+    from areal_testing.fakes import FakeEngine
     capabilities = FakeEngine.capabilities
     def __init__(self, **settings): pass
 def reward(completion): return 1.0

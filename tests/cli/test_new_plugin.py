@@ -117,6 +117,7 @@ def test_a_dash_is_read_as_an_underscore_and_the_name_of_the_distribution_will_d
         ("", "no name of a plugin"),
         ("a" * (LONGEST + 1), "no name of a plugin"),
         ("grpo", "areal's own"),
+        ("testing", "areal's own"),
         ("areal-core", "areal's own"),
         ("there", "is installed"),
         ("taken", "areal-taken exists already"),

@@ -16,7 +16,7 @@ import yaml
 from areal_core.cli import main
 from areal_core.plugins import KINDS
 from areal_core.sdk import ForwardPass, Role
-from areal_core.testing import conformance
+from areal_testing import conformance
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extend" / "components.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"```python\n# (my_\w+\.py)\n(.*?)```", PAGE, re.DOTALL))

@@ -16,6 +16,7 @@ from areal_core.cli.commands.run import SAFE_ON_RESUME
 from areal_core.exports import PUBLIC_MODULES
 from areal_core.plugins import KINDS, PluginManager
 from areal_core.plugins.hooks import areal_run_finished
+from areal_testing import PUBLIC_MODULES as PUBLIC_MODULES_OF_TESTS
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -55,7 +56,7 @@ def test_a_page_is_current(name: str, made: Path) -> None:
     assert page(name) == current, "write it anew: python docs/reference/write_pages.py"
 
 
-@pytest.mark.parametrize("module", PUBLIC_MODULES)
+@pytest.mark.parametrize("module", [*PUBLIC_MODULES, *PUBLIC_MODULES_OF_TESTS])
 def test_every_public_name_is_there_and_described(module: str) -> None:
     has_interfaces = module in ("areal_core.sdk", "areal_core.engines", "areal_core.servers", "areal_core.launchers")
     text = page("interfaces" if has_interfaces else "api")
@@ -81,7 +82,7 @@ def test_every_kind_has_its_hook_and_its_protocol() -> None:
 def test_every_command_is_there() -> None:
     from areal_core.cli import command_names
 
-    names = sorted(path.name.removeprefix("areal_") for path in ROOT.glob("plugins/areal_*"))
+    names = sorted(path.parent.name.removeprefix("areal_") for path in ROOT.glob("plugins/areal_*/src/*/plugin.py"))
     records = [record for kind, record in PluginManager.load(names).records() if kind == "commands"]
     several = [record.name for record in records]
     own = [one.name if several.count(one.name) == 1 else f"{one.plugin} {one.name}" for one in records]

@@ -6,7 +6,7 @@ import pytest
 
 from areal_core.engines import WeightUpdate
 from areal_core.servers import GenerationRequest, SamplingParameters
-from areal_core.testing.virtual_time import run_virtually
+from areal_testing.virtual_time import run_virtually
 
 
 def turn(name, conversation, most=4):

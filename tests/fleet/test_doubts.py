@@ -11,7 +11,7 @@ from areal_core.engines import WeightUpdate
 from areal_core.errors import RunError
 from areal_core.inference.errors import RequestRefusedError
 from areal_core.servers import ServerLostError, SlotLease, SlotRequest
-from areal_core.testing.virtual_time import run_virtually
+from areal_testing.virtual_time import run_virtually
 from tests.fleet.conftest import TENSORS
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.testing.virtual_time import run_virtually
+from areal_testing.virtual_time import run_virtually
 
 
 def bounds(minimum, maximum):

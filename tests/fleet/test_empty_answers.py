@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from areal_core.inference.adapter import Chunk
-from areal_core.testing.virtual_time import run_virtually
+from areal_testing.virtual_time import run_virtually
 
 
 def test_a_server_that_ends_requests_without_a_token_is_left_for_another(running):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_core.testing.virtual_time import run_virtually
+from areal_testing.virtual_time import run_virtually
 
 
 def test_a_server_leaves_the_group_of_a_former_trainer_before_it_joins_the_next(running):

@@ -18,7 +18,7 @@ from areal_core.inference.fleet import ServerFleet
 from areal_core.inference.settings import FleetSettings
 from areal_core.messages.servers import ServerJoins, ServerLeaves
 from areal_core.servers import ServerLostError
-from areal_core.testing.virtual_time import run_virtually
+from areal_testing.virtual_time import run_virtually
 
 TOKENS = 16
 TENSORS = (TensorDescription("weight", "float32", (2, 2)),)

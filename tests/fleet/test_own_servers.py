@@ -15,7 +15,7 @@ from areal_core.inference.settings import FleetSettings
 from areal_core.messages.servers import ServerLeaves
 from areal_core.runtime.messages import RestartMember
 from areal_core.servers import ServerLostError
-from areal_core.testing.virtual_time import run_virtually
+from areal_testing.virtual_time import run_virtually
 from tests.fleet.conftest import TENSORS
 
 

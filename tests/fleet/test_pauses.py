@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from areal_core.inference import lifecycle
 from areal_core.servers import ServerLostError
-from areal_core.testing.virtual_time import run_virtually
+from areal_testing.virtual_time import run_virtually
 
 PAUSES_S = lifecycle.RETRY_PAUSES_S
 """As they are without the fixture."""

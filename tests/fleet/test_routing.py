@@ -13,7 +13,7 @@ from areal_core.inference.pool import ServerPool
 from areal_core.inference.routing import Router
 from areal_core.inference.server import InferenceServer, State
 from areal_core.servers import ServerLostError, SlotLease, SlotRequest
-from areal_core.testing.virtual_time import run_virtually
+from areal_testing.virtual_time import run_virtually
 
 
 class Adapter:

@@ -15,7 +15,7 @@ from areal_core.errors import RunError
 from areal_core.inference.errors import UpdateRefusedError
 from areal_core.rollout.logprob_check import check_answers
 from areal_core.servers import SamplingParameters, ServerLostError, SlotLease, SlotRequest
-from areal_core.testing.virtual_time import run_virtually
+from areal_testing.virtual_time import run_virtually
 
 TOKENS = 16
 TENSORS = (TensorDescription("weight", "float32", (2, 2)),)

@@ -21,7 +21,7 @@ import pytest
 from areal_core.errors import RunError
 from areal_core.launchers import Place, ProcessGroup
 from areal_core.runtime.network import free_port
-from areal_core.testing.conformance import LauncherSuite
+from areal_testing.conformance import LauncherSuite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from areal_core.testing.conformance.models import make_constant_model
+from areal_testing.conformance.models import make_constant_model
 
 if TYPE_CHECKING:
     from conftest import Workplace

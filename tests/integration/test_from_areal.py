@@ -16,10 +16,10 @@ import torch
 from areal_convert.convert import account, convert
 from areal_convert.source import Source, read
 from areal_core.config.sections import TrainingSection
-from areal_core.testing.conformance import make_batch
 from areal_core.training.context import BatchContext
 from areal_grpo.batch_transforms import kl_in_reward
 from areal_grpo.generalized_advantages import reinforce_pp
+from areal_testing.conformance import make_batch
 
 if TYPE_CHECKING:
     from conftest import Workplace

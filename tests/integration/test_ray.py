@@ -21,8 +21,8 @@ import pytest
 
 from areal_core.errors import LostError, RunError
 from areal_core.interfaces.launcher import OnExit, Place, ProcessGroup
-from areal_core.testing.conformance import LauncherSuite
-from areal_core.testing.conformance.launchers import Session, member_group
+from areal_testing.conformance import LauncherSuite
+from areal_testing.conformance.launchers import Session, member_group
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'areal-ray[ray]'")
 import ray

@@ -58,7 +58,7 @@ def test_a_run_leaves_what_it_promises(workplace: Workplace) -> None:
 
 ENGINE = """\
 import sys, time, traceback
-from areal_core.testing.conformance.naive import NaiveEngine
+from areal_testing.conformance.naive import NaiveEngine
 
 
 class Engine(NaiveEngine):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from areal_core.testing.conformance import InferenceEngineSuite
+from areal_testing.conformance import InferenceEngineSuite
 
 if TYPE_CHECKING:
     from types import ModuleType

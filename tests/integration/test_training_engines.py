@@ -12,18 +12,18 @@ import torch
 
 from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.sdk import ACTOR
-from areal_core.testing.conformance import make_model
-from areal_core.testing.conformance.training_session import (
+from areal_deepspeed.config import DeepSpeedConfig
+from areal_deepspeed.engine import DeepSpeedEngine
+from areal_fsdp.config import FSDPConfig
+from areal_fsdp.engine import FSDPEngine
+from areal_testing.conformance import make_model
+from areal_testing.conformance.training_session import (
     OUTPUTS,
     make_training_batch,
     parameters_of,
     policy_loss,
     train,
 )
-from areal_deepspeed.config import DeepSpeedConfig
-from areal_deepspeed.engine import DeepSpeedEngine
-from areal_fsdp.config import FSDPConfig
-from areal_fsdp.engine import FSDPEngine
 
 pytestmark = pytest.mark.slow
 SETTINGS = {"learning_rate": 3e-3, "weight_decay": 0.1, "betas": (0.8, 0.95), "epsilon": 1e-6, "warmup_steps": 2}

@@ -15,9 +15,9 @@ from areal_core.interfaces.inference import SamplingParameters
 from areal_core.messages.workflows import RunGroup
 from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm
 from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
-from areal_core.testing.fakes import FakeEngine, FakeTokenizer
 from areal_core.workflows.settings import SingleTurnSettings
 from areal_core.workflows.single_turn import SingleTurn
+from areal_testing.fakes import FakeEngine, FakeTokenizer
 
 
 def code_only(task: str) -> float | None:

@@ -17,8 +17,8 @@ from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
 from areal_core.runtime.rpc import encode_frame
 from areal_core.servers import SamplingParameters
-from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
 from areal_core.training.batches import read_batch
+from areal_testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,8 +11,8 @@ from areal_core.engines import WeightUpdate
 from areal_core.errors import RunError
 from areal_core.rollout import clocks
 from areal_core.rollout.clocks import EpisodeClock
-from areal_core.testing.fakes import FakeEngine, FakeWorkflow
-from areal_core.testing.virtual_time import run_virtually
+from areal_testing.fakes import FakeEngine, FakeWorkflow
+from areal_testing.virtual_time import run_virtually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

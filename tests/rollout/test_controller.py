@@ -22,9 +22,9 @@ from areal_core.rollout import controller as controller_module
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.samples import SampleLog
 from areal_core.sdk import SkippedRowError
-from areal_core.testing.fakes import FakeEngine, FakeWorkflow
-from areal_core.testing.virtual_time import run_virtually
 from areal_core.training.batches import token_staleness
+from areal_testing.fakes import FakeEngine, FakeWorkflow
+from areal_testing.virtual_time import run_virtually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -19,7 +19,7 @@ from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
 from areal_core.runs.controller import LOGGED_CAUSES, _logging_each_cause
 from areal_core.runtime.event_loops import run_through_exits
 from areal_core.servers import SamplingParameters
-from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeWorkflow
+from areal_testing.fakes import CountingDataset, FakeEngine, FakeWorkflow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -20,7 +20,7 @@ from areal_core.rollout.evaluation import Evaluator, play_in_workers
 from areal_core.rollout.groups import GroupRunner
 from areal_core.sdk import SkippedRowError
 from areal_core.servers import SamplingParameters
-from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
+from areal_testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
 
 if TYPE_CHECKING:
     from areal_core.sdk import Dataset

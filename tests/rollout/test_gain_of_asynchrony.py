@@ -13,8 +13,8 @@ from areal_core.config.sections import RolloutSection
 from areal_core.diagnostics.conditions import Diagnostics
 from areal_core.diagnostics.overlap import Overlap
 from areal_core.engines import WeightUpdate
-from areal_core.testing.fakes import FakeEngine
-from areal_core.testing.virtual_time import run_virtually
+from areal_testing.fakes import FakeEngine
+from areal_testing.virtual_time import run_virtually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

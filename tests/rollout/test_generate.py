@@ -10,7 +10,7 @@ from areal_core.messages.workflows import RunGroup
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.servers import SamplingParameters
-from areal_core.testing.fakes import FakeEngine, FakeTokenizer, FakeWorkflow
+from areal_testing.fakes import FakeEngine, FakeTokenizer, FakeWorkflow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

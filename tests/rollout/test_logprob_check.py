@@ -8,7 +8,7 @@ import pytest
 
 from areal_core.rollout.logprob_check import ANSWERS, check_answers
 from areal_core.servers import SamplingParameters
-from areal_core.testing.fakes import FakeEngine
+from areal_testing.fakes import FakeEngine
 
 
 @pytest.mark.parametrize("vocabulary", [2, 15, 151_936, None])

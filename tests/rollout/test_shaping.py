@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.testing.fakes import FakeWorkflow
+from areal_testing.fakes import FakeWorkflow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.testing.fakes import FakeEngine, FakeWorkflow
+from areal_testing.fakes import FakeEngine, FakeWorkflow
 from tests.rollout.worker_parts import GRANT, HANG_S, SlotQueue, group, read, run, running
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout import workers as module
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
-from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
+from areal_testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
 from tests.rollout.worker_parts import HANG_S, Workers, group, read, run, running, segments_of
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from areal_core.rollout.remote import RemoteSlots, WorkerService
 from areal_core.rollout.workers import RolloutWorkers
 from areal_core.runtime.rpc import connect, private_folder
 from areal_core.servers import SamplingParameters
-from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer
+from areal_testing.fakes import CountingDataset, FakeEngine, FakeTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine

@@ -11,9 +11,9 @@ from areal_core.engines import ModelReference
 from areal_core.errors import RunError
 from areal_core.runs.trainer import build_engines
 from areal_core.sdk import ACTOR, REFERENCE
-from areal_core.testing.conformance.models import make_model
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
+from areal_testing.conformance.models import make_model
 
 ROLES = {role.name: role for role in (REFERENCE, ACTOR)}
 """Whoever borrows stands first: the order of roles does not matter."""

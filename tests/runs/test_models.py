@@ -11,7 +11,7 @@ from areal_core.config import load_run, resolve
 from areal_core.engines import ModelReference
 from areal_core.errors import RunError
 from areal_core.runs.models import check_same_tokens, end_tokens, load_tokenizer, model_path
-from areal_core.testing.conformance import make_model
+from areal_testing.conformance import make_model
 
 WORDS = {"<end of text>": 0, "<end of turn>": 1, "word": 2}
 

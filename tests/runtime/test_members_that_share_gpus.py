@@ -12,7 +12,7 @@ from areal_core.interfaces.launcher import OnExit, ProcessGroup
 from areal_core.runtime.attempts import release
 from areal_core.runtime.local import LocalLauncher
 from areal_core.runtime.settings import LocalSettings
-from areal_core.testing.conformance.launchers import Session, member_group
+from areal_testing.conformance.launchers import Session, member_group
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,9 +17,9 @@ from aiohttp.test_utils import TestServer
 
 from areal_core.engines import ModelReference, WeightUpdate
 from areal_core.servers import GenerationRequest, SamplingParameters
-from areal_core.testing.conformance.models import FIRST_FORCED, make_constant_model
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
+from areal_testing.conformance.models import FIRST_FORCED, make_constant_model
 from tests.servers.starting import Starter
 
 TOKENS = 240

@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 
 from areal_core.engines import ModelReference, WeightUpdate
 from areal_core.servers import GenerationRequest, SamplingParameters
-from areal_core.testing.conformance.models import FIRST_FORCED
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
+from areal_testing.conformance.models import FIRST_FORCED
 from areal_vllm.config import VLLMConfig
 from areal_vllm.engine import VLLMEngine
 

@@ -19,11 +19,11 @@ from areal_core.messages.servers import ServerJoins, ServerLeaves
 from areal_core.rollout.service import RolloutService
 from areal_core.runtime.rpc import Failed
 from areal_core.servers import GenerationRequest, SamplingParameters
-from areal_core.testing.conformance.models import make_model
 from areal_core.training.broadcast import Broadcast
 from areal_core.training.weight_sync import WeightFolder, WeightSync
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
+from areal_testing.conformance.models import make_model
 
 pytestmark = [pytest.mark.servers, pytest.mark.nightly, pytest.mark.timeout(1800)]
 

@@ -8,13 +8,13 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.sdk import ACTOR
-from areal_core.testing.conformance import InferenceEngineSuite, weight_updates
-from areal_core.testing.conformance.engine_session import PROMPTS, check_logprobs, request
-from areal_core.testing.conformance.models import CONTEXT, VOCABULARY
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
+from areal_testing.conformance import InferenceEngineSuite, weight_updates
+from areal_testing.conformance.engine_session import PROMPTS, check_logprobs, request
+from areal_testing.conformance.models import CONTEXT, VOCABULARY
 from areal_vllm.config import VLLMConfig
 from areal_vllm.engine import VLLMEngine
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.testing.conformance import make_model
+from areal_testing.conformance import make_model
 
 HIDDEN = "import runpy, sys; sys.modules['areal_vision'] = None; runpy.run_path(sys.argv[1], run_name='__main__')"
 PROGRAM = Path(__file__).with_name("without_vision_program.py")

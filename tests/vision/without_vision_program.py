@@ -4,13 +4,13 @@ import sys
 
 from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.sdk import ACTOR
-from areal_core.testing.conformance.training_session import OUTPUTS, make_training_batch, policy_loss, train
 from areal_deepspeed import config  # noqa: F401 - imports what it needs
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_hf.limits import Limits
 from areal_hf.scheduler import Scheduler
 from areal_hf.server import load_model
+from areal_testing.conformance.training_session import OUTPUTS, make_training_batch, policy_loss, train
 from areal_vllm import adapter  # noqa: F401 - as above
 
 

@@ -12,9 +12,9 @@ import torch
 
 from areal_core.data import FinishReason, Generation
 from areal_core.sdk import RowError, StepResult
-from areal_core.testing.fakes import FakeTokenizer
 from areal_core.workflows.multi_turn import MultiTurn
 from areal_core.workflows.settings import MultiTurnSettings
+from areal_testing.fakes import FakeTokenizer
 
 
 class World:

@@ -4,7 +4,7 @@ import torch
 from areal_homemade.config import DPOSettings
 from areal_homemade.preferences import DPO
 
-from areal_core.testing.conformance import AdvantageSuite, AlgorithmSuite, PolicyLossSuite, make_batch
+from areal_testing.conformance import AdvantageSuite, AlgorithmSuite, PolicyLossSuite, make_batch
 
 
 class TestPPO(AlgorithmSuite):

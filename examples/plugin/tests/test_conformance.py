@@ -3,7 +3,7 @@
 import json
 from typing import ClassVar
 
-from areal_core.testing.conformance import (
+from areal_testing.conformance import (
     AdvantageSuite,
     AlgorithmSuite,
     DatasetSuite,

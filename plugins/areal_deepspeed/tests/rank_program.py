@@ -16,9 +16,9 @@ from areal_core.data import Metric, PackedBatch, Ragged, shift_to_predictions
 from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.errors import RunError
 from areal_core.sdk import ACTOR, CRITIC, EMA, REFERENCE, LossResult, LossSpec, Role
-from areal_core.testing.conformance import numbers_of
 from areal_deepspeed.config import DeepSpeedConfig
 from areal_deepspeed.engine import DeepSpeedEngine
+from areal_testing.conformance import numbers_of
 
 OUTPUTS = ["logprobs", "entropy"]
 AVERAGE = Role("average", ema=EMA(ACTOR.name, decay=0.5))

@@ -7,9 +7,9 @@ import pytest
 if importlib.util.find_spec("deepspeed") is None:
     pytest.skip("DeepSpeed is not installed: see the README of areal-deepspeed", allow_module_level=True)
 
-from areal_core.testing.conformance import TrainEngineSuite
 from areal_deepspeed.config import DeepSpeedConfig
 from areal_deepspeed.engine import DeepSpeedEngine
+from areal_testing.conformance import TrainEngineSuite
 
 pytestmark = pytest.mark.slow
 

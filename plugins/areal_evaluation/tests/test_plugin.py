@@ -1,4 +1,4 @@
-from areal_core.testing.conformance import PluginSuite
+from areal_testing.conformance import PluginSuite
 
 
 class TestPlugin(PluginSuite):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from areal_core.testing.conformance import (
+from areal_testing.conformance import (
     AdvantageSuite,
     AlgorithmSuite,
     ExampleTokenizerSuite,

@@ -10,7 +10,7 @@ from areal_core.engines import ModelReference
 from areal_core.errors import ConfigError
 from areal_core.runs.trainer import build_engines
 from areal_core.sdk import ACTOR, CRITIC
-from areal_core.testing.conformance import PluginSuite
+from areal_testing.conformance import PluginSuite
 
 PARTS = """
 class Rows:

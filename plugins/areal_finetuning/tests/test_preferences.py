@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_core.testing.conformance import numbers_of
 from areal_finetuning.preferences import preference_losses
+from areal_testing.conformance import numbers_of
 
 CASES = [
     {"loss": "sigmoid", "beta": 0.1},

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from areal_core.testing.conformance import numbers_of
 from areal_finetuning.reward_model import reward_losses
+from areal_testing.conformance import numbers_of
 
 
 def by_index(batch, values, centering):

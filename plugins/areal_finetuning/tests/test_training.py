@@ -10,9 +10,9 @@ from areal_core.config.sections import TrainingSection
 from areal_core.data import PackedBatch, shift_to_predictions
 from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.plugins import KINDS, PluginManager
-from areal_core.testing.conformance import make_model, numbers_of
 from areal_core.training.context import BatchContext
 from areal_finetuning.example_tokenizers import trajectory
+from areal_testing.conformance import make_model, numbers_of
 
 pytestmark = pytest.mark.slow
 UPDATES, PAIRS, VOCABULARY = 30, 16, 61

@@ -15,9 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from areal_core.testing.conformance import TrainEngineSuite, checkpoints, divergence, models, training
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
+from areal_testing.conformance import TrainEngineSuite, checkpoints, divergence, models, training
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,11 +14,11 @@ import torch.distributed as dist
 from areal_core.data import Metric, PackedBatch, Ragged, shift_to_predictions
 from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.sdk import ACTOR, CRITIC, REFERENCE, LossResult, LossSpec
-from areal_core.testing.conformance import numbers_of
-from areal_core.testing.conformance.training_session import check_description
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_fsdp.models import compiling
+from areal_testing.conformance import numbers_of
+from areal_testing.conformance.training_session import check_description
 
 OUTPUTS = ["logprobs", "entropy"]
 

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM
 from areal_core.engines import AdapterEngine, ModelReference
 from areal_core.errors import RunError
 from areal_core.sdk import ACTOR, CRITIC, REFERENCE, LossResult
-from areal_core.testing.conformance.models import reference_outputs
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.models import logprobs
+from areal_testing.conformance.models import reference_outputs
 
 ADAPTER = {"adapter": {"rank": 4}}
 

@@ -6,11 +6,11 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from areal_core.errors import RunError
 from areal_core.sdk import ACTOR, CRITIC, EMA, Role
-from areal_core.testing.conformance import TrainEngineSuite, checkpoints, divergence, models, training
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_fsdp.lora.adapter import install
 from areal_fsdp.lora.settings import LoraSettings
+from areal_testing.conformance import TrainEngineSuite, checkpoints, divergence, models, training
 
 pytestmark = pytest.mark.slow
 

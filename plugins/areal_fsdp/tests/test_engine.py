@@ -14,9 +14,9 @@ from transformers import (
 
 from areal_core.errors import RunError
 from areal_core.sdk import CRITIC, REFERENCE, LossResult
-from areal_core.testing.conformance.training_session import REWARD_MODEL
 from areal_fsdp.attention.packed import packed_attention
 from areal_fsdp.parallel.file_names import named_as_in_files
+from areal_testing.conformance.training_session import REWARD_MODEL
 
 KINDS = ["qwen3", "llama", "mistral", "gpt2", "qwen3_moe", "mixtral"]
 

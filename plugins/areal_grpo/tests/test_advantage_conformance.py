@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from areal_core.testing.conformance import (
+from areal_testing.conformance import (
     AdvantageSuite,
     AlgorithmSuite,
     AuxiliaryLossSuite,

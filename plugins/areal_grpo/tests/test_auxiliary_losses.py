@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from areal_core.algorithms.loss_aggregation import token_mean
 from areal_core.config.sections import TrainingSection
 from areal_core.data import PackedBatch, Ragged, combine
-from areal_core.testing.conformance import numbers_of
 from areal_core.training.context import BatchContext
 from areal_grpo.auxiliary_losses import value_regression
+from areal_testing.conformance import numbers_of
 
 NUMBERS = st.floats(-3, 3)
 TOKENS = st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS, st.booleans()), min_size=1, max_size=12)

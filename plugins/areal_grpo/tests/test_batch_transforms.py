@@ -11,12 +11,12 @@ from areal_core.algorithms.composition import PolicyGradient
 from areal_core.config.context import ResolutionContext
 from areal_core.config.sections import TrainingSection
 from areal_core.plugins import PluginManager
-from areal_core.testing.conformance import make_batch, numbers_of
-from areal_core.testing.conformance.batches import ACTOR_SAYS, REFERENCE_SAYS
 from areal_core.training.context import BatchContext
 from areal_core.training.state import TrainerState
 from areal_grpo.batch_transforms import kl_in_reward, reward_scaling
 from areal_grpo.config import GRPOSettings
+from areal_testing.conformance import make_batch, numbers_of
+from areal_testing.conformance.batches import ACTOR_SAYS, REFERENCE_SAYS
 
 FIXED = {"coefficient": 0.1, "target": None, "horizon": 1}
 

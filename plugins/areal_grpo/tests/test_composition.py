@@ -17,7 +17,6 @@ from areal_core.config.sections import TrainingSection
 from areal_core.data import PackedBatch, Ragged, combine
 from areal_core.errors import RunError
 from areal_core.sdk import PolicyTerms
-from areal_core.testing.conformance import numbers_of
 from areal_core.training.context import BatchContext
 from areal_grpo.config import (
     CISPOSettings,
@@ -34,6 +33,7 @@ from areal_grpo.config import (
     RLOOSettings,
     SAPOSettings,
 )
+from areal_testing.conformance import numbers_of
 
 
 def padded(batch, flat):

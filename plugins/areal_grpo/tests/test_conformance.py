@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from areal_core.testing.conformance import (
+from areal_testing.conformance import (
     AdvantageSuite,
     AlgorithmSuite,
     BatchTransformSuite,

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_core.config.sections import TrainingSection
-from areal_core.testing.conformance import numbers_of
 from areal_core.training.context import BatchContext
 from areal_grpo.config import (
     GRPOSettings,
     M2POSettings,
 )
 from areal_grpo.minibatch_transforms import m2po
+from areal_testing.conformance import numbers_of
 
 
 def trusted_by_index(differences, advantages, threshold, among):

@@ -10,8 +10,8 @@ import pytest
 
 from areal_core.config import resolve
 from areal_core.engines import ModelResolver
-from areal_core.testing.conformance import ModelSourceSuite
 from areal_grpo.demonstration.model import make_model
+from areal_testing.conformance import ModelSourceSuite
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,8 @@ from areal_core.config import resolve
 from areal_core.config.needs import needs_of, roles_of
 from areal_core.errors import ConfigError
 from areal_core.sdk import ACTOR, ForwardPass
-from areal_core.testing.conformance import PluginSuite
 from areal_grpo.records import ALGORITHMS
+from areal_testing.conformance import PluginSuite
 
 
 class TestPlugin(PluginSuite):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from composed import GROUP, build, prepared
 
-from areal_core.testing.conformance import numbers_of
 from areal_grpo.config import (
     GRPOSettings,
 )
+from areal_testing.conformance import numbers_of
 
 
 def by_index(batch, passes, proximal, corrected=2.0, low=0.2, high=0.2):

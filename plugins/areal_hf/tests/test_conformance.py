@@ -2,9 +2,9 @@
 
 import pytest
 
-from areal_core.testing.conformance import InferenceEngineSuite
 from areal_hf.config import HFConfig
 from areal_hf.engine import HFEngine
+from areal_testing.conformance import InferenceEngineSuite
 
 pytestmark = pytest.mark.nightly  # every test starts a process that imports transformers
 

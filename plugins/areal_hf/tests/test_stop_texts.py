@@ -12,10 +12,10 @@ from areal_core.data import Generation
 from areal_core.data.trajectory import FinishReason
 from areal_core.engines import ModelReference
 from areal_core.servers import GenerationRequest, SamplingParameters
-from areal_core.testing.conformance.models import make_model
 from areal_hf.config import HFConfig
 from areal_hf.engine import HFEngine
 from areal_hf.stop_texts import cut_at_stop
+from areal_testing.conformance.models import make_model
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,10 +12,10 @@ import pytest
 
 from areal_core.errors import RunError
 from areal_core.launchers import AcceptsNodes
-from areal_core.testing.conformance import LauncherSuite
 from areal_nodes.agent import NODE_VARIABLE
 from areal_nodes.config import ExternalSettings
 from areal_nodes.launcher import ExternalLauncher
+from areal_testing.conformance import LauncherSuite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_core.testing.conformance import PluginSuite
+from areal_testing.conformance import PluginSuite
 
 
 class TestPlugin(PluginSuite):

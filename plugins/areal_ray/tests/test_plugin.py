@@ -10,10 +10,10 @@ import pytest
 from areal_core.config import resolve
 from areal_core.errors import ConfigError, UsageError
 from areal_core.interfaces.launcher import ProcessGroup
-from areal_core.testing.conformance import PluginSuite
 from areal_ray.actor import Member
 from areal_ray.command import main
 from areal_ray.config import RaySettings
+from areal_testing.conformance import PluginSuite
 
 pytestmark = pytest.mark.cluster
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from areal_core.testing.conformance import DatasetSuite, RewardSuite
+from areal_testing.conformance import DatasetSuite, RewardSuite
 
 
 class TestExactMatch(RewardSuite):

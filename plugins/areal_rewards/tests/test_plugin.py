@@ -7,7 +7,7 @@ import pytest
 
 from areal_core.config import resolve
 from areal_core.errors import ConfigError
-from areal_core.testing.conformance import PluginSuite
+from areal_testing.conformance import PluginSuite
 
 PARTS = "class Engine:\n    def __init__(self): ...\ndef loss(): ...\n"
 RUN = """

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from areal_core.testing.conformance import PluginSuite, RewardSuite, SandboxSuite
+from areal_testing.conformance import PluginSuite, RewardSuite, SandboxSuite
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed here")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from areal_core.errors import ConfigError
-from areal_core.testing.conformance import SandboxSuite
 from areal_sandboxes.config import ContainerSettings
 from areal_sandboxes.container import Container
+from areal_testing.conformance import SandboxSuite
 
 IMAGE = "localhost/areal-sandbox-test:1"
 SETTINGS = {"image": IMAGE, "memory_mib": 256, "processes": 32, "options": ["--ulimit", "nproc=1024:1024"]}

@@ -6,11 +6,11 @@ import pytest
 
 import areal_sglang.engine
 from areal_core.engines import ModelReference
-from areal_core.testing.conformance import InferenceEngineSuite
-from areal_core.testing.conformance.models import without_tensor
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 from areal_sglang.graphs import TOKENS
+from areal_testing.conformance import InferenceEngineSuite
+from areal_testing.conformance.models import without_tensor
 
 # A first run makes the server's environment, and starting two servers takes a minute; the suite has limits of its own.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -4,8 +4,8 @@ from areal_core.config import resolve
 from areal_core.engines import ModelReference
 from areal_core.errors import ConfigError
 from areal_core.inference.gpu_share import GPUShare
-from areal_core.testing.conformance import PluginSuite
 from areal_sglang.config import SGLangConfig
+from areal_testing.conformance import PluginSuite
 
 WORDS = ["inference_engine=sglang", "inference_engine.program=[python3]"]
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(2400)]
 SUITE = """\
-from areal_core.testing.conformance import LauncherSuite
+from areal_testing.conformance import LauncherSuite
 
 class TestSlurm(LauncherSuite):
     component = "slurm/slurm"

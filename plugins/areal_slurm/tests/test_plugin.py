@@ -3,9 +3,9 @@
 import pytest
 
 from areal_core.errors import UsageError
-from areal_core.testing.conformance import PluginSuite
 from areal_slurm.config import SlurmSettings
 from areal_slurm.launcher import SlurmLauncher
+from areal_testing.conformance import PluginSuite
 
 
 class TestPlugin(PluginSuite):

@@ -9,7 +9,7 @@ from areal_core.config import resolve
 from areal_core.errors import ConfigError
 from areal_core.plugins import PluginManager
 from areal_core.sdk import Tracker
-from areal_core.testing.conformance import PluginSuite
+from areal_testing.conformance import PluginSuite
 
 NAMES = ["mlflow", "prometheus", "tensorboard", "trackio", "wandb"]
 LIBRARY = {"prometheus": "prometheus_client"}

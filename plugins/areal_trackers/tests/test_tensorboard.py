@@ -6,7 +6,7 @@ pytest.importorskip("tensorboard")
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from areal_core.testing.conformance import TrackerSuite
+from areal_testing.conformance import TrackerSuite
 from areal_trackers.config import TensorBoardSettings
 from areal_trackers.tensorboard import TensorBoardTracker
 

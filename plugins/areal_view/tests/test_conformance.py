@@ -1,6 +1,6 @@
 """The event hooks of this plugin against the kit."""
 
-from areal_core.testing.conformance import EventsSuite
+from areal_testing.conformance import EventsSuite
 
 
 class TestReport(EventsSuite):

@@ -14,7 +14,7 @@ from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
 from areal_core.sdk import RewardScore, RowError, WorkflowContext
 from areal_core.servers import SamplingParameters
-from areal_core.testing.fakes import FakeEngine
+from areal_testing.fakes import FakeEngine
 from areal_vision.config import SquaresSettings, VisionTurnSettings
 from areal_vision.files import ImageFile, files_of, open_image, shown_image
 from areal_vision.images import ImageReader

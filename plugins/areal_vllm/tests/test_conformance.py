@@ -3,8 +3,8 @@
 import pytest
 
 import areal_vllm.engine
-from areal_core.testing.conformance import InferenceEngineSuite
-from areal_core.testing.conformance.models import without_tensor
+from areal_testing.conformance import InferenceEngineSuite
+from areal_testing.conformance.models import without_tensor
 from areal_vllm.adapter import VLLMAdapter
 
 # A first run makes the server's environment, and starting two servers takes a minute; the suite has limits of its own.

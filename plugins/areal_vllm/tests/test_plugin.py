@@ -4,7 +4,7 @@ from areal_core.config import resolve
 from areal_core.engines import ModelReference
 from areal_core.errors import ConfigError
 from areal_core.inference.gpu_share import GPUShare
-from areal_core.testing.conformance import PluginSuite
+from areal_testing.conformance import PluginSuite
 from areal_vllm.config import VLLMConfig
 
 

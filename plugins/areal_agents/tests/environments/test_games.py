@@ -17,7 +17,7 @@ from areal_agents.environments.textarena_games import TextArenaEnvironment
 from areal_core.config import resolve
 from areal_core.errors import ConfigError
 from areal_core.sdk import StepResult
-from areal_core.testing.conformance import DatasetSuite, EnvironmentSuite
+from areal_testing.conformance import DatasetSuite, EnvironmentSuite
 
 gymnasium = pytest.importorskip("gymnasium")
 pytest.importorskip("textarena")

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from areal_core.engines import ModelReference
-from areal_core.testing.conformance import make_model
 from areal_fsdp.models.export import write_model
+from areal_testing.conformance import make_model
 
 QWEN = Qwen3_5TextConfig(
     vocab_size=61,

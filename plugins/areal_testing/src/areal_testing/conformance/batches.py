@@ -1,0 +1,162 @@
+"""Batches and policy terms in which every wrong assumption shows, and models that answer out of them.
+
+Siblings never stand together, group ids are far apart and not ascending, sequences are ragged, one has no token in the
+loss, and no two rewards of a group are equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from areal_core.config.sections import TrainingSection
+from areal_core.data import FinishReason, Generation, PackedBatch, Trajectory, shift_to_predictions
+from areal_core.sdk import ACTOR, ForwardPass, PolicyTerms, run_passes
+from areal_core.training.context import BatchContext
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from areal_core.sdk import Role
+
+ACTOR_SAYS, REFERENCE_SAYS, VALUES_SAY = "made_up/actor", "made_up/reference", "made_up/values"
+"""Columns out of which the models of a test answer, by names that no component reads: a component finds what a model
+says under the names that it declares, or not at all."""
+GROUP_IDS = (1007, 13, 500_000, 42)
+SIBLINGS = 3
+_PER_TOKEN = {"logprobs", "proximal_logprobs", "behavior_logprobs", "advantages", "mask", "entropy"}
+
+
+def make_batch(*, seed: int = 0, vocabulary: int = 61) -> PackedBatch:
+    """A shifted batch of 4 groups of 3 episodes, as the trainer hands it to an algorithm.
+
+    Besides what the rollout runtime writes it has, for each token, `place` (its number in this batch, which travels
+    with it), and under `made_up/` what the models of a test say of it; `with_passes` gives that the names that a
+    component declares.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    trajectories = [_trajectory(generator, vocabulary) for _ in range(len(GROUP_IDS) * SIBLINGS)]
+    batch = PackedBatch.from_trajectories(trajectories)
+    rows, total = len(batch), batch.token_count
+    loss_mask = batch["loss_mask"].clone()
+    loss_mask[: int(batch.lengths[0])] = False
+    batch = batch.with_tokens(
+        **{
+            "loss_mask": loss_mask,
+            ACTOR_SAYS: batch["logprobs"] + 0.6 * torch.randn(total, generator=generator),
+            REFERENCE_SAYS: batch["logprobs"] + 0.6 * torch.randn(total, generator=generator),
+            VALUES_SAY: torch.randn(total, generator=generator),
+        }
+    )
+    number = torch.arange(rows)
+    batch = batch.with_sequences(
+        reward=torch.randperm(rows, generator=generator).float() / 4 - 1,
+        group_id=torch.tensor(GROUP_IDS)[number % len(GROUP_IDS)],
+        episode_id=9000 - 7 * number,
+        prompt_id=torch.stack([number % len(GROUP_IDS), torch.zeros_like(number)], 1),
+        sample_index=number // len(GROUP_IDS),
+        part_index=torch.zeros_like(number),
+        agent_id=torch.zeros_like(number),
+    )
+    return shift_to_predictions(batch).with_tokens(place=torch.arange(total))
+
+
+def _trajectory(generator: torch.Generator, vocabulary: int) -> Trajectory:
+    prompt, output = (int(n) for n in torch.randint(1, 12, (2,), generator=generator))
+    ids = torch.randint(vocabulary, (prompt + output,), generator=generator).tolist()
+    logprobs = (-0.05 - 2 * torch.rand(output, generator=generator)).tolist()
+    return Trajectory.from_generation(ids[:prompt], Generation(ids[prompt:], logprobs, [3] * output, FinishReason.STOP))
+
+
+def with_passes(batch: PackedBatch, needs: Iterable[Role | ForwardPass]) -> PackedBatch:
+    """The batch with the columns that components say they need of models; see `Settings.needs`."""
+    return run_passes(batch, needs, BatchContext(TrainingSection(), Answers()))
+
+
+class Answers(dict[str, Any]):
+    """Engines of a test: any role says of each token what the batch itself holds of it."""
+
+    def __missing__(self, role: str) -> Any:
+        return _Answer(ACTOR_SAYS if role == "actor" else REFERENCE_SAYS)
+
+
+class _Answer:
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def forward(self, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
+        return {name: made_up(name, batch[self._key], batch) for name in outputs}
+
+
+def made_up(output: str, logprobs: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+    """What an engine computes beside these log-probabilities [T]."""
+    if output.startswith("divergence:"):
+        return logprobs.square()
+    known = {"logprobs": logprobs, "values": batch[VALUES_SAY], "entropy": logprobs.abs()}
+    return torch.stack([logprobs, batch[VALUES_SAY]], 1) if output == "hidden" else known[output]
+
+
+def make_terms(needs: Iterable[Role | ForwardPass] = (), *, seed: int = 0, distance: float = 0.3) -> PolicyTerms:
+    """What a policy loss is given, over the sequences of `make_batch`.
+
+    Args:
+        needs: of the component; its columns are there, and no others.
+        seed: of all values.
+        distance: standard deviation between the policies; 0 is on policy.
+    """
+    batch = make_batch(seed=seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+
+    def noise() -> torch.Tensor:
+        return torch.randn(batch.token_count, generator=generator)
+
+    current = -0.05 - 2 * torch.rand(batch.token_count, generator=generator)
+    row_index, proximal = batch.tokens.row_index, current + distance * noise()
+    terms = PolicyTerms(
+        logprobs=current.clone().requires_grad_(),
+        proximal_logprobs=proximal,
+        behavior_logprobs=current + distance * noise(),
+        advantages=torch.randn(len(batch), generator=generator)[row_index],
+        mask=batch["loss_mask"],
+        row_index=row_index,
+        rows=len(batch),
+        entropy=(noise().abs()).requires_grad_(),
+    )
+    columns = {}
+    for need in needs:
+        if isinstance(need, ForwardPass):
+            policy = proximal if need.role == ACTOR else current + distance * noise()
+            columns[need.column] = policy if need.output == "logprobs" else policy.abs()
+    return replace(terms, columns=columns)
+
+
+def select_terms(terms: PolicyTerms, rows: Sequence[int]) -> tuple[PolicyTerms, torch.Tensor]:
+    """The terms of some sequences, in this order, and the places of their tokens in `terms`."""
+    places = torch.cat([(terms.row_index == row).nonzero()[:, 0] for row in rows])
+    lengths = torch.tensor([int((terms.row_index == row).sum()) for row in rows])
+    taken = {item.name: value[places] for item in fields(terms) if (value := _per_token(terms, item.name)) is not None}
+    index = torch.repeat_interleave(torch.arange(len(rows)), lengths)
+    columns = {name: value[places] for name, value in terms.columns.items()}
+    return replace(terms, **taken, row_index=index, rows=len(rows), columns=columns), places
+
+
+def _per_token(terms: PolicyTerms, name: str) -> torch.Tensor | None:
+    return getattr(terms, name) if name in _PER_TOKEN else None
+
+
+def with_garbage(terms: PolicyTerms) -> PolicyTerms:
+    """The same terms with other values at every token that is not learned from."""
+    generator = torch.Generator().manual_seed(99)
+
+    def spoiled(value: torch.Tensor | None) -> torch.Tensor | None:
+        if value is None:
+            return None
+        other = 20 * torch.randn(value.shape, generator=generator)
+        return torch.where(terms.mask, value.detach(), other).requires_grad_(value.requires_grad)
+
+    names = sorted(_PER_TOKEN - {"mask"})
+    columns = {name: spoiled(value) for name, value in terms.columns.items()}
+    fresh = {name: spoiled(_per_token(terms, name)) for name in names}
+    return replace(terms, **fresh, columns=columns)  # type: ignore[arg-type]

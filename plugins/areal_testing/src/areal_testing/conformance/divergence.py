@@ -1,0 +1,100 @@
+"""Engines that compute how far two roles' distributions are apart: `areal_core.engines.ComparingEngine` as tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from areal_core.engines import ComparingEngine
+from areal_core.sdk import REFERENCE, LossResult
+from areal_testing.conformance.models import load_reference, make_model
+from areal_testing.conformance.training_session import (
+    STILL,
+    TrainingSession,
+    make_training_batch,
+    parameters_of,
+    same_tensors,
+    train,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from areal_core.data import PackedBatch
+
+BETAS = (0.0, 0.25, 1.0)
+TEMPERATURE = 0.7
+
+
+class Divergences(TrainingSession):
+    """Part of `TrainEngineSuite`; engines that compare nothing skip it."""
+
+    def test_a_divergence_is_of_two_whole_distributions(self, tmp_path: Path) -> None:
+        """Of each token's, with the gradient that automatic differentiation gives, in micro-batches."""
+        batch = make_training_batch()
+        models = [make_model(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+        own, other = (load_reference(model) for model in models)
+        for beta in BETAS:
+            name = f"divergence:{REFERENCE.name}:{beta}"
+            wanted = _divergence(own, other, batch, beta)
+            own.zero_grad()
+            (wanted * batch["loss_weights"]).sum().backward()  # type: ignore[no-untyped-call]
+            norm = float(torch.nn.utils.get_total_norm([p.grad for p in own.parameters() if p.grad is not None]))
+
+            def loss(part: PackedBatch, outputs: Mapping[str, torch.Tensor], name: str = name) -> LossResult:
+                return LossResult((outputs[name] * part["loss_weights"]).sum())
+
+            with (
+                self.engine(models[0], temperature=TEMPERATURE, max_tokens_per_microbatch=40, **STILL) as engine,
+                self.engine(models[1], temperature=TEMPERATURE, role=REFERENCE) as frozen,
+            ):
+                if not isinstance(engine, ComparingEngine):
+                    pytest.skip("this engine compares no roles")
+                engine.compare_with({"actor": engine, REFERENCE.name: frozen})
+                column = engine.forward(batch, [name])[name]
+                metrics = train(engine, batch, loss, [name])
+            worst = float((column - wanted.detach()).abs().max())
+            assert worst <= self.tolerance, f"the divergence at beta {beta} differs from its formula by {worst:.6f}"
+            summed = float((wanted.detach() * batch["loss_weights"]).sum())
+            assert metrics["loss"] == pytest.approx(summed, rel=self.gradient_tolerance, abs=1e-6), (
+                f"at beta {beta} the loss is {metrics['loss']:.6f} instead of {summed:.6f}"
+            )
+            assert metrics["gradient_norm"] == pytest.approx(norm, rel=self.gradient_tolerance, abs=1e-6), (
+                f"at beta {beta} the gradient's norm is {metrics['gradient_norm']:.6f}, by automatic differentiation "
+                f"{norm:.6f}"
+            )
+
+    def test_a_divergence_falls_where_it_is_learned(self, tmp_path: Path) -> None:
+        """The gradient's direction, which its norm does not show; and the other role stays as it is."""
+        batch, name = make_training_batch(), f"divergence:{REFERENCE.name}:0.25"
+        models = [make_model(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+
+        def loss(part: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
+            return LossResult((outputs[name] * part["loss_weights"]).sum())
+
+        with self.engine(models[0]) as engine, self.engine(models[1], role=REFERENCE) as frozen:
+            if not isinstance(engine, ComparingEngine):
+                pytest.skip("this engine compares no roles")
+            engine.compare_with({"actor": engine, REFERENCE.name: frozen})
+            before = parameters_of(frozen)
+            losses = [train(engine, batch, loss, [name])["loss"] for _ in range(4)]
+            assert losses[-1] < losses[0], f"the divergence went from {losses[0]:.4f} to {losses[-1]:.4f}"
+            same_tensors(before, parameters_of(frozen), "the role that is compared with has changed")
+
+
+def _divergence(own: torch.nn.Module, other: torch.nn.Module, batch: PackedBatch, beta: float) -> torch.Tensor:
+    """By its definition, [sum(T)] float64 with gradients, one sequence at a time."""
+    found = []
+    for ids in torch.split(batch["input_ids"], batch.lengths.tolist()):
+        q, p = (
+            torch.softmax(model(input_ids=ids[None]).logits[0].double() / TEMPERATURE, -1) for model in (own, other)
+        )
+        p = p.detach()
+        mixed = beta * p + (1 - beta) * q
+        to_p, to_q = (mixed, mixed) if 0 < beta < 1 else (q, p)
+        of_p, of_q = ((part * (part.log() - to.log())).sum(-1) for part, to in ((p, to_p), (q, to_q)))
+        found.append({0.0: of_p, 1.0: of_q}.get(beta, beta * of_p + (1 - beta) * of_q))
+    return torch.cat(found)

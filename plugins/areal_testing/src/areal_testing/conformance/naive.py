@@ -1,0 +1,154 @@
+"""The plainest correct inference engine: the whole sequence through the model for every single token.
+
+Far too slow for a run. It shows what the suites expect with nothing else in the way, and the tests of the suites
+themselves break it on purpose, one promise at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from areal_core.data import FinishReason, Generation
+from areal_core.errors import RunError
+from areal_core.servers import InferenceCapabilities, SamplingParameters
+from areal_testing.conformance.served import Served
+
+if TYPE_CHECKING:
+    from areal_core.engines import ModelReference, WeightUpdate
+    from areal_core.servers import GenerationRequest
+
+_SERVED = {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy"}
+
+
+class NaiveEngine(Served):
+    """An `InferenceEngine` inside this process, without a cache of keys and values.
+
+    Args:
+        slots: requests that are generated from at once.
+    """
+
+    capabilities = InferenceCapabilities(frozenset({"recompute"}), frozenset({"greedy"}), deterministic=True)
+
+    def __init__(self, slots: int = 8) -> None:
+        self._slots = asyncio.Semaphore(slots)
+        self._model: Any = None
+        self._running: set[asyncio.Future[Generation]] = set()
+        self.version = 0
+
+    async def start(self, model: ModelReference) -> None:
+        """See `InferenceEngine.start`."""
+        from transformers import AutoModelForCausalLM
+
+        try:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32)
+        except (OSError, ValueError) as error:
+            raise RunError(f"the model {model.path} cannot be loaded: {error}") from error
+        self._model = loaded.eval()
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """See `InferenceEngine.generate`."""
+        if self._model is None:
+            raise RunError("the engine is not running")
+        self._check(request)
+        task = asyncio.ensure_future(self._generate(request))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await self._wait(task)
+
+    async def _wait(self, task: asyncio.Future[Generation]) -> Generation:
+        """The result; awaiting the task hands a cancellation on to it."""
+        return await task
+
+    def _check(self, request: GenerationRequest) -> None:
+        longest = self._model.config.max_position_embeddings
+        if not request.input_ids:
+            raise ValueError("the prompt is empty")
+        if len(request.input_ids) + request.sampling.max_new_tokens > longest:
+            raise ValueError(f"prompt and output exceed the model's {longest} positions")
+        for setting in fields(SamplingParameters):
+            if setting.name not in _SERVED and getattr(request.sampling, setting.name) != setting.default:
+                raise ValueError(f"this engine does not serve {setting.name}")
+
+    async def _generate(self, request: GenerationRequest) -> Generation:
+        ids: list[int] = []
+        logprobs: list[float] = []
+        versions: list[int] = []
+        finish_reason = FinishReason.LENGTH
+        request.on_slot_change(False)
+        async with self._slots:
+            request.on_slot_change(True)
+            generator = self._generator(request)
+            while len(ids) < request.sampling.max_new_tokens and finish_reason is FinishReason.LENGTH:
+                await asyncio.sleep(0)
+                token, logprob = self._draw(request, ids, generator)
+                if self._ends(request, token):
+                    finish_reason = FinishReason.STOP
+                ids.append(token)
+                logprobs.append(logprob)
+                versions.append(self.version)
+        return Generation(ids, logprobs, versions, finish_reason)
+
+    def _generator(self, request: GenerationRequest) -> torch.Generator:
+        return torch.Generator().manual_seed(request.seed)
+
+    def _ends(self, request: GenerationRequest, token: int) -> bool:
+        return token in request.sampling.stop_token_ids
+
+    @torch.no_grad()
+    def _draw(self, request: GenerationRequest, produced: list[int], generator: torch.Generator) -> tuple[int, float]:
+        sampling = request.sampling
+        logits = self._model(input_ids=torch.tensor([[*request.input_ids, *produced]]), logits_to_keep=1).logits[0, -1]
+        logprobs = torch.log_softmax(logits.double() / sampling.temperature, -1)
+        drawable = logprobs.clone()
+        if len(produced) < sampling.min_new_tokens and sampling.stop_token_ids:
+            drawable[list(sampling.stop_token_ids)] = -torch.inf
+        if sampling.greedy:
+            token = int(drawable.argmax())
+        else:
+            token = int(torch.multinomial(drawable.exp(), 1, generator=generator))
+        return token, float(self._reported(logits, logprobs)[token])
+
+    def _reported(self, logits: torch.Tensor, logprobs: torch.Tensor) -> torch.Tensor:
+        """[vocabulary], of which the drawn token's value is reported."""
+        return logprobs
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """See `InferenceEngine.update_weights`. Requests draw their next token from the new weights."""
+        assert update.path is not None
+        tensors = self._read(Path(update.path) / "model.safetensors")
+        self._take_over(tensors)
+        self.version = update.version
+
+    def _read(self, path: Path) -> dict[str, torch.Tensor]:
+        """The file's tensors, after all names and shapes have been compared with the model's.
+
+        Raises:
+            RunError: the file is not whole, or of another model.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            tensors = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"{path} cannot be read: {error}") from error
+        wanted = {name: value.shape for name, value in self._model.named_parameters()}
+        if {name: value.shape for name, value in tensors.items()} != wanted:
+            raise RunError(f"{path} does not fit the model")
+        return tensors
+
+    @torch.no_grad()
+    def _take_over(self, tensors: dict[str, torch.Tensor]) -> None:
+        for name, parameter in self._model.named_parameters():
+            parameter.copy_(tensors[name])
+
+    async def close(self) -> None:
+        """See `InferenceEngine.close`."""
+        for task in self._running:
+            task.cancel()
+        self._model = None

@@ -1,0 +1,100 @@
+"""What a reward must do: a finite number for whatever a model writes."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from areal_core.rewards.scoring import RewardSum, RewardTerm
+from areal_testing.conformance.components import ComponentSuite
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+STRANGE = (
+    "",
+    " ",
+    "\n\n\t",
+    "\x00",
+    "0",
+    "-1e999",
+    "nan",
+    "1/0",
+    "}}}{{{",
+    r"\boxed{",
+    r"\boxed{\frac{1}{",
+    "(" * 500,
+    "9" * 5000,
+    "words " * 5000,
+    "\uff0b\uff11\uff12\uff13",
+    "مرحبا 🙂 \ud7ff",
+    "<think>" * 200,
+    "2**64 != 2^64",
+)
+"""What a model that has not learned yet may write."""
+
+
+class RewardSuite(ComponentSuite):
+    """Set `component` (and `settings`), `row` and `examples`, or override `make`.
+
+    Attributes:
+        row: a row of the data set that the reward goes with.
+        examples: completions for that row, and what each is worth.
+        finish_reasons: reasons for which every completion is tried.
+        seconds: for one completion, after which it hangs; a run has a deadline of its own.
+    """
+
+    kind: ClassVar[str] = "reward_functions"
+    row: ClassVar[Mapping[str, Any]] = {"prompt": "What is 4 + 4?", "answer": "8"}
+    examples: ClassVar[Sequence[tuple[str, float]]] = ()
+    finish_reasons: ClassVar[Sequence[str]] = ("stop", "length")
+    seconds = 60.0
+
+    def score(self, completion: str, finish_reason: str = "stop") -> float:
+        """The reward as a run asks for it: by the arguments that it names."""
+        return self._score(self.make(), completion, finish_reason)
+
+    def _score(self, reward: Any, completion: str, finish_reason: str) -> float:
+        ids = [ord(character) % 1000 for character in completion]
+        prompt = self.row.get("prompt", "")
+        arguments = {
+            "prompt": prompt if isinstance(prompt, str) else str(prompt),
+            "completion": completion,
+            "completion_ids": ids,
+            "finish_reason": finish_reason,
+            "row": copy.deepcopy(dict(self.row)),
+        }
+        before = copy.deepcopy(arguments)
+        value = asyncio.run(RewardSum([RewardTerm("reward", reward)]).score(arguments)).value
+        assert arguments == before, "the reward changed what it was given"
+        return value
+
+    def test_examples(self) -> None:
+        """Each is worth what its author says."""
+        if not self.examples:
+            pytest.fail(f"{type(self).__name__} has no examples: give completions and what each is worth")
+        for completion, wanted in self.examples:
+            found = self.score(completion)
+            assert found == pytest.approx(wanted, abs=1e-6), f"{completion!r} is worth {found}, not {wanted}"
+
+    def test_anything_that_a_model_writes_has_a_finite_reward(self) -> None:
+        """In time, and without an exception: a failed reward costs the whole group of answers."""
+        reward = self.make()
+        for completion in STRANGE:
+            for reason in self.finish_reasons:
+                begin = time.monotonic()
+                self._score(reward, completion, reason)
+                took = time.monotonic() - begin
+                assert took <= self.seconds, f"{completion[:40]!r} took {took:.1f} s"
+
+    def test_the_same_answer_has_the_same_reward(self) -> None:
+        """Whatever was scored before it."""
+        reward = self.make()
+        completions = [completion for completion, _ in self.examples] + list(STRANGE)
+        first = [self._score(reward, completion, "stop") for completion in completions]
+        again = [self._score(reward, completion, "stop") for completion in reversed(completions)]
+        assert again[::-1] == first, "the reward of an answer depends on what was scored before"

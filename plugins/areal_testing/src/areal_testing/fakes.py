@@ -1,0 +1,160 @@
+"""Deterministic stand-ins for the parts of a run that a test is not about. None of them needs a model."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from areal_core.data import Episode, FinishReason, Generation, Trajectory
+from areal_core.servers import Grant, InferenceCapabilities, InferenceEngine, SlotLease, SlotRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from areal_core.engines import ModelReference, WeightUpdate
+    from areal_core.sdk import Dataset, RolloutWorkflow, WorkflowContext
+    from areal_core.servers import GenerationRequest, InferenceClient, LeaseHolder, Slots
+
+__all__ = ["GRANT", "CountingDataset", "FakeClient", "FakeEngine", "FakeTokenizer", "FakeWorkflow"]
+
+GRANT = Grant("fake", "", version=0, run_id="", labels_tokens=True, context=1 << 31, vocabulary=50)
+"""The slot of a `FakeEngine`, with version 0."""
+
+
+class FakeEngine(InferenceEngine):
+    """An inference engine that draws tokens from the request's seed. Its only weights are a version number.
+
+    Args:
+        tokens: number of tokens of each generation.
+        delay_s: seconds that each generation takes; 0 answers immediately.
+        places: number of slots.
+
+    Attributes:
+        version: version of the weights.
+        requests: all requests that were answered so far.
+        waiting: holders that wait for a slot.
+    """
+
+    capabilities = InferenceCapabilities(frozenset({"keep_cache", "recompute"}), deterministic=True)
+
+    def __init__(self, tokens: int = 8, delay_s: float = 0.0, places: int = 1 << 31) -> None:
+        self._tokens = tokens
+        self._delay_s = delay_s
+        self._places = places
+        self.waiting: list[LeaseHolder] = []
+        self._held: list[LeaseHolder] = []
+        self.version = 0
+        self.requests: list[GenerationRequest] = []
+
+    async def start(self, model: ModelReference) -> None:
+        """Return immediately: there is nothing to load."""
+
+    def acquire(self, request: SlotRequest, holder: LeaseHolder) -> None:
+        """See `Slots.acquire`. First come, first served."""
+        self.waiting.append(holder)
+        self._give_slots()
+
+    def release(self, holder: LeaseHolder, *, has_failed: bool = False) -> None:
+        """See `Slots.release`."""
+        for holders in (self.waiting, self._held):
+            if holder in holders:
+                holders.remove(holder)
+        self._give_slots()
+
+    def _give_slots(self) -> None:
+        while self.waiting and len(self._held) < self._places:
+            self._held.append(self.waiting.pop(0))
+            self._held[-1].give(replace(GRANT, version=self.version))
+
+    def client(self, slots: Slots, model: ModelReference) -> FakeClient:
+        """See `InferenceEngine.client`."""
+        return FakeClient(self, slots)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Draw tokens from the seed, all of the version at the start of the request."""
+        return await FakeClient(self, self).generate(request)
+
+    async def draw(self, request: GenerationRequest, version: int) -> Generation:
+        """Draw the answer to a request that has a slot."""
+        self.requests.append(request)
+        if self._delay_s:
+            await asyncio.sleep(self._delay_s)
+        count = min(self._tokens, request.sampling.max_new_tokens)
+        draw = random.Random(request.seed)
+        ids = [draw.randrange(4, GRANT.vocabulary) for _ in range(count)]
+        return Generation(ids, [-1.0] * count, [version] * count, FinishReason.STOP)
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Set the version."""
+        self.version = update.version
+
+
+class FakeClient:
+    """The `InferenceClient` of a `FakeEngine`.
+
+    Args:
+        engine: draws the tokens.
+        slots: leases the slots; this may be another engine.
+    """
+
+    def __init__(self, engine: FakeEngine, slots: Slots) -> None:
+        self.capabilities = engine.capabilities
+        self._engine, self._slots = engine, slots
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """See `InferenceClient.generate`."""
+        async with SlotLease(self._slots, SlotRequest(), request.on_slot_change) as grant:
+            return await self._engine.draw(request, grant.version)
+
+    async def close(self) -> None:
+        """Do nothing: there is no connection."""
+
+
+class FakeTokenizer:
+    """One token for each character, its code point; 0 ends a text."""
+
+    eos_token_id = 0
+    model_max_length = 1 << 30
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Code points."""
+        return [ord(character) for character in text]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The characters, without those that end a text."""
+        return "".join(chr(token) for token in token_ids if token or not skip_special_tokens)
+
+
+class CountingDataset:
+    """Rows `{"prompt": "<index>", "answer": "<index>"}`."""
+
+    def __init__(self, rows: int = 32) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        return {"prompt": str(index), "answer": str(index)}
+
+
+class FakeWorkflow:
+    """One generation, rewarded with the last digit of its first token; no tokenizer, no scorer."""
+
+    async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+        """See `RolloutWorkflow.run_episode`."""
+        prompt = [ord(character) for character in row["prompt"]]
+        generation = await context.generate(prompt)
+        trajectory = Trajectory.from_generation(prompt, generation)
+        return Episode([trajectory], float(generation.output_ids[0] % 10), text=row["prompt"])
+
+
+if TYPE_CHECKING:
+    # mypy compares each fake with the interface that it stands for. `FakeEngine` derives from its interface. Tokenizers
+    # have none: areal calls those of transformers.
+    _client: InferenceClient = FakeClient(FakeEngine(), FakeEngine())
+    _slots: Slots = FakeEngine()
+    _dataset: Dataset = CountingDataset()
+    _workflow: RolloutWorkflow = FakeWorkflow()

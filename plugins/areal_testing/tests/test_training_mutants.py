@@ -1,0 +1,451 @@
+"""The suite of training engines passes a correct engine and catches each of these broken ones where it should."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from areal_core.data import Metric, PackedBatch, combine
+from areal_core.sdk import ACTOR, LossResult, LossSpec
+from areal_core.sdk import REFERENCE as REFERENCE_ROLE
+from areal_fsdp.attention.hugging_face import Layout
+from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint
+from areal_fsdp.config import FSDPConfig
+from areal_fsdp.engine import FSDPEngine
+from areal_fsdp.models.export import write_model
+from areal_testing.conformance import TrainEngineSuite
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """More only slow such small models down."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class TestCorrectEngine(TrainEngineSuite):
+    """The engine that every mutant below is derived from."""
+
+    engine_type = FSDPEngine
+
+    def make_engine(self, **settings):
+        return self.engine_type(FSDPConfig(**settings))
+
+
+class OneWork(FSDPEngine):
+    """For mutants whose fault is in how they train."""
+
+    def train(self, works):
+        (work,) = works
+        return self.train_one(work.batch, work.loss, work.outputs)
+
+    def train_one(self, batch, loss, outputs):
+        return super().train([LossSpec("any", batch, outputs, loss)])
+
+
+class OffByOneShift(FSDPEngine):
+    """Position t is taken to be about the token at t."""
+
+    def _compute(self, part, place, outputs):
+        return super()._compute(part.with_tokens(targets=part["input_ids"]), place, outputs)
+
+
+class PaddingCountedInTheLoss(FSDPEngine):
+    """Each micro-batch is filled up with a sequence that nobody masks."""
+
+    def _rounds(self, batch, work):
+        for part, _, counts in super()._rounds(batch, work):
+            filled = PackedBatch.concatenate([part, part.select([0])])
+            yield filled, (Layout.of(filled.lengths, self._device, for_graphs=False), None), counts
+
+
+class SequencesSeeEachOther(FSDPEngine):
+    def _compute(self, part, place, outputs):
+        together = Layout.of([part.token_count], self._device, for_graphs=False)
+        return super()._compute(part, (replace(place[0], packed=together.packed), None), outputs)
+
+
+class TemperatureIgnored(FSDPEngine):
+    def setup(self, model, role, settings):
+        super().setup(model, role, replace(settings, temperature=1.0))
+
+
+class MeanOverMicrobatches(OneWork):
+    def train_one(self, batch, loss, outputs):
+        parts = len(self._plan(batch).microbatches)
+
+        def mean(part, computed):
+            result = loss(part, computed)
+            return LossResult(result.loss / parts, result.metrics)
+
+        return super().train_one(batch, mean, outputs)
+
+
+class MeanGradientWithSummedLoss(OneWork):
+    """The reported loss is right, so only the gradient tells."""
+
+    def train_one(self, batch, loss, outputs):
+        parts = len(self._plan(batch).microbatches)
+
+        def mean(part, computed):
+            result = loss(part, computed)
+            shown = result.loss.detach()
+            return LossResult(shown + (result.loss - shown) / parts, result.metrics)
+
+        return super().train_one(batch, mean, outputs)
+
+
+class MetricsOfTheLastMicrobatch(OneWork):
+    def train_one(self, batch, loss, outputs):
+        last = {}
+
+        def watched(part, computed):
+            result = loss(part, computed)
+            last.update(result.metrics)
+            return result
+
+        metrics = super().train_one(batch, watched, outputs)
+        return {**metrics, **last}
+
+
+class MeanOfMeans(OneWork):
+    """Every micro-batch counts the same, however many tokens it has."""
+
+    def train_one(self, batch, loss, outputs):
+        def even(part, computed):
+            result = loss(part, computed)
+            metrics = {
+                name: Metric.mean(metric.as_numbers(name)[name]) if metric.kind == "mean" else metric
+                for name, metric in result.metrics.items()
+            }
+            return LossResult(result.loss, metrics)
+
+        return super().train_one(batch, even, outputs)
+
+
+class MetricsOfTheFirstMicrobatchsNames(OneWork):
+    """A name that only a later micro-batch has is lost."""
+
+    def train_one(self, batch, loss, outputs):
+        known = []
+
+        def watched(part, computed):
+            result = loss(part, computed)
+            known.append(result.metrics.keys())
+            return LossResult(result.loss, {n: m for n, m in result.metrics.items() if n in known[0]})
+
+        return super().train_one(batch, watched, outputs)
+
+
+class FirstWorkAlone(FSDPEngine):
+    def train(self, works):
+        return super().train(works[:1])
+
+
+class UpdateForEachWork(FSDPEngine):
+    """Two optimizer updates where one was asked for."""
+
+    def train(self, works):
+        return combine(super(UpdateForEachWork, self).train([work]) for work in works)
+
+
+class AverageTheWrongWay(FSDPEngine):
+    def update_ema(self, source, decay):
+        super().update_ema(source, 1 - decay)
+
+
+class UnitsTornApart(FSDPEngine):
+    def _plan(self, batch, outputs=()):
+        return super()._plan(replace(batch, units={}, unit_index=None))
+
+
+class UnitsByPosition(FSDPEngine):
+    """Values of units are cut by position instead of being selected with their unit."""
+
+    def _rounds(self, batch, work):
+        for part, place, counts in super()._rounds(batch, work):
+            cut = {key: value[: len(part.unit_rows)] for key, value in batch.units.items()}
+            yield replace(part, units=cut), place, counts
+
+
+class GradientNotCleared(FSDPEngine):
+    def setup(self, model, role, settings):
+        super().setup(model, role, settings)
+        if self._optimizer is not None:
+            self._optimizer.zero_grad = lambda set_to_none=True: None
+
+
+class OptimizerStateNotSaved(FSDPEngine):
+    def save(self, folder):
+        write_checkpoint(folder, checkpoint_state(self._parameters, None, self._updates))
+
+    def load(self, folder):
+        read_checkpoint(folder, checkpoint_state(self._parameters, None, self._updates))
+
+
+class RandomStateNotRestored(FSDPEngine):
+    def load(self, folder):
+        state = torch.get_rng_state()
+        super().load(folder)
+        torch.set_rng_state(state)
+
+
+class SnapshotThatSharesMemory(FSDPEngine):
+    """Nothing is copied: what is written is what the engine has by then."""
+
+    def snapshot(self):
+        return self.save
+
+
+class SnapshotOfTheFirstTime(FSDPEngine):
+    """The memory of the first snapshot is kept, and what is in it too."""
+
+    def snapshot(self):
+        self._taken = getattr(self, "_taken", None) or super().snapshot()
+        return self._taken
+
+
+class SnapshotWithoutTheOptimizer(FSDPEngine):
+    """Only the parameters are copied."""
+
+    def snapshot(self):
+        write = super().snapshot()
+        self._snapshot["optimizer"] = self._state()["optimizer"]
+        return write
+
+
+class SnapshotWithALaterRandomState(FSDPEngine):
+    def snapshot(self):
+        super().snapshot()
+        return lambda folder: write_checkpoint(folder, {**self._snapshot, "random": self._state()["random"]})
+
+
+class SnapshotThatTakesNothing(FSDPEngine):
+    def snapshot_size(self):
+        return 0
+
+
+class ExportWithoutTheLastUpdate(OneWork):
+    def train_one(self, batch, loss, outputs):
+        self._stale = [(name, tensor.clone()) for name, tensor in self.named_full_parameters()]
+        return super().train_one(batch, loss, outputs)
+
+    def export(self, folder):
+        write_model(folder, self._ready().model, self._reference, iter(self._stale))
+
+
+class ReferenceThatLearns(FSDPEngine):
+    def setup(self, model, role, settings):
+        super().setup(model, ACTOR if role == REFERENCE_ROLE else role, settings)
+
+
+class ReferenceThatPretendsToLearn(OneWork):
+    def train_one(self, batch, loss, outputs):
+        return super().train_one(batch, loss, outputs) if self._role.trains else {"loss": Metric.mean(0.0)}
+
+
+class EntropyOfTheWrongSign(FSDPEngine):
+    def _compute(self, part, place, outputs):
+        computed = super()._compute(part, place, outputs)
+        return {**computed, "entropy": -computed["entropy"]} if "entropy" in computed else computed
+
+
+class EntropyWithoutTemperature(FSDPEngine):
+    def _compute(self, part, place, outputs):
+        computed, module = super()._compute(part, place, outputs), self._ready()
+        temperature, module.temperature = module.temperature, 1.0
+        plain = super()._compute(part, place, outputs)
+        module.temperature = temperature
+        return {**computed, **{name: plain[name] for name in plain if name == "entropy"}}
+
+
+class ClippedNormReported(OneWork):
+    def train_one(self, batch, loss, outputs):
+        metrics = super().train_one(batch, loss, outputs)
+        limit = self._config.max_gradient_norm
+        if limit is not None:
+            (norm,) = metrics["gradient_norm"].as_numbers("norm").values()
+            metrics["gradient_norm"] = Metric.mean(min(norm, limit))
+        return metrics
+
+
+class ForwardInOrderOfMicrobatches(FSDPEngine):
+    def forward(self, batch, outputs):
+        order = [row for rows in self._plan(batch).microbatches for row in rows]
+        places = batch.with_tokens(at=torch.arange(batch.token_count)).select(order)["at"]
+        return {name: values[places] for name, values in super().forward(batch, outputs).items()}
+
+
+class NonFiniteGradientApplied(FSDPEngine):
+    def _update(self, rate):
+        for parameter in self._parameters.values():
+            parameter.grad.nan_to_num_(1.0)
+        return super()._update(rate)
+
+
+class MomentumWithoutAToken(FSDPEngine):
+    """Steps whatever the gradient is, as optimizers do."""
+
+    def _update(self, rate):
+        for parameter in self._parameters.values():
+            parameter.grad.add_(1e-12)
+        return super()._update(rate)
+
+
+class KeysOfOtherSequences(FSDPEngine):
+    """Per-sequence keys are cut by position instead of being selected with their sequence."""
+
+    def _rounds(self, batch, work):
+        for part, place, counts in super()._rounds(batch, work):
+            yield (
+                part.with_sequences(**{key: value[: len(part)] for key, value in batch.sequences.items()}),
+                place,
+                counts,
+            )
+
+
+class TiedParametersTwice(FSDPEngine):
+    def named_full_parameters(self):
+        yield from super().named_full_parameters()
+        yield "lm_head.weight", self._ready().head.weight.detach()
+
+
+class DescribesWithoutTheHead(FSDPEngine):
+    def named_meta_parameters(self):
+        return ((name, value) for name, value in super().named_meta_parameters() if "head" not in name)
+
+
+class ParametersOfTheStart(OneWork):
+    """`forward` uses a copy of the model that is refreshed too late."""
+
+    def train_one(self, batch, loss, outputs):
+        self._before = {name: p.detach().clone() for name, p in self._parameters.items()}
+        return super().train_one(batch, loss, outputs)
+
+    @torch.no_grad()
+    def forward(self, batch, outputs):
+        current = {name: p.detach().clone() for name, p in self._parameters.items()}
+        for name, parameter in self._parameters.items():
+            parameter.copy_(getattr(self, "_before", current)[name])
+        found = super().forward(batch, outputs)
+        for name, parameter in self._parameters.items():
+            parameter.copy_(current[name])
+        return found
+
+
+class BatchChangedInPlace(OneWork):
+    def train_one(self, batch, loss, outputs):
+        batch["advantages"].mul_(0.5)
+        return super().train_one(batch, loss, outputs)
+
+
+class ComparedTheWrongWayRound(FSDPEngine):
+    """A β from 0 to 1 means what 1 - β does."""
+
+    def _compute(self, part, place, outputs):
+        turned = {name: turn(name) for name in outputs}
+        computed = super()._compute(part, place, list(turned.values()))
+        return {name: computed[other] for name, other in turned.items()}
+
+
+def turn(name):
+    head, _, beta = name.rpartition(":")
+    return f"{head}:{1 - float(beta)}" if head else name
+
+
+class ComparedWithoutAGradient(FSDPEngine):
+    def _compute(self, part, place, outputs):
+        computed = super()._compute(part, place, outputs)
+        return {name: value.detach() + 0 * value if ":" in name else value for name, value in computed.items()}
+
+
+class ComparedTheOtherWayUp(FSDPEngine):
+    """The right values, and gradients that lead away."""
+
+    def _compute(self, part, place, outputs):
+        computed = super()._compute(part, place, outputs)
+        return {name: 2 * value.detach() - value if ":" in name else value for name, value in computed.items()}
+
+
+class ComparedWithItself(FSDPEngine):
+    """The frozen engine computes with the parameters of the one that learns."""
+
+    @torch.no_grad()
+    def compare_with(self, engines):
+        super().compare_with(engines)
+        for other in engines.values():
+            for name, parameter in other._parameters.items():
+                parameter.copy_(self._parameters[name])
+
+
+LOGPROBS = "test_logprobs_are_of_the_tempered_distribution"
+ENTROPY = "test_entropy_is_of_the_tempered_distribution"
+GRADIENT = "test_the_gradient_is_that_of_the_whole_loss"
+ADD_UP = "test_micro_batches_add_up"
+KINDS = "test_metrics_are_put_together_by_their_kind"
+UNITS = "test_units_stay_whole"
+DIVERGENCE = "test_a_divergence_is_of_two_whole_distributions"
+WORKS = "test_several_works_are_one_update"
+REFERENCE = "test_a_reference_never_learns"
+CHECKPOINT = "test_a_checkpoint_continues_bit_for_bit"
+SNAPSHOT = "test_a_snapshot_is_of_its_moment"
+MUTANTS = [
+    (MomentumWithoutAToken, "test_an_update_in_which_no_token_counts_changes_nothing", "no token counts moved"),
+    (ComparedTheWrongWayRound, DIVERGENCE, "at beta 0.0 differs from its formula"),
+    (ComparedWithoutAGradient, DIVERGENCE, "the gradient's norm is"),
+    (ComparedTheOtherWayUp, "test_a_divergence_falls_where_it_is_learned", "the divergence went from"),
+    (ComparedWithItself, DIVERGENCE, "at beta 0.0 differs from its formula"),
+    (FirstWorkAlone, WORKS, "loss is"),
+    (UpdateForEachWork, WORKS, "loss is"),
+    (AverageTheWrongWay, "test_an_average_follows", "after a step"),
+    (OffByOneShift, LOGPROBS, "logprobs differs from a plain forward pass"),
+    (OffByOneShift, "test_single_tokens_have_their_own_gradient", "by automatic differentiation"),
+    (PaddingCountedInTheLoss, GRADIENT, "by automatic differentiation"),
+    (PaddingCountedInTheLoss, "test_the_loss_sees_every_token_once", "the loss saw"),
+    (SequencesSeeEachOther, LOGPROBS, "logprobs differs from a plain forward pass"),
+    (SequencesSeeEachOther, "test_a_critic_learns_values", "changes the values at"),
+    (TemperatureIgnored, LOGPROBS, "at temperature 0.7: logprobs differs"),
+    (TemperatureIgnored, GRADIENT, "at temperature 0.7 loss"),
+    (MeanOverMicrobatches, ADD_UP, "loss is"),
+    (MeanGradientWithSummedLoss, ADD_UP, "gradient_norm is"),
+    (MetricsOfTheLastMicrobatch, ADD_UP, "tokens is"),
+    (MeanOfMeans, KINDS, "logprob is"),
+    (MetricsOfTheFirstMicrobatchsNames, ADD_UP, "metrics differ"),
+    (UnitsTornApart, UNITS, "torn apart"),
+    (UnitsByPosition, UNITS, "those of another one"),
+    (GradientNotCleared, "test_each_update_has_its_own_gradient", "of equal updates"),
+    (OptimizerStateNotSaved, CHECKPOINT, "is the optimizer's state saved"),
+    (RandomStateNotRestored, CHECKPOINT, "random state was not restored"),
+    (SnapshotThatSharesMemory, SNAPSHOT, "snapshot 1 after further training"),
+    (SnapshotOfTheFirstTime, SNAPSHOT, "snapshot 2 after further training"),
+    (SnapshotWithoutTheOptimizer, SNAPSHOT, "snapshot 1: goes on with"),
+    (SnapshotWithALaterRandomState, SNAPSHOT, "snapshot 1: the random state is another one"),
+    (SnapshotThatTakesNothing, "test_a_snapshot_says_what_memory_it_takes", "is said to take 0 bytes"),
+    (ExportWithoutTheLastUpdate, "test_an_export_is_the_model_after_the_last_update", "export differs"),
+    (ReferenceThatLearns, REFERENCE, "a frozen role has learned"),
+    (ReferenceThatPretendsToLearn, REFERENCE, "said nothing"),
+    (EntropyOfTheWrongSign, ENTROPY, "entropy differs from a plain forward pass"),
+    (EntropyWithoutTemperature, ENTROPY, "at temperature 0.7: entropy differs"),
+    (ClippedNormReported, "test_the_gradient_norm_is_that_before_clipping", "with clipping at 0.001"),
+    (ForwardInOrderOfMicrobatches, "test_micro_batches_leave_the_order_of_a_batch", "changes or reorders values"),
+    (NonFiniteGradientApplied, "test_a_gradient_that_is_not_finite_changes_nothing", "was not skipped"),
+    (KeysOfOtherSequences, "test_the_loss_sees_every_token_once", "is of other sequences"),
+    (TiedParametersTwice, "test_parameters_are_named_as_in_the_files", "names differ"),
+    (DescribesWithoutTheHead, "test_parameters_are_named_as_in_the_files", "where named_full_parameters has"),
+    (ParametersOfTheStart, "test_training_makes_likely_what_the_loss_asks_for", "forward does not know the updates"),
+    (BatchChangedInPlace, "test_the_batch_stays_as_it_was", "changed the batch"),
+]
+
+
+@pytest.mark.parametrize(("mutant", "test", "words"), MUTANTS, ids=lambda value: getattr(value, "__name__", "of"))
+def test_a_mutant_fails_the_test_that_is_meant_to_catch_it(mutant, test, words, tmp_path):
+    suite = TestCorrectEngine()
+    suite.engine_type = mutant
+    with pytest.raises(AssertionError, match=words):
+        getattr(suite, test)(tmp_path)
