@@ -38,6 +38,8 @@ async def chat(request: web.Request) -> web.StreamResponse:
         return web.Response(text="<html>welcome</html>", content_type="text/html")
     if "other json" in asked:
         return web.json_response({"detail": ["no"]})
+    if "surrogate" in asked:
+        return web.json_response(answer(body, "half of a sign: \ud83d", []))
     if "hang" in asked:
         await asyncio.sleep(FOREVER_S)
     if "temperature" in asked:

@@ -106,6 +106,7 @@ def test_the_model_is_the_one_that_is_asked_for_and_so_is_the_temperature(sums_s
         ("elsewhere", 502, "the endpoint answered 307: it redirects to http://127.0.0.1:1/v1"),
         ("nonsense", 502, "the endpoint answered 200 and no JSON: <html>welcome</html>"),
         ("other json", 502, r'the endpoint answered 200 and nothing that is an answer: {"detail": \["no"\]}'),
+        ("surrogate", 502, r"the endpoint answered with text that is not valid Unicode: .*sign: .ud83d"),
         ("hang", 504, r"the endpoint has not answered within 1 s \(--request-timeout\)"),
     ],
 )

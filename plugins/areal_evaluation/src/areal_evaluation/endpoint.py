@@ -109,7 +109,7 @@ def _single_turn(config: RunConfig) -> PlayAt:
             client.post(f"{endpoint.base_url}/chat/completions", json=body, timeout=None) as answer,
         ):
             if answer.status != 200:
-                raise ConnectionError(await answer.text())
+                raise ConnectionError(f"HTTP {answer.status} {answer.reason}: {await answer.text()}")
         return await score(None)
 
     return play_at

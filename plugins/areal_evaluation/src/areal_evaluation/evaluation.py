@@ -276,6 +276,8 @@ def work_out_figures(
     lines = episodes.lines
     if not episodes.finished and signals:
         raise RunError("interrupted before the first episode ended", exit_code=128 + signals[0])
+    if not lines:
+        raise RunError("no episode ended")
     if not episodes.finished:
         raise RunError(f"all {len(lines)} episodes failed; the last one:\n{lines[-1]['error']}")
     return {

@@ -222,6 +222,7 @@ async def _on_message(
         recording.failed(body, f"the endpoint answered {answer.status}: {shown(raw.decode(errors='replace'))}")
     elif body:
         found = whole_answer(_events(raw)) if is_stream else _read(raw, answer)
+        _require_unicode(found)
         if "input_tokens" not in found:  # a count of tokens is not an answer
             recording.heard(body, found)
     if not is_stream:
@@ -242,6 +243,18 @@ def _read(raw: bytearray, answer: aiohttp.ClientResponse) -> dict[str, Any]:
     if not isinstance(found, dict) or not ({"choices", "output", "content", "input_tokens"} & set(found)):
         raise BadAnswerError(f"{told} and nothing that is an answer: {shown(json.dumps(found))}")
     return found
+
+
+def _require_unicode(found: Mapping[str, Any]) -> None:
+    """Refuse an answer with unpaired surrogates, which JSON can escape: no file or message can hold its text.
+
+    Raises:
+        BadAnswerError: the answer has such a text.
+    """
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BadAnswerError(f"answered with text that is not valid Unicode: {shown(json.dumps(found))}") from None
 
 
 def _events(raw: bytearray) -> Iterator[dict[str, Any]]:
