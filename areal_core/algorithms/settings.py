@@ -58,45 +58,56 @@ class PolicyGradientSettings(Settings):
     """`group filters ∘ passes ∘ advantage ∘ corrections ∘ loss ∘ aggregation`; subclasses set algorithms' defaults."""
 
     reward_shaping: list[Selection] = component(
-        "reward_shaping", default=[], description="change the rewards of finished groups, in order, before the filters"
+        "reward_shaping",
+        default=[],
+        description="Functions that change the rewards of finished groups, in this order, before the group filters.",
     )
     group_filters: list[Selection] = component(
-        "group_filters", default=[], description="drop finished groups, or take answers out of the loss, in order"
+        "group_filters",
+        default=[],
+        description="Filters that drop finished groups or take answers out of the loss, in this order.",
     )
     batch_transforms: list[Selection] = component(
-        "batch_transforms", default=[], description="compute columns of a whole batch before the advantages, in order"
+        "batch_transforms",
+        default=[],
+        description="Functions that compute fields of a whole batch before its advantages, in this order.",
     )
-    advantage: Selection = component("advantages", description="turns rewards into advantages")
+    advantage: Selection = component("advantages", description="Estimator that turns rewards into advantages.")
     proximal: Literal["recomputed", "behavior", "interpolated"] = Field(
         "recomputed",
-        description="the policy that ratios and corrections start from: recomputed by a pass over the batch (with one "
-        "update it is the current one, and no pass is needed); the one that sampled, which leaves nothing to correct; "
-        "or interpolated between it and the current one by their versions, log-linearly (A-3PO, arXiv 2512.06547)",
+        description="The proximal policy, from which ratios and corrections are computed. `recomputed`: the policy "
+        "at the start of the batch, by a forward pass; with one update per batch it is the current policy, and no "
+        "pass is needed. `behavior`: the policy that sampled, so there is nothing to correct. `interpolated`: "
+        "between that policy and the current one, log-linearly by their versions (A-3PO, arXiv 2512.06547).",
     )
     minibatch_transforms: list[Selection] = component(
         "batch_transforms",
         default=[],
-        description="compute columns of each update's minibatch, in order, just before it",
+        description="Functions that compute fields of a minibatch just before its update, in this order.",
     )
     corrections: list[Selection] = component(
         "corrections",
         default=[],
-        description="correct for the distance between the sampling policy and the learning one; their weights multiply",
+        description="Off-policy corrections for the distance between the policy that sampled and the proximal "
+        "policy. Their weights are multiplied.",
     )
-    policy_loss: Selection = component("policy_losses", description="the loss of a token")
+    policy_loss: Selection = component("policy_losses", description="Loss of each token.")
     regularizers: list[Selection] = component(
-        "regularizers", default=[], description="terms added to the loss of each token, such as a penalty"
+        "regularizers", default=[], description="Terms added to the loss of each token, such as a KL penalty."
     )
     auxiliary_losses: list[Selection] = component(
-        "auxiliary_losses", default=[], description="what an update learns beside the policy, such as a critic"
+        "auxiliary_losses",
+        default=[],
+        description="Losses that are trained in the same update as the policy, such as a critic's.",
     )
     loss_aggregation: Selection = component(
-        "loss_aggregations", default="core/token_mean", description="how the tokens' losses are added up"
+        "loss_aggregations", default="core/token_mean", description="How the losses of tokens are added up."
     )
     warmup_steps: int = Field(
         0,
         ge=0,
-        description="batches from which only the auxiliary losses learn; the policy stays, and nothing is synced",
+        description="Number of first batches on which only the auxiliary losses are trained. The policy does not "
+        "change, and no weights are synced.",
     )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
@@ -167,4 +178,7 @@ class PolicyGradientSettings(Settings):
 class ConstantLengthSettings(Settings):
     """The denominator of Dr. GRPO."""
 
-    length: int = Field(ge=1, description="the constant, usually sampling.max_new_tokens")
+    length: int = Field(
+        ge=1,
+        description="Length L, in tokens, that the loss of every token is divided by. Usually sampling.max_new_tokens.",
+    )

@@ -19,8 +19,9 @@ class TemplateSettings(Settings):
     )
     text_has_special_tokens: bool | None = Field(
         None,
-        description="true: text was rendered with a chat template before, so `<|im_end|>` and the like are special "
-        "tokens. false: they are plain characters. null: as false, but checks before the run refuse such text.",
+        description="Whether text may contain special tokens. true: text was rendered with a chat template before, "
+        "so `</s>` and the like are special tokens. false: they are plain characters. null: as false, but checks "
+        "before the run refuse such text.",
     )
 
 
@@ -35,8 +36,8 @@ class PromptSettings(TemplateSettings):
     )
     tools_key: str | None = Field(
         "tools",
-        description="Key of the row that holds the tools which the chat template shows to the model. null: a column of "
-        "this name means something else.",
+        description="Key of the row that holds the tools which the chat template shows to the model. null: no "
+        "tools; a column named tools is then ordinary data.",
     )
     system: str | None = Field(
         None,

@@ -12,7 +12,7 @@ A plugin derives its settings from `Settings`. `component(kind)` declares a fiel
 chooses a component. The field holds a `Selection`:
 
     class Mine(Settings):
-        clip: float = Field(default=0.2, gt=0, description="half width of the interval of unclipped ratios")
+        clip: float = Field(default=0.2, gt=0, description="Clip range: ratios outside 1 ± clip are clipped.")
         advantage: Selection = component("advantages", default="group_normalized")
 
 A bare name in such a default means the plugin's own component of that name, even if another plugin has one, too.

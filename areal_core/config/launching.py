@@ -18,14 +18,16 @@ class LauncherSettings(Section):
     """Settings that every launcher has. The core reads them; a launcher derives its own settings from this class."""
 
     trainer_processes: int | None = Field(None, ge=1)
-    """ranks of the trainer, over which the model is sharded; null: one for each GPU in placement.training, or one"""
+    """Number of trainer ranks, over which the model is sharded. null: one for each GPU in placement.training, or
+    one."""
     threads_per_process: int = Field(1, ge=1)
-    """CPU threads of each trainer rank"""
+    """CPU threads of each trainer rank."""
     max_attempts_without_checkpoint: int = Field(2, ge=0)
-    """times in a row that a run goes back to its last checkpoint by itself, when a process or a node is lost, without
-    coming to a new one"""
+    """How many times in a row the run restarts from its last checkpoint, after a process or a node is lost, without
+    reaching a new checkpoint."""
     network_interface: str | None = None
-    """over which trainer ranks on several nodes speak; null: that by which their node reaches this program"""
+    """Network interface for traffic between trainer ranks on several nodes. null: the interface over which their node
+    reaches the driver."""
 
     def check(self, config: Any) -> Iterable[str]:
         """Yield a problem if `placement.training` names fewer GPUs than there are ranks: each rank needs its own."""

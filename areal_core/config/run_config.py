@@ -29,49 +29,51 @@ class RunConfig(Section):
     """The complete config of a run. Every process of the run has the same one."""
 
     plugins: list[str] = Field(default=[])
-    """plugins that are loaded, beside those named below"""
+    """Plugins to load in addition to those whose components the config names."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """every random choice follows from this number"""
+    """Random seed of the run. Every random choice follows from it."""
     shuffle: bool = True
-    """permute the data set anew in every epoch"""
+    """Shuffle the data set in a new order in every epoch."""
     steps: int = Field(ge=1)
-    """training steps: batches that are trained on"""
+    """Number of training steps. Each step trains on one batch."""
     deterministic: bool = False
-    """bit for bit the same parameters for the same config"""
+    """Give bit-for-bit the same parameters for the same config. Needs rollout.max_staleness 0."""
     model: sections.ModelSection
-    """the language model that is trained"""
+    """The language model to train."""
     dataset: Selection = component("datasets")
-    """where prompts (or examples, in fine-tuning) come from"""
+    """Data set of prompts, or of examples in fine-tuning."""
     workflow: Selection | None = component("workflows")
-    """how an episode is played; null in fine-tuning"""
+    """How an episode is run, from the prompt to its reward. null in fine-tuning."""
     rewards: list[Selection] = component("reward_functions", default=[], common=sections.RewardTerm)
-    """what an answer is worth: a weighted sum"""
+    """Reward functions. The reward of an answer is their weighted sum."""
     sampling: sections.SamplingSection = sections.SamplingSection()
-    """how tokens are sampled"""
+    """How the tokens of an answer are sampled."""
     rollout: sections.RolloutSection = sections.RolloutSection()
-    """how data is generated"""
+    """How data is generated: batch size, staleness, retries and timeouts."""
     training: sections.TrainingSection = sections.TrainingSection()
-    """what is done with a batch"""
+    """How a batch is trained on."""
     inference_engine: Selection | None = component("inference_engines")
-    """generates: an engine, or auto, the fastest installed one, placed on this machine's GPUs; null in fine-tuning"""
+    """Engine that generates answers. `auto`: the fastest installed engine, placed on this machine's GPUs. null in
+    fine-tuning."""
     weight_sync: sections.WeightSyncSection = sections.WeightSyncSection()
-    """how new weights reach the inference engine"""
+    """How new weights reach the inference engine."""
     placement: sections.PlacementSection = sections.PlacementSection()
-    """which GPUs do what"""
+    """Which GPUs train and which generate."""
     train_engine: Selection = component("train_engines")
-    """holds the parameters and takes the steps"""
+    """Engine that holds the parameters and makes the optimizer updates."""
     algorithm: Selection = component("algorithms")
-    """how a batch becomes a loss"""
+    """How a loss is computed from a batch."""
     roles: dict[str, Annotated[Selection, Place(KINDS["train_engines"], common=sections.RoleTerm)]] = Field(default={})
-    """by role of the algorithm, such as critic: `path` of its model, and what differs from train_engine"""
+    """Engines of the algorithm's models by role, such as critic: the `path` of the model, and the settings that differ
+    from train_engine."""
     evaluation: sections.EvaluationSection | None = None
-    """evaluation on held-out data"""
+    """Evaluation on held-out data during the run. null: none."""
     checkpoint: sections.CheckpointSection = sections.CheckpointSection()
-    """what a resume starts from"""
+    """When checkpoints are written, from which a run can be resumed."""
     trackers: list[Selection] = component("trackers", default=[])
-    """where metrics go beside the run folder"""
+    """Where metrics are logged in addition to the run folder."""
     launcher: Selection = component("launchers", default="core/local")
-    """starts the processes of the run"""
+    """Launcher that starts the processes of the run."""
 
     @model_validator(mode="before")
     @classmethod

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from areal_core.plugins import Component, PluginManager
 
 _LOADING_KEYS = {
-    "preset": "the name of a preset that this file is laid over",
-    "run_dir": "the folder of the run; by default runs/<name>-<UTC time>",
-    "base_dir": "the folder that paths are relative to; by default that of this file",
+    "preset": "Name of a preset whose values this file overrides.",
+    "run_dir": "Run folder. Default: runs/<name>-<UTC time>.",
+    "base_dir": "Folder that relative paths start from. Default: the folder of this file.",
 }
 """Keys that control how areal reads a file. They are not part of the resulting config."""
 _TYPES = {

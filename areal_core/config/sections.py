@@ -28,16 +28,17 @@ HomePath = Annotated[str, AfterValidator(os.path.expanduser)]
 
 
 class ModelSection(Section):
-    """The language model that is trained."""
+    """Model to train: its folder or name on the hub, and its number format."""
 
     path: HomePath | None = None
-    """a Hugging Face model: a folder, or a name on the hub"""
+    """Hugging Face model: a folder, or a name on the hub."""
     source: Selection | None = component("models")
-    """a component that makes or fetches the model's folder"""
+    """Component that creates or downloads the folder of the model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """number format of the forward pass; bfloat16, unless it is written, where placement.training names GPUs"""
+    """Number format of the forward pass. If it is not set: bfloat16 if placement.training names GPUs, otherwise
+    float32."""
     trust_remote_code: bool = False
-    """run Python code that ships with the model; only if you read it"""
+    """Run the Python code that comes with the model. Read that code before you set this."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> ModelSection:
@@ -47,19 +48,20 @@ class ModelSection(Section):
 
 
 class RoleTerm(Section):
-    """What stands beside the settings of the training engine in an entry of `roles`."""
+    """Keys beside the settings of the train engine in an entry of `roles`."""
 
     path: HomePath | None = Field(default=None, min_length=1)
-    """a Hugging Face model, a folder or a name on the hub; null is the run's own model, as it was before the run"""
+    """Hugging Face model of the role: a folder, or a name on the hub. null: the run's own model, as it was before the
+    run."""
 
 
 class RewardTerm(Section):
-    """What stands beside `type:` in an item of `rewards`, whichever reward it is."""
+    """Keys beside `type:` in an item of `rewards`, for every reward function."""
 
     name: str | None = None
-    """its name in metrics; by default the component's"""
+    """Name of the reward in metrics. null: the name of the component."""
     weight: float = 1.0
-    """its factor in the sum"""
+    """Weight of the reward in the sum of all rewards."""
 
 
 OWN_REWARDS = frozenset({"all_episodes", "mean", "std", "groups_all_equal"})
@@ -73,32 +75,33 @@ def reward_name(chosen: Selection) -> str:
 
 
 class SamplingSection(Section):
-    """How tokens are sampled; engine and trainer share these values."""
+    """How tokens are sampled. The engine and the trainer share these values."""
 
     temperature: float = Field(default=1.0, ge=COLDEST)
-    """divides the logits, in the engine and in the trainer"""
+    """Sampling temperature. Both the engine and the trainer divide the logits by it."""
     max_new_tokens: int = Field(default=256, ge=1)
-    """the longest answer; a longer one is cut and known to be cut"""
+    """Maximum number of tokens in one generation. A longer answer is cut off and marked as truncated."""
     min_new_tokens: int = Field(default=0, ge=0)
-    """tokens before which an answer may not end"""
+    """Minimum number of tokens before an answer may end. 0: no minimum."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """sample from the most probable tokens with this total"""
+    """Sample from the smallest set of most probable tokens whose probabilities reach this sum. 1: all tokens."""
     top_k: int = Field(default=0, ge=0)
-    """sample from this many tokens; 0 is all of them"""
+    """Sample from this many of the most probable tokens. 0: all tokens."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """drop tokens below this share of the most probable one"""
+    """Drop tokens whose probability is below this share of the most probable token's. 0: drop none."""
     repetition_penalty: float = Field(default=1.0, gt=0)
-    """above 1 makes tokens that occurred less likely"""
+    """Penalty on tokens that have occurred. Above 1 they become less likely; 1: no penalty."""
     frequency_penalty: float = 0.0
-    """subtracted from a logit for each time its token occurred"""
+    """Amount subtracted from the logit of a token for each time it has occurred. 0: no penalty."""
     presence_penalty: float = 0.0
-    """subtracted from a logit once its token occurred"""
+    """Amount subtracted once from the logit of every token that has occurred. 0: no penalty."""
     stop_token_ids: list[int] = Field(default=[])
-    """tokens that end an answer, beside the model's own"""
+    """Ids of tokens that end an answer, in addition to the model's own."""
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
-    """texts that end an answer"""
+    """Texts that end an answer."""
     allow_mismatched_sampling: bool = False
-    """train although the trainer cannot reproduce the sampling's probabilities"""
+    """Train although the trainer cannot reproduce the probabilities under these settings, such as with top_p below
+    1."""
 
     def irreproducible(self) -> list[str]:
         """Return the settings, as `name=value`, that change probabilities in a way that the trainer cannot compute."""
@@ -108,38 +111,45 @@ class SamplingSection(Section):
 
 
 class RolloutSection(Section):
-    """The asynchronous half: how much is generated ahead, how stale it may become, what failures lead to."""
+    """Generation of data: how much is generated ahead, how stale it may become, and what happens after failures."""
 
     batch_size: int = Field(default=16, ge=1)
-    """prompt groups in a training batch"""
+    """Prompt groups in a training batch."""
     group_size: int = Field(default=8, ge=1)
-    """answers to one prompt"""
+    """Answers sampled for each prompt; together they are a group."""
     max_staleness: int = Field(default=1, ge=0)
-    """bound on how many batches old a sampled token may be; 0 is synchronous"""
+    """Maximum staleness of a token: batches trained after its weights were synced and before it is trained on. 0:
+    synchronous generation."""
     max_pending_batches: int = Field(default=2, ge=1)
-    """batches that may be in generation or waiting at a time"""
+    """Maximum number of batches that are in generation or waiting to be trained on."""
     stale: Literal["drop", "mask", "keep"] = "drop"
-    """what happens to data over the bound"""
+    """What happens to data over max_staleness. `drop`: discard the group and generate another. `mask`: take the stale
+    tokens out of the loss. `keep`: train on all of it."""
     incomplete_groups: Literal["replace", "drop", "use"] = "replace"
-    """what happens to a group in which an episode failed"""
+    """What happens to a group with a failed episode. `replace`: generate a group for another prompt. `drop`: train on a
+    smaller batch. `use`: train on the group's other answers."""
     max_retries: int = Field(default=2, ge=0)
-    """times an episode is tried again after an exception"""
+    """Retries of an episode after an exception. A failed reward or an unusable row is not retried."""
     max_consecutive_failures: int = Field(default=16, ge=1)
-    """failures in a row that end the run"""
+    """The run ends when this many groups in a row have a failed episode, or when the first episodes of an evaluation,
+    this many, all fail."""
     episode_timeout_s: Seconds = Field(default=600.0, gt=0)
-    """seconds that one episode may take, those in which it waits for a slot of a server left out"""
+    """Timeout of an episode in seconds. Includes its retries, excludes time queued for a slot of a server."""
     stall_timeout_s: Seconds = Field(default=1800.0, gt=0)
-    """seconds without a finished group, while one is waited for, that end the run; in evaluations without an episode"""
+    """The run ends if no group finishes for this many seconds while the trainer waits for one. In an evaluation: if no
+    episode finishes."""
     blocked_timeout_s: Seconds = Field(default=60.0, gt=0)
-    """seconds for which a workflow may block all others of its process before that is replaced"""
+    """Seconds for which one call may block all other episodes of its rollout worker. After that, the worker is
+    replaced."""
     workers: int = Field(default=1, ge=1)
-    """processes that run workflows, data and group filters"""
+    """Number of rollout workers: processes that run workflows, read data and filter groups."""
     worker_memory_gib: float | None = Field(default=None, gt=0, le=1 << 20)
-    """GiB that each of them and of the programs that it starts, rewards too, may allocate; null is no limit"""
+    """Memory limit in GiB of each rollout worker and of each of its child processes, reward processes included. null:
+    no limit."""
     reward_processes: int = Field(default=1, ge=1)
-    """processes that compute rewards, in all; each worker has as many as the others, at least one"""
+    """Number of processes that compute rewards, in the whole run. Each worker gets an equal share, rounded up."""
     reward_timeout_s: Seconds = Field(default=15.0, gt=0)
-    """seconds that one reward may take"""
+    """Timeout in seconds for all rewards of one answer together."""
     failed_reward: float | None = Field(default=None, allow_inf_nan=False)
     """Reward of an answer whose rewards raised, crashed or exceeded reward_timeout_s. null: the episode fails."""
 
@@ -150,20 +160,21 @@ class RolloutSection(Section):
 
 
 class TrainingSection(Section):
-    """The synchronous half: what is done with a batch."""
+    """How often a batch is trained on, and what ends a run whose training fails or hangs."""
 
     num_minibatches: int = Field(default=1, ge=1)
-    """optimizer updates that a batch is split into, by groups"""
+    """Minibatches that a batch is split into, group by group. Each is one optimizer update."""
     num_epochs: int = Field(default=1, ge=1)
-    """times that a batch is gone through"""
+    """Number of passes over each batch."""
     max_skipped_updates: int = Field(default=3, ge=1)
-    """updates with a non-finite gradient, in a row, that end the run"""
+    """The run ends when this many updates in a row have a non-finite gradient. Such an update is skipped."""
     logged_groups: int = Field(default=2, ge=0)
-    """groups of each batch whose tokens are logged, those with different rewards first; 0 logs none"""
+    """Groups of each batch whose tokens are logged, groups with different rewards first. 0: none."""
     collective_timeout_s: Seconds = Field(default=1800.0, gt=0)
-    """seconds that the ranks may compute apart before a collective between them counts as lost"""
+    """Timeout in seconds of a collective between trainer ranks. It must be longer than any time that ranks compute on
+    their own."""
     phase_timeout_s: Seconds = Field(default=7200.0, gt=0)
-    """seconds that a process may be in one phase, such as a checkpoint, before it counts as hanging"""
+    """Seconds that a process may spend in one phase, such as a checkpoint, before it is considered hung."""
 
     @property
     def updates(self) -> int:
@@ -175,15 +186,18 @@ class WeightSyncSection(Section):
     """How new weights reach the inference engines."""
 
     transport: Selection = component("weight_transports", default="core/memory")
-    """how weights are sent: memory and disk are folders; placement chooses broadcast or ipc where they are faster"""
+    """Weight transport. `memory` and `disk` write the weights to a folder. The default becomes `broadcast` or `ipc`
+    where placement makes these faster."""
     address: str | None = None
-    """of rank 0's machine, as servers reach it, in broadcasts; null is that of its node"""
+    """Address under which servers reach rank 0's machine in broadcasts. null: the address of its node."""
     timeout_s: Seconds = Field(default=300.0, gt=0)
-    """seconds that a broadcast may take before a folder is used"""
+    """Timeout of a broadcast in seconds. After it, the weights are sent through a folder."""
     logprob_check_every: int = Field(default=0, ge=0)
-    """weight syncs between comparisons of engine and trainer; 0 compares the first only"""
+    """Weight syncs between log-probability checks, which compare the inference engine with the trainer. 0: check the
+    first sync only."""
     logprob_tolerance: float | None = Field(default=None, gt=0)
-    """mean difference of their log-probabilities that ends the run; null is 0.001 in float32, 0.1 in bfloat16"""
+    """The run ends if the log-probabilities of engine and trainer differ by more than this on average. null: 0.001 in
+    float32, 0.1 in bfloat16."""
 
 
 GPU = Annotated[int, Field(ge=0, le=1_000_000)]
@@ -191,16 +205,18 @@ GPU = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
 class PlacementSection(Section):
-    """How many GPUs train and generate, or, on one machine, which; the same for both means colocated."""
+    """How many GPUs train and generate or, on one machine, which. If the same GPUs do both, the run is colocated."""
 
     layout: str | None = None
-    """counts: train=8 generate=tp2x4 is 8 GPUs that train and 4 servers on 2 each; colocated: the same GPUs do both"""
+    """Numbers of GPUs. `train=8 generate=tp2x4`: 8 GPUs for training, 4 servers with 2 GPUs each. `colocated`: all GPUs
+    train and generate."""
     generation: list[GPU] | None = None
-    """GPUs of one machine for the inference servers, a number again for each further server on that GPU; null is all"""
+    """GPUs of one machine for the inference servers. Repeat a GPU for each further server on it. null: all GPUs."""
     training: list[GPU] | None = None
-    """GPUs of one machine for the trainer's ranks; null is all"""
+    """GPUs of one machine for the trainer's ranks. null: all GPUs."""
     gpu_memory_gib: float | None = Field(default=None, ge=0.001, le=100_000)
-    """GiB of each GPU where the run will be, for its plan and for servers that share a GPU; null asks the machine"""
+    """Memory in GiB of each GPU that the run will use, for the memory plan and for servers that share a GPU. null: what
+    this machine reports."""
 
     @model_validator(mode="before")
     @classmethod
@@ -269,10 +285,10 @@ class ServerBounds(Section):
     """Bounds of an elastic fleet, whose servers come and go with their nodes."""
 
     minimum: int = Field(1, ge=1, le=MOST_SERVERS)
-    """ready servers, of the run or from elsewhere, with which the run begins; with fewer it continues for
-    `start_timeout_s`"""
+    """Number of ready servers with which the run begins, including servers from elsewhere. If fewer are left later, the
+    run continues for start_timeout_s."""
     maximum: int = Field(ge=0, le=MOST_SERVERS)
-    """servers that the run starts, as soon as nodes have room for them"""
+    """Maximum number of servers that the run starts, each as soon as a node has room for it."""
 
     def __bool__(self) -> bool:
         return self.maximum > 0
@@ -282,38 +298,41 @@ class ServerBounds(Section):
 
 
 class EvaluationSection(Section):
-    """Evaluation on held-out data while the run goes on."""
+    """Evaluation on held-out data during the run."""
 
     dataset: Selection = component("datasets")
-    """the held-out data"""
+    """Held-out data set."""
     every: int = Field(default=10, ge=1)
-    """training steps between evaluations"""
+    """Training steps between evaluations. The last step is always evaluated."""
     samples_per_prompt: int = Field(default=1, ge=1)
-    """answers to each prompt"""
+    """Answers sampled for each prompt."""
     limit: int | None = Field(default=None, ge=1)
-    """prompts that are used; null is all"""
+    """Number of prompts to evaluate. null: all."""
     temperature: Annotated[float, Field(ge=0), AfterValidator(_check_temperature)] | None = None
-    """null is the temperature of training; 0 is greedy"""
+    """Sampling temperature of evaluations. null: the temperature of training. 0: greedy."""
     at_start: bool = True
-    """evaluate before the first step as well"""
+    """Evaluate before the first training step as well."""
     keep_best: bool = True
-    """export the model with the best score to best/"""
+    """Export the model with the best evaluation score to best/ in the run folder."""
     beside_training: bool = True
-    """train on the next batch meanwhile, except where the run is synchronous or servers sleep"""
+    """Train on the next batch while an evaluation runs. No effect if the run is synchronous or deterministic, or if
+    servers sleep while it trains."""
 
 
 class CheckpointSection(Section):
-    """What is written to the run folder to go on from."""
+    """Checkpoints, from which a run can be resumed, and the final export."""
 
     every: int = Field(default=0, ge=0)
-    """training steps between checkpoints, beside those by time; 0 is none"""
+    """Training steps between checkpoints, in addition to those by time. 0: only by time."""
     every_s: Seconds = Field(default=600.0, ge=0)
-    """seconds between checkpoints; 0 leaves those by time out"""
+    """Seconds between checkpoints. 0: no checkpoints by time."""
     largest_share: float = Field(default=0.05, gt=0, le=1)
-    """share of the time that training may wait for checkpoints by time; they come less often where they are slow"""
+    """Maximum share of the time, from 0 to 1, that training may wait for checkpoints by time. Slow checkpoints are
+    written less often."""
     keep: int = Field(default=2, ge=1)
-    """checkpoints that are kept, the newest ones"""
+    """Number of checkpoints to keep, the newest ones."""
     asynchronous: bool = True
-    """write them while training goes on, from a copy in host memory, where engine and memory allow it"""
+    """Write checkpoints while training continues, from a copy in host memory, if the engine supports it and memory
+    suffices."""
     export: bool = True
-    """write a Hugging Face folder at the end"""
+    """Export the model as a Hugging Face folder at the end of the run."""

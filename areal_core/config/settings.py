@@ -45,7 +45,7 @@ class Settings(BaseModel):
     A plugin derives its settings models from this class:
 
         class LengthPenalty(Settings):
-            limit: int = Field(default=512, ge=1, description="tokens above which an answer loses reward")
+            limit: int = Field(default=512, ge=1, description="Tokens above which an answer loses reward.")
 
     An unknown key is an error. Values do not change after validation, and infinite numbers are refused. A field that
     `component(kind)` declares lets the reader of a config choose another component.

@@ -68,18 +68,20 @@ class ServerSettings(Settings):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     servers: Annotated[int, Field(ge=0)] | ServerBounds = 1
-    """Number of servers that the run starts; default: as many as placement has GPUs for. The run begins once one is
-    ready. {minimum, maximum}: an elastic fleet, whose servers come and go with their nodes."""
+    """Number of servers that the run starts. If it is not set: as many as placement has GPUs for. The run begins once
+    one is ready. {minimum, maximum}: an elastic fleet, whose servers come and go with their nodes."""
     api_key: Secret | None = None
     """API key of the servers, as env:NAME."""
     update_mode: Literal["keep_cache", "recompute"] = "recompute"
     """What a weight sync does with the KV cache of running requests: keep it, or recompute it under the new weights."""
     routed_experts: bool = False
-    """For MoE models: servers report the experts of each token, and training routes it through the same ones."""
+    """For MoE models: servers report the routed experts of each token, and training routes the token through the same
+    experts."""
     max_concurrent_requests: int | None = Field(None, ge=1)
-    """Concurrent requests of one server; default: as many as it runs at a time. Further requests wait for a slot."""
+    """Maximum number of concurrent requests of one server. Further requests wait for a slot. null: as many as the
+    server runs at a time."""
     start_timeout_s: Seconds = Field(900.0, gt=0)
-    """Seconds in which a server must become healthy after its start."""
+    """Timeout in seconds for a server to become healthy after its start."""
     update_timeout_s: Seconds = Field(300.0, gt=0)
     """Timeout in seconds for loading new weights. A server that exceeds it is considered lost."""
     group_timeout_s: Seconds = Field(120.0, gt=0)
@@ -92,7 +94,7 @@ class ServerSettings(Settings):
     """Seconds in which a leaving server may finish its requests. Before a weight sync, requests that cannot continue on
     another server (stop texts or penalties, on servers that do not label tokens) have the same time."""
     restarts: int = Field(3, ge=0)
-    """Restarts of one server within five minutes. With one more failure it stays down."""
+    """Number of restarts of one server within five minutes. After one more failure it stays down."""
     least_servers: ClassVar[int] = 0
     _made_key: str = PrivateAttr("")
 
@@ -231,7 +233,7 @@ class FleetSettings(ServerSettings):
     tensor_parallel: int = Field(1, ge=1)
     """Tensor-parallel degree of one server, in GPUs."""
     data_parallel: int = Field(1, ge=1)
-    """Data-parallel degree of one server: copies of the weights in it."""
+    """Data-parallel degree of one server: number of copies of the weights in it."""
     program: list[str] = Field(default_factory=list)
     """Command that starts the server if it lives in another environment, such as [/envs/sglang/bin/python, -m,
     sglang.launch_server]. areal appends its options."""
@@ -244,7 +246,8 @@ class FleetSettings(ServerSettings):
     detokenize: bool = False
     """Let the servers detokenize. Required for sampling.stop."""
     stream_interval: int = Field(32, ge=1)
-    """Tokens per message of a streaming answer. A server that dies loses at most as many of each request."""
+    """Tokens per message of a streaming answer. If a server dies, each of its requests loses at most this many
+    tokens."""
     silence_timeout_s: Seconds = Field(300.0, gt=0)
     """Seconds without a token after which a request is considered lost."""
 

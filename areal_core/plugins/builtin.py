@@ -19,13 +19,13 @@ def areal_workflows() -> Iterable[Component]:
     return [
         Component(
             "single_turn",
-            "one prompt, one answer, scored by the run's rewards",
+            "one prompt and one answer, scored by the run's reward functions",
             target="areal_core.workflows.single_turn:SingleTurn",
             config="areal_core.workflows.settings:SingleTurnSettings",
         ),
         Component(
             "multi_turn",
-            "a conversation with an environment, which gives the rewards",
+            "a conversation with an environment, which supplies the rewards",
             target="areal_core.workflows.multi_turn:MultiTurn",
             config="areal_core.workflows.settings:MultiTurnSettings",
         ),
@@ -38,7 +38,7 @@ def areal_launchers() -> Iterable[Component]:
     return [
         Component(
             "local",
-            "all processes on this machine",
+            "runs all processes on this machine",
             target="areal_core.runtime.local:LocalLauncher",
             config="areal_core.runtime.settings:LocalSettings",
         ),
@@ -51,25 +51,25 @@ def areal_weight_transports() -> Iterable[Component]:
     return [
         Component(
             "memory",
-            "a folder in memory; in the run folder if memory is too small or servers are on other nodes",
+            "weights in a folder in memory, or in the run folder if memory is too small or servers are on other nodes",
             target="areal_core.training.weight_sync:MemoryFolder",
             config=_NO_SETTINGS,
         ),
         Component(
             "disk",
-            "the run folder, which all nodes see",
+            "weights in the run folder, which all nodes must share",
             target="areal_core.training.weight_sync:DiskFolder",
             config=_NO_SETTINGS,
         ),
         Component(
             "broadcast",
-            "a collective broadcast from rank 0, for servers that have their own GPUs",
+            "a collective broadcast from rank 0, for servers with their own GPUs",
             target="areal_core.training.broadcast:Broadcast",
             config=_NO_SETTINGS,
         ),
         Component(
             "ipc",
-            "servers on the trainer's GPUs copy weights from its memory (CUDA IPC)",
+            "servers on the trainer's GPUs copy the weights from GPU memory (CUDA IPC)",
             target="areal_core.training.ipc:CudaIpc",
             config=_NO_SETTINGS,
         ),
@@ -87,7 +87,7 @@ def areal_loss_aggregations() -> Iterable[Component]:
         ),
         Component(
             "constant_length",
-            "every token counts one over a constant length",
+            "divides the loss of every token by a constant length",
             target=f"{module}:constant_length",
             config="areal_core.algorithms.settings:ConstantLengthSettings",
         ),
@@ -100,7 +100,7 @@ def areal_algorithms() -> Iterable[Component]:
     return [
         Component(
             "policy_gradient",
-            "a policy gradient of the transforms, advantage, corrections, loss and aggregation that the config chooses",
+            "a policy gradient whose transforms, advantage, corrections, loss and aggregation the config chooses",
             target="areal_core.algorithms.composition:PolicyGradient",
             config="areal_core.algorithms.settings:PolicyGradientSettings",
         ),

@@ -21,8 +21,8 @@ class LocalSettings(LauncherSettings):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     fork_server: bool = True
-    """Fork processes from one that has imported torch and transformers. If false, each process imports them alone,
-    which takes seconds longer and more memory."""
+    """Fork processes from one that has already imported torch and transformers. If false, each process imports them
+    itself, which takes seconds longer and more memory."""
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """Yield a problem if the trainer has more ranks than the machine has cores. Ranks with GPUs may share cores."""

@@ -77,10 +77,18 @@ class SingleTurnSettings(PromptSettings):
 class MultiTurnSettings(PromptSettings):
     """A conversation with an environment."""
 
-    environment: Selection = component("environments", description="the world that answers the policy's turns")
-    max_turns: int = Field(4, ge=1, description="turns of the policy in one episode")
-    max_tokens: int = Field(4096, ge=1, description="tokens of the whole conversation")
-    turn_discount: float = Field(1.0, gt=0, le=1, description="the reward of turn k is multiplied by this to the k")
+    environment: Selection = component("environments", description="Environment that responds to the policy's turns.")
+    max_turns: int = Field(4, ge=1, description="Maximum number of turns of the policy in one episode.")
+    max_tokens: int = Field(
+        4096, ge=1, description="Maximum number of tokens in the whole conversation, the prompt included."
+    )
+    turn_discount: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Discount of rewards by turn. The reward of turn k, counted from 0, is multiplied by this to "
+        "the power of k.",
+    )
 
     def notes(self, config: RunConfig) -> Iterable[str]:
         """Yield a note if the config has rewards: only the environment gives any."""
