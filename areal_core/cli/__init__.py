@@ -79,8 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="areal",
         description="Asynchronous reinforcement learning for language models.",
-        epilog="Plugins bring further commands; areal plugins lists them. areal PLUGIN COMMAND ... runs one, and areal "
-        "COMMAND ... does where only one plugin has a command of that name.",
+        epilog="Plugins supply further commands; areal plugins lists them. areal PLUGIN COMMAND ... runs one; "
+        "areal COMMAND ... is enough if only one plugin has a command with that name.",
     )
     parser.add_argument("--version", action="version", version=f"areal {areal_core.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")

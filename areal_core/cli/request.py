@@ -32,15 +32,22 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         "config",
         nargs="?",
         metavar="CONFIG",
-        help="a YAML file, or a preset as PLUGIN/NAME; without it, the first default preset of --plugins",
+        help="a YAML file, or a preset as PLUGIN/NAME (default: the first default preset of --plugins)",
     )
     parser.add_argument(
         "overrides",
         nargs="*",
         metavar="section.key=value",
-        help="set a YAML value: rewards.0.weight=2 reaches into a list, key=null clears; a file sets all that it holds",
+        help="set a value, written as YAML: rewards.0.weight=2 reaches into a list, key=null clears a key; a "
+        "further YAML file sets all values in it",
     )
-    parser.add_argument("--plugins", action="append", default=[], metavar="A,B", help="load these plugins as well")
+    parser.add_argument(
+        "--plugins",
+        action="append",
+        default=[],
+        metavar="A,B",
+        help="load these plugins in addition to those that the config names",
+    )
 
 
 def read_request(arguments: argparse.Namespace) -> Request:

@@ -1,6 +1,7 @@
-"""Compare the ledger of a run with what its trainer says it has trained on.
+"""Compare the ledger of a run with the batches that its trainer reports as trained on.
 
-A run in progress is asked. Exit code 0 if they agree and every prompt is accounted for, 1 if not.
+If the run is in progress, its trainer is asked. The exit code is 0 if they agree and every prompt is accounted for,
+otherwise 1.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ SUMMARY = "check that no data was lost or repeated"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `areal audit`."""
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the folder of the run")
-    parser.add_argument("--json", action="store_true", help="write the findings as JSON")
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the run folder")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -1,10 +1,10 @@
 """Show and check a config without running it.
 
-show    print every value, defaults included, and where it came from
-check   say whether it is valid (exit code 1 if not)
+show    print every value, defaults included, and its origin
+check   report whether the config is valid (exit code 1 if not)
 schema  print the JSON schema, with the components of --plugins
 init    print the first default preset of --plugins, or write it to CONFIG;
-        where CONFIG is a preset (NAME or PLUGIN/NAME), write that to NAME.yaml in this folder
+        if CONFIG is a preset (NAME or PLUGIN/NAME), write it to NAME.yaml in this folder
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from areal_core.config import Resolved
 
-SUMMARY = "show, check and explain a config"
+SUMMARY = "show and check a config"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `areal config`."""
-    parser.add_argument("action", choices=_ACTIONS, help="what to do with it")
+    parser.add_argument("action", choices=_ACTIONS, help="what to do with the config; see above")
     add_request_arguments(parser)
 
 

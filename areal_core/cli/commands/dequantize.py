@@ -1,6 +1,6 @@
-"""Write a folder with a model's weights in bfloat16, from one whose weights are quantized (FP8 or MXFP4).
+"""Write a copy of a quantized model (FP8 or MXFP4) with weights in bfloat16.
 
-File after file is read and written, so it needs no more memory than the weights of one file in bfloat16.
+One file is converted at a time, so the command needs only the memory of one file's weights in bfloat16.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ SUMMARY = "write a quantized model in bfloat16"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `areal dequantize`."""
-    parser.add_argument("source", metavar="SOURCE", help="a folder, or a name on the hub, as of model.path")
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="a new folder for the plain weights")
+    parser.add_argument("source", metavar="SOURCE", help="the quantized model: a folder, or a name on the hub")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="a new folder for the bfloat16 weights")
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -1,9 +1,9 @@
-"""Check whether this machine can run areal, or with MODEL what areal can do with a model.
+"""Check whether this machine can run areal or, with MODEL, what areal can do with a model.
 
-The core and every installed plugin have health checks of their own, each in a process of its own. For a model on the
-hub only the description is downloaded. A model of more than 2 GiB, or without weights on this machine, is tried as a
-small random copy with the same config, in float32 and bfloat16. The exit code is 1 if a check is WRONG; `?` marks a
-check that could not be tried.
+The core and every installed plugin have health checks, each of which runs in a process of its own. For a model on the
+hub, only its description is downloaded. A model that is larger than 2 GiB or has no weights on this machine is tested
+as a small random copy with the same config, in float32 and bfloat16. The exit code is 1 if a check is WRONG. `?` marks
+a check that could not be run.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _CLEAR_LINE: Final = "\r\x1b[K"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `areal doctor`."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a model's folder, or its name on the hub")
-    parser.add_argument("--json", action="store_true", help="write it as JSON")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="check this model: a folder, or a name on the hub")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Show the installed plugins: what each supplies, from which distribution and version, and what is broken."""
+"""Show the installed plugins: their components, distributions and versions, and what is broken."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from areal_core.plugins.catalog import Catalog
     from areal_core.plugins.registration import Plugin
 
-SUMMARY = "list the installed plugins and what they supply"
+SUMMARY = "list the installed plugins and their components"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `areal plugins`."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="show everything about this plugin")
-    parser.add_argument("--json", action="store_true", help="write it as JSON")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="show everything about this plugin (default: list all plugins)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def execute(arguments: argparse.Namespace) -> int:

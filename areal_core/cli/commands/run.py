@@ -1,7 +1,7 @@
-"""Train: resolve the config, check everything, start the run.
+"""Train: resolve the config, check everything, and start the run.
 
-Without CONFIG the run is the first default preset of --plugins.
-Ctrl-C writes a checkpoint and stops; --resume continues from there.
+Without CONFIG, the run is the first default preset of --plugins.
+Ctrl-C writes a checkpoint and stops the run; --resume continues from there.
 """
 
 from __future__ import annotations
@@ -61,9 +61,11 @@ changes a learning rate that decays over all steps, which `areal run` logs.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `areal run`."""
     add_request_arguments(parser)
-    parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
+    parser.add_argument("--dry-run", action="store_true", help="check everything and print the plan, but start nothing")
     parser.add_argument("--json", action="store_true", help="with --dry-run: print the plan as JSON")
-    parser.add_argument("--resume", metavar="RUN_DIR", type=Path, help="continue this run; its config applies")
+    parser.add_argument(
+        "--resume", metavar="RUN_DIR", type=Path, help="resume the run in this folder, with its own config"
+    )
     parser.add_argument(
         "--allow-changes",
         action="store_true",

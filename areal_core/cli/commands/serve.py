@@ -1,9 +1,9 @@
-"""Start an inference server of a config's kind, and let it join a run in progress.
+"""Start an inference server of the kind that a config names, and let it join a run in progress.
 
-    areal serve --join RUN_DIR           a further server for this run, of the run's own config
-    areal serve CONFIG                   a server by itself; name its address in inference_engine.addresses
+    areal serve --join RUN_DIR           a further server for this run, with the run's own config
+    areal serve CONFIG                   a standalone server; add its address to inference_engine.addresses
 
-Ctrl-C takes the server out: it ends when the run has let go of it.
+After Ctrl-C the server leaves the run, and exits when the run has released it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,21 @@ from areal_core.errors import UsageError
 if TYPE_CHECKING:
     import argparse
 
-SUMMARY = "start an inference server, for a run in progress or by itself"
+SUMMARY = "start an inference server, for a run in progress or standalone"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `areal serve`."""
     add_request_arguments(parser)
-    parser.add_argument("--join", metavar="RUN_DIR", type=Path, help="the run that the server shall join")
-    parser.add_argument("--name", help="of the server in logs and in the live view; by default one is made")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; another than loopback needs a key")
-    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 takes a free one")
-    parser.add_argument("--gpus", type=numbers, help="GPUs that it may use, such as 2,3")
+    parser.add_argument("--join", metavar="RUN_DIR", type=Path, help="folder of the run that the server joins")
+    parser.add_argument("--name", help="name of the server in logs and in the live view (default: a generated name)")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; any address other than loopback needs an API key (default: 127.0.0.1)",
+    )
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 chooses a free port (default: 0)")
+    parser.add_argument("--gpus", type=numbers, help="GPUs that the server may use, such as 2,3")
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
-"""Say how a run is, from anywhere that sees its folder.
+"""Show the status of a run, from any machine that can read its folder.
 
-Exit code 0 where it runs or is done, 1 where it has failed, was interrupted or lost.
+The exit code is 0 if the run is in progress or done, and 1 if it failed, was interrupted or is lost.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NEXT = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `areal status`."""
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the folder of the run")
-    parser.add_argument("--json", action="store_true", help="write it as JSON")
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the run folder")
+    parser.add_argument("--json", action="store_true", help="print the status as JSON")
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
-"""Ask a run to stop after a checkpoint, from anywhere that sees its folder, and wait until it has.
+"""Stop a run after a checkpoint, from any machine that can read its folder, and wait until it has stopped.
 
-Exit code 0 when it has stopped or was done, 1 when it has failed meanwhile or did not stop in time.
+The exit code is 0 if the run stopped or was done, and 1 if it failed or did not stop in time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,17 @@ SUMMARY = "stop a run after a checkpoint"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `areal stop`."""
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the folder of the run")
-    parser.add_argument("--now", action="store_true", help="stop at once; only committed steps are kept")
-    parser.add_argument("--wait", metavar="SECONDS", type=float, default=600.0, help="seconds to wait; 0 does not wait")
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the run folder")
+    parser.add_argument(
+        "--now", action="store_true", help="stop immediately without a checkpoint; only committed steps are kept"
+    )
+    parser.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        type=float,
+        default=600.0,
+        help="seconds to wait for the run to stop; 0 does not wait (default: 600)",
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:

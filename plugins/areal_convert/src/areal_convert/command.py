@@ -1,7 +1,7 @@
-"""Write an areal config from one of AReaL's GRPO or PPO configs.
+"""Convert one of AReaL's GRPO or PPO configs to an areal config.
 
-Comments at its end name every key that AReaL sets by default or that was not carried, and why. Standard error has a
-summary of them.
+Comments at the end of the new config list every key that AReaL sets by default or that was not converted, and why.
+Standard error gets a summary of them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,18 @@ if TYPE_CHECKING:
 def main(words: Sequence[str]) -> int:
     """Run the command; its exit code."""
     parser = argparse.ArgumentParser(prog="areal convert", description=__doc__)
-    parser.add_argument("framework", choices=["areal"], help="whose config it is: AReaL's")
-    parser.add_argument("config", metavar="CONFIG", type=Path, help="the YAML file")
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write it there, not to standard output")
+    parser.add_argument("framework", choices=["areal"], help="framework that the config was written for")
+    parser.add_argument("config", metavar="CONFIG", type=Path, help="the YAML file to convert")
     parser.add_argument(
-        "--rows", metavar="N", type=_count, help="of the training data: AReaL counts epochs, areal steps"
+        "-o", "--output", metavar="FILE", type=Path, help="file to write the config to (default: standard output)"
     )
-    parser.add_argument("--json", action="store_true", help="write the config and what became of each key as JSON")
+    parser.add_argument(
+        "--rows",
+        metavar="N",
+        type=_count,
+        help="number of rows of the training data, to convert AReaL's epochs to areal's steps",
+    )
+    parser.add_argument("--json", action="store_true", help="print the config and the outcome of each key as JSON")
     arguments = parser.parse_args(words)
     source = Source(read(arguments.config), arguments.rows)
     found = {"config": convert(source), **account(source)}

@@ -1,9 +1,9 @@
-"""Evaluate a model: rollouts and scores, no training.
+"""Evaluate a model: generate and score answers, without training.
 
-Every prompt of the config's evaluation.dataset (dataset, where there is none) is answered N times. Reported are the
-mean reward and pass@k, each with a 95% confidence interval, lengths, failures and speed. With --endpoint the model is
-somebody else's behind an address, and the config's agent is evaluated with it. Ctrl-C ends it with what was measured so
-far.
+The model answers every prompt of the config's evaluation.dataset N times (or of its dataset, if there is no
+evaluation). The report has the mean reward and pass@k, each with a 95% confidence interval, and lengths, failures and
+speed. With --endpoint, the config's agent is evaluated with a model behind that URL. Ctrl-C ends the evaluation and
+reports the results so far.
 """
 
 from __future__ import annotations
@@ -42,23 +42,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the words of `areal eval`."""
     add_request_arguments(parser)
     add = parser.add_argument
-    add("--run", metavar="RUN_DIR", type=Path, help="config and exported model of this run: best/, else model/")
-    add("--model", help="a Hugging Face folder instead of that model; with --endpoint, its name there")
-    add("--endpoint", metavar="URL", help="evaluate the model behind this address, OpenAI's base_url; none is loaded")
-    key = "environment variable with the endpoint's key; by default OPENAI_API_KEY, where that is set"
+    add(
+        "--run",
+        metavar="RUN_DIR",
+        type=Path,
+        help="use the config and the exported model of this run: best/, or else model/",
+    )
+    add("--model", help="evaluate this Hugging Face folder instead; with --endpoint: name of the model there")
+    add(
+        "--endpoint",
+        metavar="URL",
+        help="evaluate the model at this URL, an OpenAI-compatible base_url; no model is loaded",
+    )
+    key = "environment variable that holds the endpoint's API key (default: OPENAI_API_KEY, if it is set)"
     add("--api-key-variable", metavar="NAME", help=key)
-    add("--request-timeout", metavar="S", type=float, help="seconds for one answer of the endpoint; by default 600")
-    width = "episodes at a time; by default as many as in a run, with --endpoint 32"
+    add(
+        "--request-timeout",
+        metavar="S",
+        type=float,
+        help="timeout in seconds for one answer of the endpoint (default: 600)",
+    )
+    width = "maximum number of concurrent episodes (default: as many as in a run; with --endpoint: 32)"
     add("--concurrency", metavar="N", type=int, help=width)
-    add("--category", metavar="KEY", help="give the figures for each value of this key of the rows too")
-    add("--samples", metavar="N", type=int, help="answers to each prompt; by default the config's")
-    add("--k", metavar="K,K", type=numbers, help="of pass@k; by default 1 and N")
-    add("--limit", metavar="N", type=int, help="use the first N prompts")
-    add("--temperature", metavar="T", type=float, help="of sampling; 0 is greedy")
-    passes = "reward from which an answer passes; by default 1"
+    add("--category", metavar="KEY", help="also report the results for each value of this key of the rows")
+    add("--samples", metavar="N", type=int, help="answers sampled for each prompt (default: the config's)")
+    add("--k", metavar="K,K", type=numbers, help="values of k for pass@k (default: 1 and N)")
+    add("--limit", metavar="N", type=int, help="evaluate only the first N prompts")
+    add("--temperature", metavar="T", type=float, help="sampling temperature; 0 is greedy (default: the config's)")
+    passes = "minimum reward of an answer that passes (default: 1)"
     add("--threshold", metavar="R", type=reward, default=1.0, help=passes)
-    add("--json", action="store_true", help="write the figures as one JSON object")
-    files = "write report.html, evaluation.json, samples.jsonl and logs into a new folder"
+    add("--json", action="store_true", help="print the results as one JSON object")
+    files = "write report.html, evaluation.json, samples.jsonl and logs to this new folder"
     add("--output", metavar="FOLDER", type=Path, help=files)
 
 

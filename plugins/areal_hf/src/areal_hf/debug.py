@@ -1,7 +1,8 @@
-"""Take one row of the data from prompt to loss in this process, and print its tokens.
+"""Take one row of the data from its prompt to its loss in this process, and print its tokens.
 
-`breakpoint()` works in your reward, workflow, filters, advantage and loss. No run folder is written and no server is
-started: transformers samples the answers here, in place of the config's inference engine. The updates are thrown away.
+`breakpoint()` works in your reward, workflow, filters, advantage and loss. The command writes no run folder and starts
+no server: transformers samples the answers in this process, instead of the config's inference engine. The updates are
+discarded.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def main(words: Sequence[str]) -> int:
     """Run the command; its exit code."""
     parser = argparse.ArgumentParser(prog="areal debug", description=__doc__)
     add_request_arguments(parser)
-    parser.add_argument("--row", metavar="N", type=int, default=0, help="of the data set, counted from 0")
+    parser.add_argument(
+        "--row", metavar="N", type=int, default=0, help="row of the data set, counted from 0 (default: 0)"
+    )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     arguments = parser.parse_intermixed_args(words)
     request = read_request(arguments)

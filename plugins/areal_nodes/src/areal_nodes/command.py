@@ -30,12 +30,20 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="areal node", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the run folder, which all machines share")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for areal run on rank 0")
-    parser.add_argument("--config", metavar="CONFIG", help="for areal run on rank 0: a YAML file or a preset")
-    parser.add_argument("--plugins", action="append", default=[], metavar="A,B", help="for areal run on rank 0")
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the run folder, which all machines must share")
     parser.add_argument(
-        "--wait", metavar="SECONDS", type=float, default=600.0, help="seconds that the run may take to begin (600)"
+        "overrides", nargs="*", metavar="section.key=value", help="config values for areal run on rank 0"
+    )
+    parser.add_argument(
+        "--config", metavar="CONFIG", help="config for areal run on rank 0: a YAML file, or a preset as PLUGIN/NAME"
+    )
+    parser.add_argument("--plugins", action="append", default=[], metavar="A,B", help="plugins for areal run on rank 0")
+    parser.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        type=float,
+        default=600.0,
+        help="seconds to wait for the run to begin (default: 600)",
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

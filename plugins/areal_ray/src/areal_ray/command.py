@@ -1,8 +1,8 @@
-"""Run `areal run` as a job of a Ray cluster, which goes on when this program, or this machine, is gone.
+"""Run `areal run` as a job of a Ray cluster. The job continues when this program ends or this machine is switched off.
 
-The words are those of `areal run`, in a folder that the cluster's nodes see as this machine does. The config's launcher
-must be ray. What it needs of this environment (launcher.pass_environment) goes along. Where Ray takes jobs is said by
-RAY_API_SERVER_ADDRESS, such as http://HEAD:8265; by default it is this machine.
+The arguments are those of `areal run`. Start the command in a folder that the cluster's nodes share with this machine.
+The config's launcher must be ray. The variables in launcher.pass_environment are passed on to the job. Set
+RAY_API_SERVER_ADDRESS to the address for jobs, such as http://HEAD:8265; the default is this machine.
 """
 
 from __future__ import annotations

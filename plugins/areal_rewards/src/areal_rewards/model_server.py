@@ -114,16 +114,32 @@ async def _serve(server: ModelServer, host: str, port: int) -> None:
 
 def main(words: Sequence[str]) -> int:
     """Serve until interrupted; the exit code."""
-    parser = argparse.ArgumentParser("areal serve_model", description="serve a reward model")
-    parser.add_argument("model", help="a Hugging Face folder, or a name on the hub, with a head of one output")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=0, help="0 is any free port (default)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--max-tokens", type=int, default=32768, help="longest sequence (default: %(default)s)")
-    parser.add_argument(
-        "--batch-tokens", type=int, default=65536, help="tokens of one pass, padding included (default: %(default)s)"
+    parser = argparse.ArgumentParser(
+        "areal serve_model", description="Serve a reward model over HTTP, for the reward remote_reward_model."
     )
-    parser.add_argument("--device", help="cpu or cuda:N (default: cuda:0 where there is a GPU)")
+    parser.add_argument("model", help="reward model with one output: a Hugging Face folder, or a name on the hub")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=int, default=0, help="port to listen on; 0 chooses a free port (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="number format of the model (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, default=32768, help="maximum length of a sequence in tokens (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch-tokens",
+        type=int,
+        default=65536,
+        help="maximum number of tokens in one forward pass, padding included (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--device", help="device of the model: cpu or cuda:N (default: cuda:0 if there is a GPU, else cpu)"
+    )
     asked = parser.parse_args(list(words))
     folder = Path(asked.model)
     if not 0 <= asked.port < 2**16 or min(asked.max_tokens, asked.batch_tokens) < 1:

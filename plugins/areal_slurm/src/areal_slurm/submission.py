@@ -1,8 +1,8 @@
 """Train in a batch job of SLURM.
 
-Checks the config, writes the run folder with everything that the run is made of, and submits a job that starts it on
-the nodes of its allocation. Before its time limit, and when another job takes its place, the run writes a checkpoint,
-the job is queued again, and the run goes on when it comes to its turn, until it is done.
+The command checks the config, writes the run folder, and submits a job that starts the run on the nodes of its
+allocation. Before the time limit, or when the job is preempted, the run writes a checkpoint and the job is queued
+again. The run resumes when the job starts again, until it is done.
 """
 
 from __future__ import annotations
@@ -70,14 +70,28 @@ def main(words: Sequence[str]) -> int:
         prog="areal slurm submit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_request_arguments(parser)
-    parser.add_argument("--resume", metavar="RUN_DIR", type=Path, help="go on with this run in a new job")
+    parser.add_argument("--resume", metavar="RUN_DIR", type=Path, help="resume the run in this folder in a new job")
     for option in PASSED_ON:
-        more = ": a run for each number, which is its seed: 0-3, 1,5,7, 0-9%%2" if option == "array" else ""
-        parser.add_argument(f"--{option}", metavar="VALUE", help=f"as sbatch takes it{more}")
+        more = (
+            "; one run for each number, with that number as its seed: 0-3, 1,5,7, 0-9%%2" if option == "array" else ""
+        )
+        parser.add_argument(f"--{option}", metavar="VALUE", help=f"passed on to sbatch{more}")
     parser.set_defaults(nodes="1")
-    parser.add_argument("--warn", metavar="S", type=int, default=180, help="seconds before the limit; by default 180")
-    parser.add_argument("--sbatch", metavar="OPTION", action="append", default=[], help="another: --sbatch=--exclusive")
-    parser.add_argument("--dry-run", action="store_true", help="print the script, write and submit nothing")
+    parser.add_argument(
+        "--warn",
+        metavar="S",
+        type=int,
+        default=180,
+        help="seconds before the time limit at which the run writes a checkpoint (default: 180)",
+    )
+    parser.add_argument(
+        "--sbatch",
+        metavar="OPTION",
+        action="append",
+        default=[],
+        help="further option for sbatch, such as --sbatch=--exclusive; repeat it for more",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the job script, but write and submit nothing")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return submit(parser.parse_intermixed_args(words))
 

@@ -1,7 +1,7 @@
-"""Show a run: its curves, what the policy wrote with the numbers of every token, and when each process did what.
+"""Show a run: its metrics, the sampled answers with the numbers of every token, and a timeline of its processes.
 
-Writes RUN_DIR/report.html and opens it. The page brings along the tokens of some steps; --steps names others. --serve
-shows a run while it goes on, with the tokens of every step.
+The command writes RUN_DIR/report.html and opens it. The page contains the tokens of some steps; --steps chooses others.
+--serve shows a run in progress, with the tokens of every step.
 """
 
 from __future__ import annotations
@@ -32,13 +32,19 @@ NO_METRICS = "there is nothing to see yet: {} has no metrics"
 def main(words: Sequence[str]) -> int:
     """Run the command; its exit code."""
     parser = argparse.ArgumentParser(prog="areal view", description=__doc__)
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the folder of the run")
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the run folder")
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--serve", action="store_true", help="serve the pages on this machine until Ctrl-C")
-    parser.add_argument("--port", metavar="N", type=int, default=0, help="of --serve; 0 takes a free one")
+    parser.add_argument(
+        "--port",
+        metavar="N",
+        type=int,
+        default=0,
+        help="with --serve: port to listen on; 0 chooses a free port (default: 0)",
+    )
     ways.add_argument("--trace", action="store_true", help="write trace.json, which https://ui.perfetto.dev opens")
-    ways.add_argument("--steps", metavar="A:B", type=_steps, help="bring the tokens of steps A to B - 1")
-    parser.add_argument("--no-open", action="store_true", help="open no browser")
+    ways.add_argument("--steps", metavar="A:B", type=_steps, help="include the tokens of steps A to B - 1 in the page")
+    parser.add_argument("--no-open", action="store_true", help="do not open a browser")
     arguments = parser.parse_args(words)
     try:
         _show(arguments.run_dir, arguments)
