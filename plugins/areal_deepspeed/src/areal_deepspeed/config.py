@@ -22,11 +22,11 @@ class DeepSpeedConfig(LearningSettings):
     """A DeepSpeed config as one has it, and what it leaves open."""
 
     config: LocalPath | dict[str, Any] = Field(
-        description="a DeepSpeed JSON file, relative to the config, or its content. What it leaves out or has as "
-        '"auto" is filled from the settings here and from the run; what contradicts them is refused'
+        description='DeepSpeed JSON file, relative to the config, or its content. Missing and "auto" values are '
+        "filled in from the settings here and from the run. Values that contradict them are refused."
     )
     activation_checkpointing: bool = Field(
-        False, description="keep of each layer its input alone, and compute it again in the backward pass"
+        False, description="Store only each layer's input and recompute the layer in the backward pass."
     )
 
     @property

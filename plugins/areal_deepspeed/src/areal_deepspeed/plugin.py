@@ -11,7 +11,7 @@ def areal_train_engines() -> list[Component]:
     return [
         Component(
             "deepspeed",
-            "trains any Hugging Face causal model by DeepSpeed's ZeRO 2 or 3, from a DeepSpeed JSON that one has",
+            "trains any Hugging Face causal model with DeepSpeed's ZeRO 2 or 3, from an existing DeepSpeed JSON",
             target="areal_deepspeed.engine:DeepSpeedEngine",
             config="areal_deepspeed.config:DeepSpeedConfig",
         )

@@ -35,14 +35,14 @@ def _from_a_switch(value: object) -> object:
 
 
 class ProfileSettings(Settings):
-    """Updates whose work is recorded, kernel by kernel."""
+    """Updates to profile, kernel by kernel."""
 
     updates: list[Annotated[int, Field(ge=1)]] = Field(
-        description="which ones, by their number in this process, from 1: a resumed run counts anew"
+        description="Updates to profile, by their number in this process, from 1. A resumed run counts from 1 again."
     )
     folder: LocalPath = Field(
-        description="where each rank writes ROLE-rankR-updateN-PROCESS.json.gz, for ui.perfetto.dev; relative to the "
-        "config"
+        description="Folder for the traces, relative to the config. Each rank writes "
+        "ROLE-rankR-updateN-PROCESS.json.gz, which ui.perfetto.dev opens."
     )
 
     @property
@@ -58,53 +58,58 @@ class FSDPConfig(LearningSettings):
     """for the check of `inference_engine.routed_experts`"""
     parallel: ParallelSettings = Field(
         default_factory=lambda: ParallelSettings.model_validate({}),
-        description="how ranks divide the work; by default each has sequences of its own",
+        description="How ranks divide the work. By default they are data-parallel: each rank has sequences of its own.",
     )
     adapter: LoraSettings | None = Field(
-        None, description="train a LoRA adapter and leave the model as it is; null: train all of it"
+        None, description="LoRA adapter to train; the base model stays frozen. null: train all parameters."
     )
     activation_checkpointing: Annotated[Checkpointing | None, BeforeValidator(_from_a_switch)] = Field(
         None,
-        description="what layers compute again in the backward pass, to keep less. selective: all but matrix products "
-        "and attention, and whole layers as far as activation_memory_gib asks for it. full: all layers but their input "
-        "(compiled: and attention's result). null: selective where layers are compiled, for it costs no time there, or "
-        "else none. false and true mean none and full",
+        description="Activations that are recomputed in the backward pass to save memory. `none`: none. "
+        "`selective`: all except matrix products and attention, and whole layers as far as activation_memory_gib "
+        "requires. `full`: everything except each layer's input (if compiled, also except the result of attention). "
+        "null: `selective` if layers are compiled, because it then costs no time, otherwise `none`. false and true "
+        "mean `none` and `full`.",
     )
     activation_memory_gib: float | None = Field(
         None,
         gt=0,
         le=1 << 20,
-        description="for selective: what all layers of a rank may keep of max_tokens_per_microbatch tokens; the least "
-        "that keeps within it is computed again. null: no whole layer is",
+        description="For `selective`: memory budget in GiB for the activations that all layers of a rank keep of "
+        "max_tokens_per_microbatch tokens. As little as possible is recomputed within it. null: no whole layer is "
+        "recomputed.",
     )
     compile: bool | None = Field(
         None,
-        description="compile layers and head by torch.compile; null: on a GPU, but not on a CPU, nor with "
-        "parallel.expert",
+        description="Compile the layers and the head with torch.compile. null: yes on a GPU, no on a CPU or with "
+        "parallel.expert.",
     )
     attention_kernel: Literal["auto", "flash4", "cudnn", "torch"] = Field(
-        "auto", description="for half precision on a GPU; auto: the fastest that is installed and passes a probe"
+        "auto",
+        description="Attention kernel for half precision on a GPU. `auto`: the fastest kernel that is installed and "
+        "passes a test.",
     )
     router_loss: float = Field(
         0.0,
         ge=0,
-        description="of MoE models: weight of the auxiliary loss that keeps experts evenly used (Switch "
-        "Transformer), such as 0.01; 0 for none",
+        description="For MoE models: weight of the load-balancing loss, which keeps experts evenly used (Switch "
+        "Transformer), such as 0.01. 0: none.",
     )
     profile: ProfileSettings | None = Field(
-        None, description="write traces of these updates by PyTorch's profiler; it slows them down"
+        None,
+        description="Write traces of some updates with PyTorch's profiler, which slows these updates down. null: none.",
     )
     offload_parameters: bool = Field(
-        False, description="keep parameters, gradients and optimizer in host memory (GPUs only)"
+        False, description="Keep parameters, gradients and optimizer state in host memory. GPUs only."
     )
     optimizer_state_dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="of AdamW's two moments; bfloat16 halves them: the update is computed in float32, and what is kept "
-        "is rounded up or down at random, so that small changes count on average",
+        description="Number format of AdamW's two moments. `bfloat16` halves their memory: updates are computed in "
+        "float32 and stored with stochastic rounding, so that small changes count on average.",
     )
     offload_optimizer: bool = Field(
         False,
-        description="keep AdamW's moments in host memory, from where an update brings them piece by piece (GPUs only)",
+        description="Keep AdamW's moments in host memory; an update copies them to the GPU piece by piece. GPUs only.",
     )
 
     @model_validator(mode="after")

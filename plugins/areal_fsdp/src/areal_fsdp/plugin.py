@@ -17,7 +17,7 @@ def areal_train_engines() -> list[Component]:
     return [
         Component(
             "fsdp",
-            "trains any Hugging Face causal model, sharded by FSDP2; one CPU process to many GPUs",
+            "trains any Hugging Face causal model, sharded with FSDP2, on anything from one CPU process to many GPUs",
             target="areal_fsdp.engine:FSDPEngine",
             config="areal_fsdp.config:FSDPConfig",
         )

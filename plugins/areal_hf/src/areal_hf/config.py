@@ -30,18 +30,18 @@ class HFConfig(ServerSettings):
 
     least_servers: ClassVar[int] = 1
     servers: int | ServerBounds = 1
-    """Number of processes that generate, each with a copy of the model. {minimum, maximum}: an elastic fleet, whose
-    processes come and go with their nodes."""
+    """Number of server processes, each with a copy of the model. {minimum, maximum}: an elastic fleet, whose processes
+    come and go with their nodes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model. auto: the GPU, if PyTorch sees one."""
     max_concurrent_requests: int = Field(128, ge=1)
-    """Concurrent requests of one process. Further requests wait for a slot."""
+    """Maximum number of concurrent requests of one process. Further requests wait for a slot."""
     max_sequence_length: int | None = Field(None, ge=2)
-    """Longest sequence, prompt and output together, in tokens; default: the model's own limit."""
+    """Maximum length of a sequence, prompt and output together, in tokens. null: the model's own limit."""
     cache_gib: float = Field(2.0, gt=0)
-    """Memory for the KV caches of running requests in GiB. Further requests wait."""
+    """Memory in GiB for the KV caches of running requests. Requests that do not fit wait."""
     prefill_tokens: int = Field(4096, ge=1)
-    """Prompt tokens of one forward pass, padding included. A longer prompt has a pass of its own."""
+    """Prompt tokens in one forward pass, padding included. A longer prompt gets a pass of its own."""
     update_mode: Literal["keep_cache", "recompute"] = "keep_cache"
     """What a weight sync does with the KV cache of running requests: keep it, or recompute it under the new weights."""
     threads: int = Field(1, ge=1)
@@ -49,7 +49,7 @@ class HFConfig(ServerSettings):
     deterministic: bool = False
     """Run one request at a time, in order of arrival, so that answers are the same bit for bit."""
     start_timeout_s: Seconds = Field(300.0, gt=0)
-    """Seconds in which the model must be loaded."""
+    """Timeout in seconds for loading the model."""
 
     @classmethod
     def automatic_rank(cls, gpus: int) -> int:

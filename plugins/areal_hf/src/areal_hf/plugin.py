@@ -11,7 +11,7 @@ def areal_inference_engines() -> list[Component]:
     return [
         Component(
             "hf",
-            "any Hugging Face causal model, generated from in a process of its own on the CPU or one GPU",
+            "generates with any Hugging Face causal model in processes of its own, on the CPU or one GPU each",
             target="areal_hf.engine:HFEngine",
             config="areal_hf.config:HFConfig",
         )

@@ -13,8 +13,9 @@ class ExternalSettings(LauncherSettings):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     nodes: int = Field(1, ge=1)
-    """number of machines that the run waits for before it starts"""
+    """Number of machines that the run waits for before it starts."""
     host: str | None = None
-    """address of the driver's machine for the other machines; null: the one from which it reaches other networks"""
+    """Address under which other machines reach the driver's machine. null: the address from which it reaches other
+    networks."""
     start_timeout_s: Seconds = Field(600.0, gt=0)
-    """seconds that the machines may take to join; then the run ends"""
+    """Seconds in which all machines must join. Otherwise the run ends."""

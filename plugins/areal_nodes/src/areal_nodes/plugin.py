@@ -11,7 +11,7 @@ def areal_launchers() -> list[Component]:
     return [
         Component(
             "external",
-            "machines that run areal node, started by torchrun, MPI, Kubernetes or by hand",
+            "machines on which torchrun, MPI, Kubernetes or a user starts `areal node`",
             target="areal_nodes.launcher:ExternalLauncher",
             config="areal_nodes.config:ExternalSettings",
         )

@@ -23,27 +23,27 @@ class RaySettings(LauncherSettings):
     """Processes on a Ray cluster: one placement group with a bundle for each rank and server that has GPUs."""
 
     nodes: int | None = Field(None, ge=1)
-    """machines over which the run is spread in equal parts; null: its GPUs are where Ray finds them, and a run without
-    GPUs is on one machine"""
+    """Number of machines that the run is spread over in equal parts. null: Ray decides where the GPUs are, and a run
+    without GPUs is on one machine."""
     resources: dict[str, float] = Field(default={})
-    """of Ray, that are booked with each bundle: one CPU where nothing is said; nothing holds the run to them"""
+    """Ray resources that are reserved for each bundle; by default one CPU. Ray does not limit the processes to them."""
     labels: dict[str, str] = Field(default={})
-    """Ray's label selectors that each node must match, such as `{region: "in(eu,us)"}`"""
+    """Ray label selectors that each node must match, such as `{region: "in(eu,us)"}`."""
     excluded_nodes: list[str] = Field(default=[])
-    """nodes that the run must not use, by Ray's name of them, host or address"""
+    """Nodes that the run must not use, by Ray's node name, host name or address."""
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK"] = "PACK"
-    """Ray's placement of GPUs where `nodes` is null: on few machines, on many, or on one"""
+    """Placement of GPUs if `nodes` is null. `PACK`: on few machines. `SPREAD`: on many. `STRICT_PACK`: on one."""
     address: str | None = "auto"
-    """of the cluster, HOST:PORT; auto: the one that this machine belongs to; null: one of this machine alone, which
-    begins and ends with the run"""
+    """Address of the Ray cluster, HOST:PORT. `auto`: the cluster that this machine belongs to. null: a Ray of this
+    machine alone, which starts and ends with the run."""
     host: str | None = None
-    """this machine's address in the cluster, on which the driver listens; null: what Ray says"""
+    """Address of this machine in the cluster, on which the driver listens. null: the address that Ray reports."""
     runtime_env: dict[str, Any] = Field(default={})
-    """Ray's runtime environment of the run's processes, such as `{env_vars: {NCCL_DEBUG: INFO}}`"""
+    """Ray runtime environment of the run's processes, such as `{env_vars: {NCCL_DEBUG: INFO}}`."""
     pass_environment: list[str] = Field(default=["AREAL_*", "HF_*", "NCCL_*", "TORCH_*", "WANDB_*", "PYTHONPATH"])
-    """variables of this program's environment that nodes are given as well, by name or pattern"""
+    """Environment variables of the driver that are passed on to nodes, by name or pattern."""
     placement_timeout_s: Seconds = Field(120.0, gt=0)
-    """seconds that the cluster has to make room; more where machines are started when they are asked for"""
+    """Seconds to wait until the cluster has room for the run. Raise it if machines are started on demand."""
 
     def passed(self, environment: Mapping[str, str]) -> dict[str, str]:
         """The variables of an environment that nodes are given."""

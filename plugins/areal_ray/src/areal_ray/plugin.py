@@ -8,7 +8,7 @@ from areal_core.plugins import Command, Component, hookimpl
 @hookimpl
 def areal_launchers() -> list[Component]:
     """Processes on a Ray cluster."""
-    summary = "processes on a Ray cluster, or on one that it starts on this machine"
+    summary = "processes on a Ray cluster, or on a Ray of this machine alone that the run starts"
     return [Component("ray", summary, target="areal_ray.launcher:RayLauncher", config="areal_ray.config:RaySettings")]
 
 

@@ -27,13 +27,15 @@ class LimitSettings(Settings):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     time_s: Seconds = Field(default=10.0, gt=0)
-    """seconds that a command may take; then everything in its sandbox is ended"""
+    """Time limit of a command in seconds. After it, everything in the sandbox is killed."""
     output_kib: int = Field(default=1024, gt=0, le=1 << 20)
-    """KiB that a command may write to its output, and to its error output; one that writes more is ended"""
+    """Maximum output of a command in KiB, separately for standard output and standard error. A command that writes more
+    is killed."""
     max_concurrency: int | None = Field(default=None, gt=0)
-    """commands that one process runs at a time, null: one for each core; waiting does not count as a command's time"""
+    """Maximum number of concurrent commands of one process. null: one for each core. Time in the queue does not count
+    as the command's time."""
     variables: dict[str, str] = Field(default_factory=dict)
-    """environment variables of a command, beside a few such as PATH and HOME; nothing is inherited"""
+    """Environment variables of a command, in addition to a few such as PATH and HOME. No others are inherited."""
 
     @field_validator("variables")
     @classmethod
@@ -78,21 +80,23 @@ class BubblewrapSettings(LimitSettings):
     """Namespaces of its own for each command."""
 
     cpu_s: int = Field(default=10, gt=0)
-    """seconds on a core that each process of a command may take"""
+    """CPU time limit in seconds of each process of a command."""
     memory_mib: int = Field(default=1024, ge=64)
-    """MiB of address space of each process; where there is a cgroup, also MiB of all processes and files together"""
+    """Limit in MiB on the address space of each process. With a cgroup, also on the memory of all processes and files
+    together."""
     processes: int = Field(default=64, ge=4)
-    """processes and threads of a command at a time"""
+    """Maximum number of processes and threads of a command at a time."""
     disk_mib: int = Field(default=64, gt=0)
-    """MiB of all files that a command writes, which are in memory"""
+    """Limit in MiB on all files that a command writes. They are kept in memory."""
     file_mib: int = Field(default=64, gt=0)
-    """MiB of the largest file that a command may write"""
+    """Limit in MiB on the size of one file that a command writes."""
     paths: list[LocalPath] = Field(default_factory=list)
-    """further paths of this machine that commands may read, such as a folder of data"""
+    """Further paths of this machine that commands may read, such as a folder of data."""
     python: LocalPath | None = None
-    """interpreter that commands find as `python3`, with its libraries; null: the one that areal runs on"""
+    """Interpreter that commands find as `python3`, with its libraries. null: the one that runs areal."""
     cgroup: Literal["where possible", "required", "never"] = "where possible"
-    """whether a cgroup limits the memory of all processes together; without one only that of each is limited"""
+    """Whether a cgroup limits the memory of all processes together. Without one, only the memory of each process is
+    limited."""
 
     def find_programs(self) -> None:
         """See `LimitSettings.find_programs`."""
@@ -106,21 +110,22 @@ class ContainerSettings(LimitSettings):
     """A container for each command."""
 
     image: str = "docker.io/library/python:3.12-slim"
-    """image that commands run in; it is not fetched in a run: pull it before"""
+    """Container image in which commands run. Pull it before the run: the run does not download it."""
     program: list[str] | None = Field(default=None, min_length=1)
-    """docker or podman, with its own options, such as [podman, --runtime, runc]; null: whichever is installed"""
+    """Container program, docker or podman, with options of its own, such as [podman, --runtime, runc]. null: the one
+    that is installed."""
     time_s: Seconds = Field(default=30.0, gt=0)
-    """seconds that a command may take, the container's start among them; then the container is ended"""
+    """Time limit of a command in seconds, start of the container included. After it, the container is killed."""
     memory_mib: int = Field(default=1024, ge=64)
-    """MiB of all processes of a command together, without swap"""
+    """Limit in MiB on the memory of all processes of a command together, without swap."""
     processes: int = Field(default=64, ge=4)
-    """processes and threads of a command at a time"""
+    """Maximum number of processes and threads of a command at a time."""
     cores: float = Field(default=1.0, gt=0)
-    """cores that a command may take"""
+    """Maximum number of CPU cores that a command may use."""
     disk_mib: int = Field(default=64, gt=0)
-    """MiB of all files that a command writes, which are in memory"""
+    """Limit in MiB on all files that a command writes. They are kept in memory."""
     options: list[str] = Field(default_factory=list)
-    """further options of `run`, such as [--runtime=runsc]"""
+    """Further options for the `run` command, such as [--runtime=runsc]."""
 
     def find_programs(self) -> None:
         """See `LimitSettings.find_programs`."""
@@ -133,19 +138,20 @@ class UnitTestsSettings(Settings):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     sandbox: Selection = component("sandboxes", default="sandboxes/bubblewrap")
-    """where the code runs"""
+    """Sandbox in which the code runs."""
     tests: str = "tests"
-    """key of the row that holds the tests: a text of asserts, a list of them, or a list of {input, output}"""
+    """Key of the row that holds the tests: a text of asserts, a list of them, or a list of {input, output}."""
     share: bool = False
-    """true: the share of tests that passed; false: 1 where all have passed, else 0"""
+    """true: the reward is the share of tests that passed. false: it is 1 if all tests passed, else 0."""
     total_s: Seconds = Field(default=12.0, gt=0)
-    """seconds for all tests of a completion, waiting for a place included; what has not passed by then has failed"""
+    """Time limit in seconds for all tests of an answer, time in the sandbox's queue included. Tests that have not
+    passed by then have failed."""
     max_concurrency: int = Field(default=8, gt=0)
-    """completions that a reward process works on at a time"""
+    """Maximum number of answers that one reward process tests concurrently."""
     file: str = "solution.py"
-    """what the code is called in the sandbox"""
+    """File name of the code in the sandbox."""
     command: list[str] = Field(default=["python3", "solution.py"], min_length=1)
-    """how a program of {input, output} tests is run, such as [sh, -c, "g++ -o a solution.cpp && ./a"]"""
+    """Command that runs the program for {input, output} tests, such as [sh, -c, "g++ -o a solution.cpp && ./a"]."""
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The pool must not end what would end by itself."""

@@ -11,19 +11,19 @@ def areal_sandboxes() -> list[Component]:
     return [
         Component(
             "bubblewrap",
-            "each command in namespaces of its own: no network, nothing of the run, limits on all that it takes",
+            "runs each command in namespaces of its own: no network, no files of the run, limits on all resources",
             target="areal_sandboxes.bubblewrap:Bubblewrap",
             config="areal_sandboxes.config:BubblewrapSettings",
         ),
         Component(
             "container",
-            "each command in a new container of docker or podman, without network",
+            "runs each command in a new docker or podman container without network",
             target="areal_sandboxes.container:Container",
             config="areal_sandboxes.config:ContainerSettings",
         ),
         Component(
             "none",
-            "a plain process, for trusted code only: it holds against nothing",
+            "runs a plain process without any isolation, for trusted code only",
             target="areal_sandboxes.plain:PlainProcess",
             config="areal_sandboxes.config:NoneSettings",
         ),
@@ -36,7 +36,7 @@ def areal_reward_functions() -> list[Component]:
     return [
         Component(
             "unit_tests",
-            "1, or the share of the row's tests, where the code of a completion passes them in a sandbox",
+            "1 if the code of an answer passes the row's tests in a sandbox, or the share of tests that it passes",
             target="areal_sandboxes.unit_tests:UnitTests",
             config="areal_sandboxes.config:UnitTestsSettings",
         ),
@@ -49,7 +49,7 @@ def areal_health_checks() -> list[HealthCheck]:
     return [
         HealthCheck(
             "bubblewrap",
-            "code that nobody has read can run apart from everything else",
+            "runs each command in namespaces of its own: no network, no files of the run, limits on all resources",
             target="areal_sandboxes.health:check_bubblewrap",
         ),
     ]

@@ -11,7 +11,7 @@ def areal_inference_engines() -> list[Component]:
     return [
         Component(
             "sglang",
-            "SGLang servers: started by the run, or running elsewhere",
+            "SGLang servers, started by the run or running elsewhere",
             target="areal_sglang.engine:SGLangEngine",
             config="areal_sglang.config:SGLangConfig",
         )

@@ -13,14 +13,15 @@ class SlurmSettings(LauncherSettings):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     exclude: list[str] = Field(default_factory=list)
-    """nodes of the allocation that are left alone, as SLURM writes them: n7, or n[3-5]"""
+    """Nodes of the allocation that the run does not use, in SLURM's notation: n7, or n[3-5]."""
     host: str | None = None
-    """address of the driver's node as the others reach it; null: that from which it reaches them"""
+    """Address under which other nodes reach the driver's node. null: the address from which it reaches them."""
     setup: str = ""
-    """shell commands before each process, such as module load cuda; where one fails, the process does not start"""
+    """Shell commands to run before each process, such as `module load cuda`. If one fails, the process does not
+    start."""
     wrapper: list[str] = Field(default_factory=list)
-    """words in front of each process's command: [apptainer, exec, --nv, image.sif]"""
+    """Words put before each process's command, such as [apptainer, exec, --nv, image.sif]."""
     python: str | None = None
-    """python of the nodes, as it is called there, within the container if there is one; null: that of the driver"""
+    """Python to call on the nodes, inside the container if there is one. null: the driver's Python."""
     srun_options: list[str] = Field(default_factory=list)
-    """further options of srun: [--container-image=areal.sqsh, --container-mounts=/data]"""
+    """Further options for srun, such as [--container-image=areal.sqsh, --container-mounts=/data]."""

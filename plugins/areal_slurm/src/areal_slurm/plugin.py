@@ -16,7 +16,7 @@ def areal_launchers() -> list[Component]:
     return [
         Component(
             "slurm",
-            "all nodes of the SLURM allocation that areal run is started in",
+            "all nodes of the SLURM allocation in which areal run is started",
             target="areal_slurm.launcher:SlurmLauncher",
             config="areal_slurm.config:SlurmSettings",
         )
@@ -26,7 +26,13 @@ def areal_launchers() -> list[Component]:
 @hookimpl
 def areal_commands() -> list[Command]:
     """`areal slurm submit CONFIG`."""
-    return [Command("submit", "train in a batch job that goes on by itself", target="areal_slurm.submission:main")]
+    return [
+        Command(
+            "submit",
+            "train in a SLURM batch job that is queued again until the run is done",
+            target="areal_slurm.submission:main",
+        )
+    ]
 
 
 @hookimpl

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 class TensorBoardSettings(Settings):
     """Settings of `tensorboard.TensorBoardTracker`."""
 
-    folder: str = Field(default="tensorboard", min_length=1, description="where event files go, below the run folder")
-    flush_every_s: Seconds = Field(default=30.0, gt=0, description="seconds after which what was logged is on disk")
+    folder: str = Field(
+        default="tensorboard", min_length=1, description="Folder for the event files, relative to the run folder."
+    )
+    flush_every_s: Seconds = Field(
+        default=30.0, gt=0, description="Maximum number of seconds until logged values are written to disk."
+    )
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The library must be there."""
@@ -29,15 +33,23 @@ class TensorBoardSettings(Settings):
 class WandbSettings(Settings):
     """Settings of `wandb.WandbTracker`; who is logged in is wandb's own business (`wandb login`, WANDB_API_KEY)."""
 
-    project: str = Field(default="areal", min_length=1, description="runs that are looked at together")
-    name: str | None = Field(default=None, description="of the run; null is the name of the run folder")
-    entity: str | None = Field(default=None, description="the user or team that the project belongs to")
-    group: str | None = Field(default=None, description="runs that are shown as one, such as the seeds of a config")
-    tags: list[str] = Field(default_factory=list, description="words to find the run by")
-    mode: Literal["online", "offline", "disabled"] = Field(
-        default="online", description="offline writes into the run folder; `wandb sync` sends it later"
+    project: str = Field(default="areal", min_length=1, description="Project in which Weights & Biases shows the run.")
+    name: str | None = Field(default=None, description="Name of the run. null: the name of the run folder.")
+    entity: str | None = Field(
+        default=None, description="User or team that the project belongs to. null: your default entity."
     )
-    completions_every: int = Field(default=10, ge=0, description="steps between tables of what was written; 0: none")
+    group: str | None = Field(
+        default=None, description="Group of runs that are shown together, such as the seeds of a config. null: none."
+    )
+    tags: list[str] = Field(default_factory=list, description="Tags to find the run by.")
+    mode: Literal["online", "offline", "disabled"] = Field(
+        default="online",
+        description="`online`: upload during the run. `offline`: write to the run folder, from which `wandb sync` "
+        "uploads later. `disabled`: log nothing.",
+    )
+    completions_every: int = Field(
+        default=10, ge=0, description="Training steps between tables of sampled answers. 0: no tables."
+    )
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The library must be there."""
@@ -47,13 +59,17 @@ class WandbSettings(Settings):
 class TrackioSettings(Settings):
     """Settings of `trackio.TrackioTracker`."""
 
-    project: str = Field(default="areal", min_length=1, description="runs that are looked at together")
-    name: str | None = Field(default=None, description="of the run; null is the name of the run folder")
-    group: str | None = Field(default=None, description="runs that are shown together, such as the seeds of a config")
-    space_id: str | None = Field(
-        default=None, description="a Hugging Face Space that shows the metrics; null keeps them on this machine"
+    project: str = Field(default="areal", min_length=1, description="Project in which Trackio shows the run.")
+    name: str | None = Field(default=None, description="Name of the run. null: the name of the run folder.")
+    group: str | None = Field(
+        default=None, description="Group of runs that are shown together, such as the seeds of a config. null: none."
     )
-    completions_every: int = Field(default=10, ge=0, description="steps between tables of what was written; 0: none")
+    space_id: str | None = Field(
+        default=None, description="Hugging Face Space that shows the metrics. null: keep them on this machine."
+    )
+    completions_every: int = Field(
+        default=10, ge=0, description="Training steps between tables of sampled answers. 0: no tables."
+    )
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The library must be there."""
@@ -63,10 +79,14 @@ class TrackioSettings(Settings):
 class MLflowSettings(Settings):
     """Settings of `mlflow.MLflowTracker`."""
 
-    experiment: str = Field(default="areal", min_length=1, description="runs that are looked at together")
-    name: str | None = Field(default=None, description="of the run; null is the name of the run folder")
-    uri: str | None = Field(default=None, description="of the tracking server; null is what MLFLOW_TRACKING_URI says")
-    completions_every: int = Field(default=10, ge=0, description="steps between tables of what was written; 0: none")
+    experiment: str = Field(default="areal", min_length=1, description="Experiment in which MLflow shows the run.")
+    name: str | None = Field(default=None, description="Name of the run. null: the name of the run folder.")
+    uri: str | None = Field(
+        default=None, description="Address of the tracking server. null: the value of MLFLOW_TRACKING_URI."
+    )
+    completions_every: int = Field(
+        default=10, ge=0, description="Training steps between tables of sampled answers. 0: no tables."
+    )
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The library must be there."""
@@ -77,9 +97,16 @@ class PrometheusSettings(Settings):
     """Settings of `prometheus.PrometheusTracker`."""
 
     host: str = Field(
-        default="127.0.0.1", min_length=1, description="address of rank 0's node to serve on; 0.0.0.0 is all of them"
+        default="127.0.0.1",
+        min_length=1,
+        description="Address on rank 0's node on which metrics are served. 0.0.0.0: all addresses.",
     )
-    port: int = Field(default=9464, ge=0, le=65535, description="to serve on; 0 is a free one, told in the run folder")
+    port: int = Field(
+        default=9464,
+        ge=0,
+        le=65535,
+        description="Port on which metrics are served. 0: a free port, which is written to the run folder.",
+    )
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The library must be there."""

@@ -11,7 +11,7 @@ def areal_trackers() -> list[Component]:
     return [
         Component(
             "tensorboard",
-            "event files in the run folder, for TensorBoard",
+            "event files for TensorBoard in the run folder",
             target="areal_trackers.tensorboard:TensorBoardTracker",
             config="areal_trackers.config:TensorBoardSettings",
         ),
@@ -23,13 +23,13 @@ def areal_trackers() -> list[Component]:
         ),
         Component(
             "trackio",
-            "Trackio: a dashboard on this machine, or in a Hugging Face Space",
+            "Trackio, a dashboard on this machine or in a Hugging Face Space",
             target="areal_trackers.trackio:TrackioTracker",
             config="areal_trackers.config:TrackioSettings",
         ),
         Component(
             "mlflow",
-            "MLflow: a tracking server",
+            "an MLflow tracking server",
             target="areal_trackers.mlflow:MLflowTracker",
             config="areal_trackers.config:MLflowSettings",
         ),

@@ -11,7 +11,7 @@ def areal_inference_engines() -> list[Component]:
     return [
         Component(
             "vllm",
-            "vLLM servers: started by the run, or running elsewhere",
+            "vLLM servers, started by the run or running elsewhere",
             target="areal_vllm.engine:VLLMEngine",
             config="areal_vllm.config:VLLMConfig",
         )

@@ -58,29 +58,31 @@ _HEADS: Final = frozenset({"classifier", "score"})
 
 
 class LoraSettings(Settings):
-    """A low-rank adapter, LoRA (arXiv 2106.09685): y = W x + alpha / rank x B A x, of which A and B alone learn."""
+    """A low-rank adapter, LoRA (arXiv 2106.09685): y = W x + alpha / rank x B A x. Only A and B are trained."""
 
-    rank: int = Field(16, ge=1, description="rows of A and columns of B")
-    alpha: float = Field(32.0, gt=0, description="what B A is multiplied by is alpha / rank")
+    rank: int = Field(16, ge=1, description="Rank of the adapter: rows of A and columns of B.")
+    alpha: float = Field(32.0, gt=0, description="LoRA scaling: the update B A is multiplied by alpha / rank.")
     modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = Field(
         "all-linear",
-        description="which matrices have an adapter: all-linear, every linear layer in the decoder layers, or those of "
-        "these names, such as [q_proj, v_proj]. Embeddings, the head, and an MoE's experts and routers have none; a "
-        "warning names the parts of the layers that stay frozen",
+        description="Matrices that get an adapter. `all-linear`: every linear layer in the decoder layers. A list: "
+        "the layers with these names, such as [q_proj, v_proj]. Embeddings, the head, and an MoE's experts and "
+        "routers get none; a warning names the parts of the layers that stay frozen.",
     )
     initialization: Literal["kaiming", "gaussian"] = Field(
-        "kaiming", description="of A, from a fixed seed; B is 0, so that the model begins as its base"
+        "kaiming",
+        description="Initialization of A, from a fixed seed. B is initialized to 0, so that the model begins as its "
+        "base.",
     )
     from_folder: LocalPath | None = Field(
         None,
-        description="begin from an adapter that was saved in PEFT's format, which says rank, alpha and modules (null "
-        "here means that as well); relative to the config",
+        description="Folder with an adapter in PEFT's format to start from, relative to the config. It determines "
+        "rank, alpha and modules: leave these and initialization out, or set them to null. null: a new adapter.",
     )
 
     sync: Literal["merged", "alone"] = Field(
         "merged",
-        description="what inference engines get: the model's weights with the adapter merged into them, which all of "
-        "them take, or the adapter alone, which servers must take (adapter_rank)",
+        description="What a weight sync sends. `merged`: the model's weights with the adapter merged into them, "
+        "which every inference engine accepts. `alone`: only the adapter, which servers must support (adapter_rank).",
     )
 
     @model_validator(mode="before")

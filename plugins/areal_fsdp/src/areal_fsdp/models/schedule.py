@@ -21,30 +21,50 @@ class LearningSettings(Settings):
     """AdamW, its learning rate, and what is computed at once: of every training engine of ours."""
 
     learning_rate: float | None = Field(
-        None, gt=0, description="the highest; null: RL 1e-6, SFT 2e-5, DPO 5e-7, others 1e-5; adapters, critics: x 10"
+        None,
+        gt=0,
+        description="Peak learning rate. null: 1e-6 in RL, 2e-5 for SFT, 5e-7 for DPO and IPO, 1e-5 for other "
+        "fine-tuning and for distillation; ten times that for LoRA adapters and for critics.",
     )
-    betas: tuple[Share, Share] = Field((0.9, 0.999), description="AdamW's decay of the first and second moment")
-    epsilon: float = Field(1e-8, gt=0, description="AdamW's term in the denominator")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled; matrices only, never biases and norms")
+    betas: tuple[Share, Share] = Field(
+        (0.9, 0.999), description="AdamW's decay rates of the first and second moment, β1 and β2."
+    )
+    epsilon: float = Field(1e-8, gt=0, description="AdamW's ε, added to the denominator for numerical stability.")
+    weight_decay: float = Field(
+        0.0, ge=0, description="Decoupled weight decay of AdamW. Applies to matrices only, never to biases and norms."
+    )
     warmup_steps: int = Field(
         0,
         ge=0,
-        description="updates over which it rises from 1 / warmup_steps of learning_rate. Hugging Face's schedules "
-        "begin at 0, one update behind",
+        description="Number of updates over which the learning rate rises linearly, from learning_rate / "
+        "warmup_steps. 0: no warm-up. Hugging Face's schedules begin at 0, one update behind.",
     )
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="Learning-rate schedule after the warm-up."
+    )
     minimum_learning_rate_ratio: float = Field(
-        0.0, ge=0, le=1, description="where linear and cosine end, as a share of learning_rate"
+        0.0,
+        ge=0,
+        le=1,
+        description="Final learning rate of the linear and cosine schedules, as a share of learning_rate from 0 to 1.",
     )
-    max_gradient_norm: float | None = Field(1.0, gt=0, description="clip the global norm to this; null never clips")
+    max_gradient_norm: float | None = Field(
+        1.0,
+        gt=0,
+        description="Maximum global norm of the gradient, to which larger ones are clipped. null: no clipping.",
+    )
     max_tokens_per_microbatch: int = Field(
         16384,
         ge=1,
-        description="Tokens of a micro-batch on each rank, enough for the longest answer. Micro-batches are balanced "
-        "by tokens, and a longer sequence gets one of its own. Padding counts where a model computes padded rows.",
+        description="Maximum number of tokens in a micro-batch on each rank. Must be enough for the longest answer. "
+        "Micro-batches are balanced by tokens, and a longer sequence gets one of its own. Padding counts where a "
+        "model computes padded rows.",
     )
     logprob_chunk_tokens: int | None = Field(
-        None, ge=1, description="tokens whose logits exist at once; null: 1,024 on a CPU, by its memory on a GPU"
+        None,
+        ge=1,
+        description="Number of tokens whose logits are in memory at a time. null: 1,024 on a CPU; on a GPU chosen "
+        "by its memory.",
     )
 
     @property

@@ -9,26 +9,37 @@ from areal_core.errors import RunError
 
 
 class ParallelSettings(Settings):
-    """How ranks divide the work; their number is data x context x tensor, of which expert divides data x context."""
+    """Degrees of parallelism. The number of ranks is data x context x tensor; expert divides data x context."""
 
     data: int | None = Field(
-        None, ge=1, description="ranks, or groups of them, with sequences of their own; null: as many as there can be"
+        None,
+        ge=1,
+        description="Data-parallel degree: number of ranks, or groups of ranks, with sequences of their own. null: "
+        "all ranks / (context x tensor).",
     )
     replicas: int = Field(
         1,
         ge=1,
-        description="of these, how many times parameters are kept whole (hybrid sharding); what is between two such "
-        "groups, as the network of two nodes, carries gradients only",
+        description="Hybrid sharding: number of full copies of the parameters among the data-parallel ranks. Only "
+        "gradients cross between copies, so put slow links, such as the network between nodes, there.",
     )
     context: int = Field(
-        1, ge=1, description="ranks that have a sequence together, for long ones: each has a share of its tokens"
+        1,
+        ge=1,
+        description="Context-parallel degree, for long sequences: number of ranks that share a sequence, each with "
+        "a part of its tokens.",
     )
-    tensor: int = Field(1, ge=1, description="ranks that have a layer together: each has a share of its matrices")
+    tensor: int = Field(
+        1,
+        ge=1,
+        description="Tensor-parallel degree: number of ranks that share a layer, each with a part of its matrices.",
+    )
     expert: int = Field(
         1,
         ge=1,
-        description="of the ranks that shard parameters (data / replicas x context), how many have the experts of a "
-        "MoE together: tokens go to them and come back, and fewer ranks share their parameters",
+        description="Expert-parallel degree for MoE models: number of ranks that share the experts. Tokens are sent "
+        "to the experts and back, and fewer ranks shard each expert's parameters. Must divide the number of "
+        "sharding ranks, data / replicas x context.",
     )
 
     @property
