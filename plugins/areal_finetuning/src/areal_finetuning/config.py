@@ -31,12 +31,15 @@ class EncodingSettings(TemplateSettings):
     """Settings of every example tokenizer in `example_tokenizers`."""
 
     max_tokens: int | None = Field(
-        None, ge=2, description="Largest number of tokens in a sequence, its end included. null: the model's context."
+        None,
+        ge=2,
+        description="Maximum number of tokens in a sequence, the end token included. null: the model's context length.",
     )
     overlong: Literal["refuse", "truncate", "skip"] = Field(
         "refuse",
-        description="What happens to a sequence over max_tokens. `refuse` ends the run and names the row. `truncate` "
-        "cuts its end off: the model then learns from an answer that has no end. `skip` leaves it out and counts it.",
+        description="What happens to a sequence over max_tokens. `refuse`: end the run and name the row. "
+        "`truncate`: cut its end off; the model then learns from an answer that has no end. `skip`: leave it out "
+        "and count it.",
     )
     end_token: str | None = Field(
         None, description="Token that follows each learned answer if the chat template writes no end, such as '</s>'."
@@ -84,10 +87,10 @@ class SupervisedSettings(RowsSettings):
     example_tokenizer: Selection = component(
         "example_tokenizers",
         default="finetuning/conversations",
-        description="turns a row into the tokens that are learned",
+        description="Converts a row to the tokens to train on.",
     )
     loss_aggregation: Selection = component(
-        "loss_aggregations", default="core/token_mean", description="how the tokens' losses are added up"
+        "loss_aggregations", default="core/token_mean", description="How the losses of tokens are added up."
     )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
@@ -107,26 +110,29 @@ class DPOSettings(RowsSettings):
     example_tokenizer: Selection = component(
         "example_tokenizers",
         default="finetuning/preferences",
-        description="turns a row into a chosen and a rejected sequence",
+        description="Converts a row to a chosen and a rejected sequence.",
     )
     loss: Literal["sigmoid", "ipo"] = Field(
         "sigmoid",
-        description="sigmoid is DPO's -log sigmoid(β h), ipo is IPO's (h - 1 / (2β))², where h is the log-ratio of "
-        "chosen to rejected, under the policy less under the reference",
+        description="Loss of a pair. `sigmoid`: DPO's -log σ(β h). `ipo`: IPO's (h - 1 / (2β))². h is the log-ratio "
+        "of the chosen to the rejected sequence under the policy, minus the same under the reference.",
     )
-    beta: float = Field(0.1, gt=0, description="β: the larger, the nearer the policy stays to the reference")
+    beta: float = Field(0.1, gt=0, description="β: the larger it is, the closer the policy stays to the reference.")
     label_smoothing: float = Field(
         0.0,
         ge=0,
         lt=0.5,
-        description="share of the labels that are taken to be the wrong way round (conservative DPO); sigmoid only",
+        description="Share of the labels that are assumed to be wrong, from 0 to 0.5 (conservative DPO). For "
+        "`sigmoid` only.",
     )
     length_normalized: bool = Field(
         False,
-        description="divide each sequence's log-ratio by its tokens in the loss; neither paper's formula does, and "
-        "IPO's experiments and TRL's IPO do",
+        description="Divide each sequence's log-ratio by its number of tokens in the loss. The papers' formulas do "
+        "not; IPO's experiments and TRL's IPO do.",
     )
-    reference_free: bool = Field(False, description="take a uniform reference, so that no second model is needed")
+    reference_free: bool = Field(
+        False, description="Use a uniform distribution as the reference, so that no second model is needed."
+    )
 
     @model_validator(mode="after")
     def _smooths_a_sigmoid(self) -> DPOSettings:
@@ -165,10 +171,10 @@ class RewardModelSettings(RowsSettings):
     example_tokenizer: Selection = component(
         "example_tokenizers",
         default="finetuning/preferences",
-        description="turns a row into a chosen and a rejected sequence",
+        description="Converts a row to a chosen and a rejected sequence.",
     )
     centering: float = Field(
-        0.0, ge=0, description="c, the weight of (s_c + s_r)²; 0 leaves scores where they are, 0.01 is usual"
+        0.0, ge=0, description="Weight c of (s_c + s_r)², which keeps scores around 0. Usually 0.01. 0: none."
     )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
@@ -179,7 +185,7 @@ class RewardModelSettings(RowsSettings):
 class TeacherKLSettings(Settings):
     """Settings of `distillation.teacher_kl`."""
 
-    coefficient: float = Field(1.0, gt=0, description="factor of the advantage")
+    coefficient: float = Field(1.0, gt=0, description="Factor that the advantage is multiplied by.")
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """What the teacher and the policy say of each token."""
@@ -213,15 +219,16 @@ class DistillSettings(PolicyGradientSettings):
     default_learning_rate: ClassVar[float] = 1e-5
 
     advantage: Selection = component(
-        "advantages", default="finetuning/teacher_kl", description="turns rewards into advantages"
+        "advantages", default="finetuning/teacher_kl", description="Estimator that turns rewards into advantages."
     )
     corrections: list[Selection] = component(
         "corrections",
         default=["grpo/token_truncate"],
-        description="correct for the distance between the sampling policy and the learning one; their weights multiply",
+        description="Off-policy corrections for the distance between the policy that sampled and the proximal "
+        "policy. Their weights are multiplied.",
     )
     policy_loss: Selection = component(
-        "policy_losses", default="finetuning/distillation", description="the loss of a token"
+        "policy_losses", default="finetuning/distillation", description="Loss of each token."
     )
 
 
@@ -237,13 +244,20 @@ class GKDSettings(Settings):
 
     default_learning_rate: ClassVar[float] = 1e-5
 
-    beta: float = Field(0.5, ge=0, le=1, description="β: 0 covers all that the teacher says, 1 seeks what it says most")
+    beta: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="β, from 0 to 1, of the divergence between teacher and policy. 0: forward KL, which covers all "
+        "tokens that the teacher finds likely. 1: reverse KL, which concentrates on the most likely ones.",
+    )
     example_tokenizer: Selection | None = component(
         "example_tokenizers",
-        description="turns a row into the tokens that are learned; null: the policy writes, which takes a workflow",
+        description="Converts a row to the tokens to train on. null: the policy generates them, which needs a "
+        "workflow.",
     )
     loss_aggregation: Selection = component(
-        "loss_aggregations", default="core/token_mean", description="how the tokens' divergences are added up"
+        "loss_aggregations", default="core/token_mean", description="How the divergences of tokens are added up."
     )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:

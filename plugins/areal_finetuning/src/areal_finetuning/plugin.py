@@ -11,37 +11,37 @@ def areal_algorithms() -> list[Component]:
     return [
         Component(
             "sft",
-            "supervised fine-tuning on what the rows of a data set say",
+            "supervised fine-tuning on the rows of a data set",
             target="areal_finetuning.supervised:Supervised",
             config="areal_finetuning.config:SupervisedSettings",
         ),
         Component(
             "dpo",
-            "direct preference optimization: chosen answers become likelier than rejected ones",
+            "direct preference optimization: makes chosen answers more likely than rejected ones",
             target="areal_finetuning.preferences:Preferences",
             config="areal_finetuning.config:DPOSettings",
         ),
         Component(
             "ipo",
-            "DPO with a squared loss, which has an end where labels do not contradict each other",
+            "DPO with a squared loss, which is bounded when labels do not contradict each other",
             target="areal_finetuning.preferences:Preferences",
             config="areal_finetuning.config:IPOSettings",
         ),
         Component(
             "reward_model",
-            "a score for whole sequences, learned from chosen and rejected ones (Bradley-Terry)",
+            "trains a model to score sequences, on chosen and rejected ones (Bradley-Terry)",
             target="areal_finetuning.reward_model:RewardModel",
             config="areal_finetuning.config:RewardModelSettings",
         ),
         Component(
             "distill",
-            "on-policy distillation: the policy writes, a teacher judges every token",
+            "on-policy distillation: the policy generates, and a teacher scores every token",
             target="areal_core.algorithms.composition:PolicyGradient",
             config="areal_finetuning.config:DistillSettings",
         ),
         Component(
             "gkd",
-            "distillation of whole distributions, on what the policy writes or on rows of a data set",
+            "distillation of whole distributions, on generated answers or on rows of a data set",
             target="areal_finetuning.distillation:GeneralizedDistillation",
             config="areal_finetuning.config:GKDSettings",
         ),
@@ -54,7 +54,7 @@ def areal_advantages() -> list[Component]:
     return [
         Component(
             "teacher_kl",
-            "by how much the teacher finds a token likelier than the policy does",
+            "log-probability of each token under the teacher minus that under the policy",
             target="areal_finetuning.distillation:teacher_kl",
             config="areal_finetuning.config:TeacherKLSettings",
         )
@@ -67,7 +67,7 @@ def areal_policy_losses() -> list[Component]:
     return [
         Component(
             "distillation",
-            "the plain policy gradient, for one update a batch; logs the distance from the teacher",
+            "the plain policy gradient, for one update per batch; logs the distance from the teacher",
             target="areal_finetuning.distillation:distillation",
             config="areal_finetuning.config:DistillationSettings",
         )
@@ -88,13 +88,13 @@ def areal_example_tokenizers() -> list[Component]:
     return [
         Component(
             "conversations",
-            "rows with messages, or with prompt and completion: what the assistant says is learned",
+            "rows with messages, or with prompt and completion; trains on the assistant's messages",
             target="areal_finetuning.example_tokenizers:conversations",
             config=settings,
         ),
         Component(
             "preferences",
-            "rows with chosen and rejected, and a prompt unless both begin with it: a pair of sequences",
+            "rows with chosen and rejected, and with prompt unless both begin with it; returns a pair of sequences",
             target="areal_finetuning.example_tokenizers:preferences",
             config=settings,
         ),
@@ -107,18 +107,26 @@ def areal_presets() -> list[Preset]:
     others = ("fsdp", "rewards", "view")
     return [
         Preset(
-            "sft", "supervised fine-tuning on lines of JSON", path="areal_finetuning:presets/sft.yaml", plugins=others
+            "sft",
+            "supervised fine-tuning on the rows of a data set",
+            path="areal_finetuning:presets/sft.yaml",
+            plugins=others,
         ),
-        Preset("dpo", "preferences, without a reward model", path="areal_finetuning:presets/dpo.yaml", plugins=others),
+        Preset(
+            "dpo",
+            "direct preference optimization: makes chosen answers more likely than rejected ones",
+            path="areal_finetuning:presets/dpo.yaml",
+            plugins=others,
+        ),
         Preset(
             "reward_model",
-            "a reward model from preferences",
+            "trains a model to score sequences, on chosen and rejected ones (Bradley-Terry)",
             path="areal_finetuning:presets/reward_model.yaml",
             plugins=others,
         ),
         Preset(
             "distill",
-            "a small model learns from a larger one what it says itself",
+            "on-policy distillation: the policy generates, and a teacher scores every token",
             path="areal_finetuning:presets/distill.yaml",
             plugins=(*others, "grpo", "hf"),
         ),

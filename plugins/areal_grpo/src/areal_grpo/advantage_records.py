@@ -17,25 +17,31 @@ def _advantage(name: str, summary: str, settings: str, module: str = "advantages
 
 ADVANTAGES = [
     _advantage(
-        "group_normalized", "less the group's mean, over its standard deviation (GRPO)", "GroupNormalizedSettings"
+        "group_normalized",
+        "reward minus the group's mean, divided by the group's standard deviation (GRPO)",
+        "GroupNormalizedSettings",
     ),
-    _advantage("group_centered", "less the group's mean (Dr. GRPO)", "GroupCenteredSettings"),
-    _advantage("leave_one_out", "less the mean of the group's other episodes (RLOO)", "LeaveOneOutSettings"),
+    _advantage("group_centered", "reward minus the group's mean (Dr. GRPO)", "GroupCenteredSettings"),
+    _advantage("leave_one_out", "reward minus the mean of the group's other episodes (RLOO)", "LeaveOneOutSettings"),
     _advantage(
-        "lite_ppo", "less the group's mean, over the batch's standard deviation (Lite PPO)", "LitePPOAdvantageSettings"
+        "lite_ppo",
+        "reward minus the group's mean, divided by the batch's standard deviation (Lite PPO)",
+        "LitePPOAdvantageSettings",
     ),
-    _advantage("max_rl", "less the group's mean, over that mean (MaxRL)", "MaxRLSettings"),
+    _advantage("max_rl", "reward minus the group's mean, divided by that mean (MaxRL)", "MaxRLSettings"),
     _advantage(
         "reinforce_pp_baseline",
-        "less the group's mean, whitened over the tokens of the batch (REINFORCE++)",
+        "reward minus the group's mean, whitened over the tokens of the batch (REINFORCE++)",
         "ReinforcePPBaselineSettings",
     ),
     _advantage(
-        "gdpo", "each named reward normalized in the group, their sum in the batch (GDPO)", "GDPOAdvantageSettings"
+        "gdpo",
+        "each named reward normalized in its group, their weighted sum normalized in the batch (GDPO)",
+        "GDPOAdvantageSettings",
     ),
     _advantage(
         "reinforce_pp",
-        "the rewards from each token on, whitened over the batch (REINFORCE++)",
+        "discounted sum of the rewards from each token on, whitened over the batch (REINFORCE++)",
         "ReinforcePPAdvantageSettings",
         "generalized_advantages",
     ),
@@ -51,33 +57,38 @@ REWARD_SHAPING = [
     _part(
         "reward_shaping",
         "overlong_penalty",
-        "less reward for an answer near the longest length (DAPO)",
+        "lowers the reward of answers close to the maximum length (DAPO)",
         "transform_settings:OverlongPenaltySettings",
     ),
     _part(
         "reward_shaping",
         "length_penalty",
-        "more reward for the shorter answers to a prompt, less for the longer ones (Kimi k1.5)",
+        "raises the reward of the shorter answers to a prompt and lowers that of the longer ones (Kimi k1.5)",
         "transform_settings:LengthPenaltySettings",
     ),
-    _part("reward_shaping", "reward_bounds", "bounds the reward", "transform_settings:RewardBoundsSettings"),
+    _part(
+        "reward_shaping",
+        "reward_bounds",
+        "bounds the reward from below and above",
+        "transform_settings:RewardBoundsSettings",
+    ),
 ]
 
 GROUP_FILTERS = [
     _part(
         "group_filters",
         "zero_variance",
-        "drops groups whose rewards are all equal: nothing can be learned from them",
+        "drops groups whose rewards are all equal, because all their advantages are 0 (DAPO)",
         "transform_settings:ZeroVarianceSettings",
     ),
-    _part("group_filters", "mask_truncated", "takes answers that were cut off out of the loss (DAPO)", None),
+    _part("group_filters", "mask_truncated", "takes truncated answers out of the loss (DAPO)", None),
 ]
 
 BATCH_TRANSFORMS = [
     _part(
         "batch_transforms",
         "kl_in_reward",
-        "a penalty on the distance from a reference model in the reward of each token, fixed or adaptive",
+        "adds a KL penalty towards a reference model to the reward of each token, fixed or adaptive",
         "transform_settings:KLInRewardSettings",
     ),
     _part(
@@ -92,7 +103,7 @@ AUXILIARY_LOSSES = [
     _part(
         "auxiliary_losses",
         "value_regression",
-        "the critic learns the returns, clipped around what it said before (PPO)",
+        "trains the critic on the returns, with values clipped around their old ones (PPO)",
         "advantage_settings:ValueRegressionSettings",
     )
 ]

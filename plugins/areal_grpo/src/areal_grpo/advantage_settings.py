@@ -20,7 +20,9 @@ class GroupNormalizedSettings(Settings):
     """Settings of `advantages.group_normalized`."""
 
     needs_group: ClassVar[bool] = True
-    epsilon: float = Field(1e-6, gt=0, description="added to the standard deviation")
+    epsilon: float = Field(
+        1e-6, gt=0, description="ε, added to the standard deviation of the group's rewards to avoid division by 0."
+    )
 
 
 class GroupCenteredSettings(Settings):
@@ -39,7 +41,9 @@ class LitePPOAdvantageSettings(Settings):
     """Settings of `advantages.lite_ppo`."""
 
     needs_group: ClassVar[bool] = True
-    epsilon: float = Field(1e-6, gt=0, description="added to the standard deviation")
+    epsilon: float = Field(
+        1e-6, gt=0, description="ε, added to the standard deviation of the batch's rewards to avoid division by 0."
+    )
 
 
 class MaxRLSettings(Settings):
@@ -59,9 +63,11 @@ class GDPOAdvantageSettings(Settings):
 
     needs_group: ClassVar[bool] = True
     weights: dict[str, float] = Field(
-        default={}, description="the weight of each reward by its name, once it is normalized; 1 where none is given"
+        default={},
+        description="Weights of the named rewards after normalization, by name. A reward that is not listed has "
+        "weight 1.",
     )
-    epsilon: float = Field(1e-6, gt=0, description="added to standard deviations")
+    epsilon: float = Field(1e-6, gt=0, description="ε, added to standard deviations to avoid division by 0.")
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """What shapes the sum of the rewards shapes none of them."""
@@ -85,17 +91,24 @@ class GAESettings(Settings):
 
     makes_returns: ClassVar[bool] = True
 
-    gamma: float = Field(1.0, ge=0, le=1, description="what one step later a reward still counts")
+    gamma: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Discount factor gamma, from 0 to 1: the share of a reward that counts one step earlier.",
+    )
     gae_lambda: float = Field(
         0.95,
         ge=0,
         le=1,
-        description="1 trusts the rewards alone, 0 the critic's next value; between them noise is weighed against "
-        "the critic's errors",
+        description="λ of GAE (arXiv 1506.02438), from 0 to 1. 1: use only rewards, with more variance. 0: use the "
+        "critic's next value, with its errors.",
     )
-    level: Literal["token", "turn"] = Field("token", description="what a step is: a token, or a turn as a whole")
+    level: Literal["token", "turn"] = Field(
+        "token", description="What a step is. `token`: one token. `turn`: a whole turn of the policy."
+    )
     whiten: bool = Field(
-        True, description="whether advantages are brought to mean 0 and variance 1 over the tokens of the batch"
+        True, description="Normalize advantages to mean 0 and variance 1 over the tokens of the batch."
     )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
@@ -111,7 +124,12 @@ class GAESettings(Settings):
 class ReinforcePPAdvantageSettings(Settings):
     """Settings of `generalized_advantages.reinforce_pp`."""
 
-    gamma: float = Field(1.0, ge=0, le=1, description="what one token later a reward still counts")
+    gamma: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Discount factor gamma, from 0 to 1: the share of a reward that counts one token earlier.",
+    )
 
 
 class ValueRegressionSettings(Settings):
@@ -120,7 +138,8 @@ class ValueRegressionSettings(Settings):
     clip: float | None = Field(
         0.2,
         gt=0,
-        description="how far values are led away from what they were before the batch; null does not bound it",
+        description="Value clip range: the loss gains nothing from moving a value further than this from the "
+        "critic's value before the batch. null: no clipping.",
     )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:

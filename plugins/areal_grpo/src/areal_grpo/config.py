@@ -13,10 +13,13 @@ from __future__ import annotations
 from areal_core.config import Selection, component
 from areal_core.sdk import PolicyGradientSettings
 
-_ADVANTAGE = "turns rewards into advantages"
-_POLICY_LOSS = "the loss of a token"
-_AGGREGATION = "how the tokens' losses are added up"
-_CORRECTIONS = "correct for the distance between the sampling policy and the learning one; their weights multiply"
+_ADVANTAGE = "Estimator that turns rewards into advantages."
+_POLICY_LOSS = "Loss of each token."
+_AGGREGATION = "How the losses of tokens are added up."
+_CORRECTIONS = (
+    "Off-policy corrections for the distance between the policy that sampled and the proximal "
+    "policy. Their weights are multiplied."
+)
 
 
 class GRPOSettings(PolicyGradientSettings):
@@ -64,7 +67,7 @@ class DAPOSettings(GRPOSettings):
     group_filters: list[Selection] = component(
         "group_filters",
         default=["grpo/zero_variance"],
-        description="drop finished groups, or take answers out of the loss, in order",
+        description="Filters that drop finished groups or take answers out of the loss, in this order.",
     )
     policy_loss: Selection = component(
         "policy_losses", default={"type": "grpo/ppo_clip", "clip_high": 0.28}, description=_POLICY_LOSS
@@ -172,7 +175,7 @@ class M2POSettings(GRPOSettings):
     minibatch_transforms: list[Selection] = component(
         "batch_transforms",
         default=["grpo/m2po"],
-        description="compute columns of each update's minibatch, in order, just before it",
+        description="Functions that compute fields of a minibatch just before its update, in this order.",
     )
     policy_loss: Selection = component(
         "policy_losses",
@@ -209,5 +212,5 @@ class PPOSettings(GRPOSettings):
     auxiliary_losses: list[Selection] = component(
         "auxiliary_losses",
         default=["grpo/value_regression"],
-        description="what an update learns beside the policy, such as a critic",
+        description="Losses that are trained in the same update as the policy, such as a critic's.",
     )

@@ -12,14 +12,14 @@ from areal_core.sdk import CorrectionSettings
 class TokenTruncateSettings(CorrectionSettings):
     """Settings of `corrections.token_truncate`."""
 
-    cap: float = Field(2.0, gt=0, description="the greatest weight of a token")
+    cap: float = Field(2.0, gt=0, description="Upper bound of a token's importance weight.")
 
 
 class BoundsSettings(CorrectionSettings):
     """The base of corrections that keep what is between two bounds."""
 
-    low: float = Field(ge=0, description="the lower bound")
-    high: float = Field(gt=0, description="the upper bound")
+    low: float = Field(ge=0, description="Lower bound of the importance weight.")
+    high: float = Field(gt=0, description="Upper bound of the importance weight.")
 
     @model_validator(mode="after")
     def _ordered(self) -> BoundsSettings:
@@ -31,37 +31,54 @@ class BoundsSettings(CorrectionSettings):
 class TokenMaskSettings(BoundsSettings):
     """Settings of `corrections.token_mask`."""
 
-    low: float = Field(0.5, ge=0, description="tokens with a smaller weight are not learned from")
-    high: float = Field(5.0, gt=0, description="tokens with a greater weight are not learned from")
+    low: float = Field(0.5, ge=0, description="Lower bound of the importance weight. Tokens below it are masked.")
+    high: float = Field(5.0, gt=0, description="Upper bound of the importance weight. Tokens above it are masked.")
 
 
 class SequenceTruncateSettings(CorrectionSettings):
     """Settings of `sequence_corrections.sequence_truncate`."""
 
-    cap: float = Field(5.0, gt=0, description="the greatest weight of a sequence")
+    cap: float = Field(5.0, gt=0, description="Upper bound of a sequence's importance weight.")
 
 
 class GeometricMaskSettings(BoundsSettings):
     """Settings of `sequence_corrections.geometric_mask`."""
 
     only_masks: ClassVar[bool] = True
-    low: float = Field(0.99, gt=0, description="sequences whose mean ratio is smaller are not learned from")
-    high: float = Field(1.01, gt=0, description="sequences whose mean ratio is greater are not learned from")
+    low: float = Field(
+        0.99,
+        gt=0,
+        description="Lower bound of the geometric mean of a sequence's ratios. Sequences below it are masked.",
+    )
+    high: float = Field(
+        1.01,
+        gt=0,
+        description="Upper bound of the geometric mean of a sequence's ratios. Sequences above it are masked.",
+    )
 
 
 class ProductMaskSettings(BoundsSettings):
     """Settings of `sequence_corrections.product_mask`."""
 
     only_masks: ClassVar[bool] = True
-    low: float = Field(0.5, gt=0, description="sequences whose ratio is smaller are not learned from")
-    high: float = Field(2.0, gt=0, description="sequences whose ratio is greater are not learned from")
+    low: float = Field(
+        0.5, gt=0, description="Lower bound of the product of a sequence's ratios. Sequences below it are masked."
+    )
+    high: float = Field(
+        2.0, gt=0, description="Upper bound of the product of a sequence's ratios. Sequences above it are masked."
+    )
 
 
 class VetoSettings(CorrectionSettings):
     """Settings of `sequence_corrections.veto`."""
 
     only_masks: ClassVar[bool] = True
-    low: float = Field(1e-4, ge=1e-8, lt=1, description="a sequence with one ratio below it is not learned from")
+    low: float = Field(
+        1e-4,
+        ge=1e-8,
+        lt=1,
+        description="Lower bound of every ratio of a sequence. A sequence with one ratio below it is masked.",
+    )
 
 
 class OPSMSettings(CorrectionSettings):
@@ -70,8 +87,9 @@ class OPSMSettings(CorrectionSettings):
     only_masks: ClassVar[bool] = True
     threshold: float = Field(
         gt=0,
-        description="δ, nats per token; it has no default: the paper tells none, and what other programs call by this "
-        "name is 0.5 (TRL, to the current policy, as here) or 0.0001 (slime, to the proximal one)",
+        description="δ of off-policy sequence masking (arXiv 2512.02556), in nats per token: sequences with a "
+        "negative advantage and a larger mean log(μ / π) are masked. The paper gives no value. TRL uses 0.5, "
+        "relative to the current policy as here; slime uses 0.0001, relative to the proximal policy.",
     )
 
 
@@ -81,6 +99,6 @@ class KPopSettings(CorrectionSettings):
     threshold: float = Field(
         2.0,
         gt=0,
-        description="tokens with a greater divergence are not learned from, in nats; 2.0 is AReaL's example, 0.1 is "
-        "KPop's own",
+        description="Upper bound of the divergence between the policy that sampled and the proximal policy, in "
+        "nats. Tokens above it are masked. AReaL's example has 2.0, KPop itself 0.1.",
     )

@@ -41,10 +41,19 @@ class ReinforceSettings(PolicyLossSettings):
 class PPOClipSettings(ClippingSettings):
     """Settings of `losses.ppo_clip`."""
 
-    clip_low: float = Field(0.2, ge=0, le=1, description="ratios below 1 - clip_low gain nothing more")
-    clip_high: float = Field(0.2, ge=0, description="ratios above 1 + clip_high gain nothing more; DAPO has 0.28")
+    clip_low: float = Field(
+        0.2, ge=0, le=1, description="Lower clip range: a token gains nothing from a ratio below 1 - clip_low."
+    )
+    clip_high: float = Field(
+        0.2,
+        ge=0,
+        description="Upper clip range: a token gains nothing from a ratio above 1 + clip_high. DAPO uses 0.28.",
+    )
     dual_clip: float | None = Field(
-        None, gt=1, description="bounds the loss of a negative advantage by this factor, usually 3; null does not"
+        None,
+        gt=1,
+        description="Dual clip (arXiv 1912.09729): bounds the loss of a negative advantage A by this factor times "
+        "its absolute value. Usually 3. null: no bound.",
     )
 
 
@@ -52,10 +61,16 @@ class SAPOLossSettings(ClippingSettings):
     """Settings of `losses.sapo`."""
 
     temperature_positive: float = Field(
-        1.0, gt=0, description="τ for positive advantages: the higher, the faster the gradient fades away from ratio 1"
+        1.0,
+        gt=0,
+        description="Temperature τ of the gate for positive advantages. The higher it is, the faster the gradient "
+        "fades as the ratio moves away from 1.",
     )
     temperature_negative: float = Field(
-        1.05, gt=0, description="τ for the others; the paper has it the higher one, since they do the more harm"
+        1.05,
+        gt=0,
+        description="Temperature τ of the gate for other advantages. The paper (arXiv 2511.20347) sets it higher, "
+        "because their gradients do more harm.",
     )
 
 
@@ -63,24 +78,40 @@ class GSPOLossSettings(ClippingSettings):
     """Settings of `sequence_losses.gspo`. Averaged by `core/sequence_mean`, as the algorithm `gspo` does."""
 
     is_of_sequences = True
-    clip_low: float = Field(3e-4, ge=0, le=1, description="sequence ratios below 1 - clip_low gain nothing more")
-    clip_high: float = Field(4e-4, ge=0, description="sequence ratios above 1 + clip_high gain nothing more")
+    clip_low: float = Field(
+        3e-4, ge=0, le=1, description="Lower clip range: a sequence gains nothing from a ratio below 1 - clip_low."
+    )
+    clip_high: float = Field(
+        4e-4, ge=0, description="Upper clip range: a sequence gains nothing from a ratio above 1 + clip_high."
+    )
 
 
 class GMPOLossSettings(ClippingSettings):
     """Settings of `sequence_losses.gmpo`. Averaged by `core/sequence_mean`, as the algorithm `gmpo` does."""
 
     is_of_sequences = True
-    clip_low: float = Field(0.4, ge=0, description="log-ratios below -clip_low gain nothing more")
-    clip_high: float = Field(0.4, ge=0, description="log-ratios above clip_high gain nothing more")
+    clip_low: float = Field(
+        0.4, ge=0, description="Lower clip range of log-ratios: a token gains nothing from one below -clip_low."
+    )
+    clip_high: float = Field(
+        0.4, ge=0, description="Upper clip range of log-ratios: a token gains nothing from one above clip_high."
+    )
 
 
 class CISPOLossSettings(ClippingSettings):
     """Settings of `weighted_losses.cispo`."""
 
-    clip_low: float = Field(1.0, ge=0, le=1, description="the least weight is 1 - clip_low; 1: no bound")
+    clip_low: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Lower clip range: the smallest weight of a token is 1 - clip_low. 1: no lower bound.",
+    )
     clip_high: float = Field(
-        4.0, ge=0, description="the greatest weight is 1 + clip_high; the paper tunes it and does not tell its value"
+        4.0,
+        ge=0,
+        description="Upper clip range: the largest weight of a token is 1 + clip_high. The paper (arXiv 2506.13585) "
+        "tunes it and does not state its value.",
     )
 
 
@@ -90,12 +121,23 @@ class DPPOLossSettings(PolicyLossSettings):
     anchor: ClassVar[Literal["proximal", "behavior"]] = "behavior"
     divergence: Literal["tv", "kl"] = Field(
         "tv",
-        description="how far the policy is from the one that sampled, by the sampled token: tv is the difference of "
-        "its two probabilities, kl the divergence of the two Bernoulli distributions",
+        description="Divergence between the current policy and the policy that sampled, from the sampled token "
+        "alone. `tv`: absolute difference of its two probabilities. `kl`: KL divergence of the two Bernoulli "
+        "distributions.",
     )
-    threshold_low: float = Field(0.2, gt=0, description="for negative advantages; it means another thing for tv and kl")
-    threshold_high: float = Field(0.2, gt=0, description="for positive advantages")
-    cap: float = Field(20.0, ge=1, description="the greatest weight of a token")
+    threshold_low: float = Field(
+        0.2,
+        gt=0,
+        description="Upper bound of the divergence for tokens with a negative advantage. Its scale depends on "
+        "`divergence`.",
+    )
+    threshold_high: float = Field(
+        0.2,
+        gt=0,
+        description="Upper bound of the divergence for tokens with a positive advantage. Its scale depends on "
+        "`divergence`.",
+    )
+    cap: float = Field(20.0, ge=1, description="Upper bound of a token's weight, the ratio to the policy that sampled.")
 
 
 class RolloutImportanceSettings(PolicyLossSettings):
@@ -103,22 +145,23 @@ class RolloutImportanceSettings(PolicyLossSettings):
 
     anchor: ClassVar[Literal["proximal", "behavior"]] = "behavior"
     clip_low: float | None = Field(
-        0.2, gt=0, le=1, description="tokens whose ratio is 1 - clip_low or less are not learned from; null: no bound"
+        0.2, gt=0, le=1, description="Tokens with a ratio of 1 - clip_low or less are masked. null: no lower bound."
     )
     clip_high: float | None = Field(
-        0.28, gt=0, description="tokens whose ratio is 1 + clip_high or more are not learned from; null: no bound"
+        0.28, gt=0, description="Tokens with a ratio of 1 + clip_high or more are masked. null: no upper bound."
     )
 
 
 class ReferenceKLSettings(Settings):
     """Settings of `regularizers.reference_kl`."""
 
-    coefficient: float = Field(0.04, gt=0, description="β; 0.04 is GRPO's")
+    coefficient: float = Field(0.04, gt=0, description="KL coefficient β. GRPO's paper uses 0.04.")
     estimator: Literal["k2", "k3", "unbiased"] = Field(
         "unbiased",
-        description="with d = log policy - log reference: k2 is d²/2, its gradient that of KL(policy ‖ reference); "
-        "k3 is exp(-d) - 1 + d, its gradient that of KL(reference ‖ policy) (GRPO's paper, verl); unbiased is k3 times "
-        "the ratio to the proximal policy, its gradient that of KL(policy ‖ reference) (DeepSeek-V3.2, TRL since 1.16)",
+        description="Estimator of the KL divergence, with d = log policy - log reference. `k2`: d²/2, with the "
+        "gradient of KL(policy ‖ reference). `k3`: exp(-d) - 1 + d, with the gradient of KL(reference ‖ policy) "
+        "(GRPO's paper, verl). `unbiased`: k3 times the ratio to the proximal policy, with the gradient of "
+        "KL(policy ‖ reference) (DeepSeek-V3.2, TRL since 1.16).",
     )
 
     @field_validator("estimator", mode="before")
@@ -147,7 +190,7 @@ class ReferenceKLSettings(Settings):
 class EntropyBonusSettings(Settings):
     """Settings of `regularizers.entropy_bonus`."""
 
-    coefficient: float = Field(0.01, description="η: positive keeps the policy exploring, negative makes it decide")
+    coefficient: float = Field(0.01, description="Entropy coefficient η. Positive: more exploration. Negative: less.")
 
 
 class M2POTransformSettings(BatchTransformSettings):
@@ -155,11 +198,16 @@ class M2POTransformSettings(BatchTransformSettings):
 
     belongs_in = "minibatch_transforms"
 
-    threshold: float = Field(0.04, gt=0, description="the mean squared log-ratio that the tokens of an update may have")
+    threshold: float = Field(
+        0.04,
+        gt=0,
+        description="Maximum mean squared log-ratio of an update's tokens, in squared nats. The tokens with the "
+        "largest log-ratios are masked until it is met.",
+    )
     among: Literal["trust_region", "all"] = Field(
         "trust_region",
-        description="the tokens that are averaged and left out: trust_region takes those that the update would take "
-        "further from the policy that sampled, as in the paper; all takes every token, as in AReaL",
+        description="Tokens that are averaged and may be masked. `trust_region`: those that the update would move "
+        "further from the policy that sampled, as in the paper (arXiv 2510.01161). `all`: every token, as in AReaL.",
     )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
@@ -170,9 +218,9 @@ class M2POTransformSettings(BatchTransformSettings):
 class EntropyTargetSettings(Settings):
     """Settings of `minibatch_transforms.entropy_target`."""
 
-    target: float = Field(0.2, gt=0, description="the entropy that the policy is to keep, in nats per token")
-    step: float = Field(0.005, gt=0, description="what the coefficient changes by from one update to the next")
-    maximum: float = Field(1.0, gt=0, description="the largest coefficient")
+    target: float = Field(0.2, gt=0, description="Target entropy of the policy, in nats per token.")
+    step: float = Field(0.005, gt=0, description="Amount by which the entropy coefficient changes with each update.")
+    maximum: float = Field(1.0, gt=0, description="Upper bound of the entropy coefficient.")
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """The policy; the transform asks for its entropy itself."""

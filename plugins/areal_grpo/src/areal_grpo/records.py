@@ -19,45 +19,53 @@ def _part(name: str, summary: str, target: str, settings: str | None) -> Compone
 
 
 ALGORITHMS = [
-    _algorithm("grpo", "rewards normalized within a prompt's answers, ratios clipped", "GRPOSettings"),
+    _algorithm("grpo", "rewards normalized within the group, clipped ratios", "GRPOSettings"),
     _algorithm("dr_grpo", "GRPO without its two biases: no standard deviation, a constant length", "DrGRPOSettings"),
-    _algorithm("dapo", "GRPO with a wider upper bound, and no group that teaches nothing", "DAPOSettings"),
-    _algorithm("gspo", "GRPO with one ratio for a whole sequence", "GSPOSettings"),
+    _algorithm(
+        "dapo", "GRPO with a wider upper clip range, and without groups whose rewards are all equal", "DAPOSettings"
+    ),
+    _algorithm("gspo", "GRPO with one ratio for the whole sequence", "GSPOSettings"),
     _algorithm("gmpo", "GRPO with the geometric mean of a sequence's ratios, each clipped", "GMPOSettings"),
-    _algorithm("cispo", "GRPO in which the ratio is a bounded weight, and every token has a gradient", "CISPOSettings"),
-    _algorithm("sapo", "GRPO with a soft gate in place of clipping", "SAPOSettings"),
-    _algorithm("rloo", "REINFORCE with the other answers' mean reward as the baseline", "RLOOSettings"),
+    _algorithm(
+        "cispo", "GRPO in which the clipped ratio is a weight, so that every token keeps its gradient", "CISPOSettings"
+    ),
+    _algorithm("sapo", "GRPO with a soft gate instead of clipping", "SAPOSettings"),
+    _algorithm("rloo", "REINFORCE with the mean reward of the group's other answers as the baseline", "RLOOSettings"),
     _algorithm(
         "reinforce_pp",
-        "no group and no critic: rewards from each token on, whitened over the batch, ratios clipped",
+        "no group and no critic: returns whitened over the batch, clipped ratios",
         "ReinforcePPSettings",
     ),
-    _algorithm("lite_ppo", "the group's mean, the batch's standard deviation, ratios clipped", "LitePPOSettings"),
+    _algorithm(
+        "lite_ppo",
+        "rewards minus the group's mean, divided by the batch's standard deviation; clipped ratios",
+        "LitePPOSettings",
+    ),
     _algorithm(
         "m2po",
-        "importance sampling far off policy: an update leaves out the tokens that have moved most and would move on",
+        "importance sampling far off policy: an update masks the tokens that have moved furthest and would move on",
         "M2POSettings",
     ),
     _algorithm(
-        "dppo", "a trust region of probabilities, not of ratios, around the policy that sampled", "DPPOSettings"
+        "dppo", "a trust region of probabilities instead of ratios, around the policy that sampled", "DPPOSettings"
     ),
-    _algorithm("ppo", "a critic that learns beside the policy, ratios clipped", "PPOSettings"),
+    _algorithm("ppo", "a critic trained together with the policy, clipped ratios", "PPOSettings"),
 ]
 
 POLICY_LOSSES = [
     _part(
         "ppo_clip",
-        "the clipped ratio of PPO, bounds of its own for each side, optionally dual",
+        "PPO's clipped ratio, with a clip range for each side and an optional dual clip",
         "losses",
         "loss_settings:PPOClipSettings",
     ),
     _part(
         "reinforce",
-        "the plain policy gradient, for one update a batch",
+        "the plain policy gradient, for one update per batch",
         "losses",
         "loss_settings:ReinforceSettings",
     ),
-    _part("gspo", "one clipped ratio for a whole sequence", "sequence_losses", "loss_settings:GSPOLossSettings"),
+    _part("gspo", "one clipped ratio for the whole sequence", "sequence_losses", "loss_settings:GSPOLossSettings"),
     _part(
         "gmpo",
         "the geometric mean of a sequence's ratios, each of them clipped",
@@ -66,20 +74,20 @@ POLICY_LOSSES = [
     ),
     _part(
         "cispo",
-        "log-probabilities weighed by a bounded ratio: clipping takes no gradient away",
+        "log-probabilities weighted by the clipped ratio, so that clipping removes no gradient",
         "weighted_losses",
         "loss_settings:CISPOLossSettings",
     ),
-    _part("sapo", "a soft gate where PPO clips", "losses", "loss_settings:SAPOLossSettings"),
+    _part("sapo", "a soft gate instead of PPO's clipping", "losses", "loss_settings:SAPOLossSettings"),
     _part(
         "dppo",
-        "no step out of a trust region of probabilities around the policy that sampled",
+        "a trust region of probabilities around the policy that sampled; steps out of it are masked",
         "weighted_losses",
         "loss_settings:DPPOLossSettings",
     ),
     _part(
         "rollout_importance",
-        "the ratio to the policy that sampled, and no token whose ratio is out of bounds",
+        "the ratio to the policy that sampled as a weight; tokens with a ratio out of bounds are masked",
         "weighted_losses",
         "loss_settings:RolloutImportanceSettings",
     ),
@@ -88,13 +96,13 @@ POLICY_LOSSES = [
 CORRECTIONS = [
     _part(
         "token_truncate",
-        "each token's importance weight, capped",
+        "each token's importance weight, capped (TIS)",
         "corrections",
         "correction_settings:TokenTruncateSettings",
     ),
     _part(
         "token_mask",
-        "each token's importance weight, and no token whose weight is out of bounds",
+        "each token's importance weight; tokens with a weight out of bounds are masked (IcePop)",
         "corrections",
         "correction_settings:TokenMaskSettings",
     ),
@@ -106,31 +114,31 @@ CORRECTIONS = [
     ),
     _part(
         "geometric_mask",
-        "no sequence whose mean importance weight is out of bounds",
+        "masks sequences whose geometric mean of ratios is out of bounds",
         "sequence_corrections",
         "correction_settings:GeometricMaskSettings",
     ),
     _part(
         "product_mask",
-        "no sequence whose importance weight is out of bounds",
+        "masks sequences whose product of ratios is out of bounds",
         "sequence_corrections",
         "correction_settings:ProductMaskSettings",
     ),
     _part(
         "veto",
-        "no sequence with a token that the learning policy would never write",
+        "masks sequences with a token that the proximal policy would almost never sample",
         "sequence_corrections",
         "correction_settings:VetoSettings",
     ),
     _part(
         "opsm",
-        "no sequence with a negative advantage that the policy has moved away from (DeepSeek-V3.2)",
+        "masks sequences with a negative advantage that the policy has moved away from (DeepSeek-V3.2)",
         "sequence_corrections",
         "correction_settings:OPSMSettings",
     ),
     _part(
         "kpop",
-        "each token's importance weight, and no token whose divergence between the two policies is over a bound",
+        "each token's importance weight; tokens over a divergence between the two policies are masked",
         "corrections",
         "correction_settings:KPopSettings",
     ),
@@ -139,13 +147,13 @@ CORRECTIONS = [
 MINIBATCH_TRANSFORMS = [
     _part(
         "m2po",
-        "leaves out of an update the tokens that have moved most and would move on, up to a second moment (M2PO)",
+        "masks the tokens that have moved furthest and would move on, up to a bound on the second moment (M2PO)",
         "minibatch_transforms",
         "loss_settings:M2POTransformSettings",
     ),
     _part(
         "entropy_target",
-        "leads the coefficient of adaptive_entropy so that the policy keeps its entropy",
+        "adapts the coefficient of adaptive_entropy so that the policy keeps a target entropy",
         "minibatch_transforms",
         "loss_settings:EntropyTargetSettings",
     ),
@@ -154,14 +162,19 @@ MINIBATCH_TRANSFORMS = [
 REGULARIZERS = [
     _part(
         "reference_kl",
-        "a penalty on the distance from a reference model",
+        "a KL penalty towards a reference model",
         "regularizers",
         "loss_settings:ReferenceKLSettings",
     ),
-    _part("entropy_bonus", "rewards an undecided policy", "regularizers", "loss_settings:EntropyBonusSettings"),
+    _part(
+        "entropy_bonus",
+        "an entropy bonus with a fixed coefficient",
+        "regularizers",
+        "loss_settings:EntropyBonusSettings",
+    ),
     _part(
         "adaptive_entropy",
-        "an entropy bonus whose coefficient the minibatch transform entropy_target leads",
+        "an entropy bonus whose coefficient the minibatch transform entropy_target sets",
         "regularizers",
         "loss_settings:AdaptiveEntropySettings",
     ),

@@ -39,9 +39,13 @@ class ZeroVarianceSettings(Settings):
 class OverlongPenaltySettings(Settings):
     """Settings of `reward_shaping.overlong_penalty`."""
 
-    max_length: int = Field(ge=1, description="sampled tokens from which the whole penalty is due")
-    buffer: int = Field(ge=1, description="tokens below max_length over which the penalty grows from 0")
-    factor: float = Field(1.0, gt=0, description="the largest penalty, in the unit of the reward")
+    max_length: int = Field(
+        ge=1, description="Length of an answer, in sampled tokens, from which the full penalty applies."
+    )
+    buffer: int = Field(
+        ge=1, description="Number of tokens below max_length over which the penalty grows linearly from 0."
+    )
+    factor: float = Field(1.0, gt=0, description="Full penalty, in units of the reward.")
 
     @model_validator(mode="after")
     def _fits(self) -> OverlongPenaltySettings:
@@ -62,8 +66,13 @@ class OverlongPenaltySettings(Settings):
 class LengthPenaltySettings(Settings):
     """Settings of `reward_shaping.length_penalty`."""
 
-    coefficient: float = Field(1.0, gt=0, description="what the shortest right answer earns more than the longest")
-    right_above: float = Field(0.0, description="an answer with a greater reward counts as right")
+    coefficient: float = Field(
+        1.0,
+        gt=0,
+        description="Difference in reward between a correct answer of the group's shortest length and one of its "
+        "longest.",
+    )
+    right_above: float = Field(0.0, description="An answer with a reward above this counts as correct.")
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """A group of one has nothing to compare its length with."""
@@ -77,8 +86,8 @@ class LengthPenaltySettings(Settings):
 class RewardBoundsSettings(Settings):
     """Settings of `reward_shaping.reward_bounds`."""
 
-    low: float | None = Field(None, description="smaller rewards are raised to this; null bounds nothing")
-    high: float | None = Field(None, description="greater rewards are lowered to this; null bounds nothing")
+    low: float | None = Field(None, description="Lower bound of the reward. null: none.")
+    high: float | None = Field(None, description="Upper bound of the reward. null: none.")
 
     @model_validator(mode="after")
     def _ordered(self) -> RewardBoundsSettings:
@@ -94,11 +103,23 @@ class KLInRewardSettings(BatchTransformSettings):
 
     belongs_in = "batch_transforms"
 
-    coefficient: float = Field(0.05, gt=0, description="what a nat costs; with a target, at the beginning")
-    target: float | None = Field(
-        None, gt=0, description="the KL of an episode in nats that the coefficient is led towards; null keeps it fixed"
+    coefficient: float = Field(
+        0.05,
+        gt=0,
+        description="KL coefficient β: the penalty for each nat of log(policy / reference). With a target: its "
+        "initial value.",
     )
-    horizon: int = Field(10_000, ge=1, description="with a target: episodes over which the coefficient follows")
+    target: float | None = Field(
+        None,
+        gt=0,
+        description="Target of the KL per episode, in nats, to which the coefficient adapts. null: a fixed "
+        "coefficient.",
+    )
+    horizon: int = Field(
+        10_000,
+        ge=1,
+        description="With a target: number of episodes over which the coefficient adapts. Larger is slower.",
+    )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """What the policy at the start of the batch and the reference say of each token."""
@@ -113,6 +134,10 @@ class RewardScalingSettings(BatchTransformSettings):
 
     belongs_in = "batch_transforms"
 
-    shift: float = Field(0.0, description="added to the reward first")
-    scale: float = Field(1.0, gt=0, description="multiplied then")
-    clip: float | None = Field(None, gt=0, description="the largest amount that is left; null leaves all")
+    shift: float = Field(0.0, description="Amount added to the reward before it is scaled.")
+    scale: float = Field(1.0, gt=0, description="Factor that the shifted reward is multiplied by.")
+    clip: float | None = Field(
+        None,
+        gt=0,
+        description="Maximum absolute value of the scaled reward; larger ones are clipped. null: no clipping.",
+    )

@@ -12,27 +12,37 @@ from areal_core.config import Selection, Settings, component
 class SplitSettings(Settings):
     """Which part of the problems."""
 
-    split: Literal["train", "held_out"] = Field(default="train", description="they share no problem")
+    split: Literal["train", "held_out"] = Field(
+        default="train", description="Split of the data. The two splits share no problem."
+    )
 
 
 class AdditionLessonsSettings(Settings):
     """First only worked answers, then mostly direct ones."""
 
-    rows: int = Field(default=51200, ge=1, description="how many lessons")
-    worked_share: float = Field(default=0.75, ge=0, le=1, description="share of the rows, from the first, all worked")
-    worked_later: float = Field(default=0.15, ge=0, le=1, description="share of worked answers among the others")
-    seed: int = Field(default=0, ge=0, description="of the choice of problems")
+    rows: int = Field(default=51200, ge=1, description="Number of rows, one lesson each.")
+    worked_share: float = Field(
+        default=0.75,
+        ge=0,
+        le=1,
+        description="Share of the rows, the first ones, whose answers all show their working. From 0 to 1.",
+    )
+    worked_later: float = Field(
+        default=0.15, ge=0, le=1, description="Share of answers with working among the remaining rows, from 0 to 1."
+    )
+    seed: int = Field(default=0, ge=0, description="Random seed for the choice of problems.")
 
 
 class AdditionModelSettings(Settings):
     """The fine-tuned character model."""
 
-    steps: int = Field(default=800, ge=1, description="of the fine-tuning, with 64 lessons each")
-    seed: int = Field(default=0, ge=0, description="of the weights and of the lessons")
+    steps: int = Field(default=800, ge=1, description="Number of fine-tuning steps, with 64 lessons each.")
+    seed: int = Field(default=0, ge=0, description="Random seed of the initial weights and the lessons.")
     experts: int = Field(
         default=0,
         ge=0,
-        description="of an MoE in each layer, of which a token goes through two; 0: one MLP, as wide as two experts",
+        description="Number of experts in each MoE layer, two of which process each token. 0: one MLP, as wide as "
+        "two experts.",
     )
 
 
@@ -40,8 +50,10 @@ class TaughtModelSettings(AdditionModelSettings):
     """The same model over characters, fine-tuned on lessons of yours."""
 
     lessons: Selection = component(
-        "datasets", description="rows of prompt and completion, or of messages; 64 a step, in their order"
+        "datasets",
+        description="Data set to fine-tune on, with rows of prompt and completion, or of messages. Each step takes "
+        "the next 64 rows.",
     )
     phrases: list[str] = Field(
-        default_factory=list, description="texts that are one token each, such as marks of calls"
+        default_factory=list, description="Texts that become one token each, such as the tags of tool calls."
     )
