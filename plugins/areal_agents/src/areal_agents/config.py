@@ -23,28 +23,38 @@ Form = Literal["auto", "hermes", "xml", "mistral", "llama", "none"]
 class ConversationSettings(Settings):
     """What every workflow of conversations has."""
 
-    max_tokens: int = Field(default=4096, ge=2, description="tokens of one conversation, answers included")
-    max_answers: int = Field(default=256, ge=1, description="answers that one episode may ask for")
+    max_tokens: int = Field(
+        default=4096, ge=2, description="Maximum number of tokens in one conversation, answers included."
+    )
+    max_answers: int = Field(
+        default=256, ge=1, description="Maximum number of answers that one episode may request from the model."
+    )
     chat_template: str | None = Field(
-        default=None, description="in Jinja, in place of the tokenizer's own; base models have none"
+        default=None,
+        description="Chat template in Jinja, instead of the tokenizer's own. Base models have none. null: the "
+        "tokenizer's.",
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None,
-        description="arguments of the chat template, such as {enable_thinking: false}; those of a request or "
-        "a row take precedence, key by key",
+        description="Arguments of the chat template, such as {enable_thinking: false}. Those of a request or a row "
+        "take precedence, key by key.",
     )
-    tool_form: Form = Field(default="auto", description="how the model writes calls; auto looks at its chat template")
+    tool_form: Form = Field(
+        default="auto",
+        description="Format in which the model writes tool calls. `auto`: detect it from the chat template.",
+    )
     trained: Literal["all", "last", "longest"] = Field(
         default="all",
-        description="which conversations of an episode are trained on; each has the episode's reward, so that with "
-        "`all` an episode of many conversations has more tokens in the loss, unless the aggregation is by episodes",
+        description="Conversations of an episode that are trained on. Each gets the episode's reward, so with `all` "
+        "an episode with many conversations has more tokens in the loss, unless the loss is aggregated by episode.",
     )
     turn_discount: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="a conversation that ends k answers before the episode's last one has its reward times this to the "
-        "k: for templates that take earlier thoughts out, so that each answer is a conversation of its own",
+        description="Discount of conversations by turn: the reward of a conversation that ends k answers before the "
+        "last one of the episode is multiplied by this to the power of k. For templates that strip earlier "
+        "reasoning, so that each answer is a conversation of its own.",
     )
 
     @field_validator("chat_template_kwargs")
@@ -60,22 +70,31 @@ class ConversationSettings(Settings):
 class AgentSettings(ConversationSettings):
     """An agent that talks to an endpoint."""
 
-    agent: Selection = component("agents", description="a function, a command or a service")
+    agent: Selection = component(
+        "agents", description="Agent that runs the episode: a function, a command or a service."
+    )
     other_sampling: Literal["override", "refuse"] = Field(
         default="override",
-        description="requests with options that the endpoint does not honor, such as a temperature of their own. "
-        "`override`: they are answered with the run's sampling, each option is logged once and counted in "
-        "`agents/other_sampling/NAME`. `refuse`: they get an error that names the options",
+        description="What happens to requests with options that the endpoint does not support, such as a "
+        "temperature of their own. `override`: answer with the run's sampling; each option is logged once and "
+        "counted in `agents/other_sampling/NAME`. `refuse`: return an error that names the options.",
     )
-    host: str = Field(default="127.0.0.1", min_length=1, description="on which the endpoint listens")
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address on which the endpoint listens.")
 
 
 class CommandSettings(Settings):
     """A program of any language."""
 
-    command: list[str] = Field(min_length=1, description="program and arguments; the row is its standard input")
-    folder: LocalPath | None = Field(default=None, description="that it starts in; null for the run's own")
-    environment: dict[str, str] = Field(default_factory=dict, description="added to the worker's; secrets as env:NAME")
+    command: list[str] = Field(
+        min_length=1, description="Program and its arguments. It gets the row on standard input, as JSON."
+    )
+    folder: LocalPath | None = Field(
+        default=None, description="Working directory of the program. null: that of the run."
+    )
+    environment: dict[str, str] = Field(
+        default_factory=dict,
+        description="Environment variables in addition to the worker's. Secrets are written env:NAME.",
+    )
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The program must be there, and the folder; what lies on nodes elsewhere is not known here."""
@@ -104,7 +123,13 @@ class ServiceSettings(Settings):
     """A service that is called for each episode."""
 
     url: str = Field(
-        pattern=r"^https?://[^/:?#]", description="POST of {row, endpoint: {base_url, api_key, model}} in JSON"
+        pattern=r"^https?://[^/:?#]",
+        description="URL of the service. Each episode is a POST request with {row, endpoint: {base_url, api_key, "
+        "model}} as JSON.",
     )
-    token: Secret | None = Field(default=None, description="bearer token of the service, as env:NAME")
-    connect_timeout_s: Seconds = Field(default=30.0, gt=0, description="to reach it; its answer has the episode's time")
+    token: Secret | None = Field(default=None, description="Bearer token of the service, as env:NAME. null: none.")
+    connect_timeout_s: Seconds = Field(
+        default=30.0,
+        gt=0,
+        description="Timeout in seconds for connecting to the service. Its answer may take as long as the episode.",
+    )

@@ -11,13 +11,13 @@ def areal_workflows() -> list[Component]:
     return [
         Component(
             "agent",
-            "an agent of yours plays the episode against an address that speaks as OpenAI and Anthropic do",
+            "an agent of yours that uses the policy through an OpenAI- and Anthropic-compatible endpoint",
             target="areal_agents.workflow:AgentWorkflow",
             config="areal_agents.config:AgentSettings",
         ),
         Component(
             "tools",
-            "the policy calls typed functions of Python, or tools of MCP servers, until it answers",
+            "the policy calls Python functions or tools of MCP servers until it answers",
             target="areal_agents.environments.tools:ToolWorkflow",
             config="areal_agents.environments.config:ToolSettings",
         ),
@@ -30,13 +30,13 @@ def areal_agents() -> list[Component]:
     return [
         Component(
             "command",
-            "a program in any language, run for each episode",
+            "a program in any language, started for each episode",
             target="areal_agents.agents:CommandAgent",
             config="areal_agents.config:CommandSettings",
         ),
         Component(
             "service",
-            "a service that is called for each episode",
+            "an HTTP service, called for each episode",
             target="areal_agents.agents:ServiceAgent",
             config="areal_agents.config:ServiceSettings",
         ),
@@ -49,19 +49,19 @@ def areal_environments() -> list[Component]:
     return [
         Component(
             "gymnasium",
-            "a game of gymnasium, told in words",
+            "a game of gymnasium as text",
             target="areal_agents.environments.gymnasium_games:GymnasiumEnvironment",
             config="areal_agents.environments.config:GymnasiumSettings",
         ),
         Component(
             "textarena",
-            "a game of TextArena for one player",
+            "a single-player game of TextArena",
             target="areal_agents.environments.textarena_games:TextArenaEnvironment",
             config="areal_agents.environments.config:TextArenaSettings",
         ),
         Component(
             "openenv",
-            "an environment behind a server of OpenEnv",
+            "a session of an OpenEnv server",
             target="areal_agents.environments.openenv_sessions:OpenEnvEnvironment",
             config="areal_agents.environments.config:OpenEnvSettings",
         ),
@@ -74,7 +74,7 @@ def areal_datasets() -> list[Component]:
     return [
         Component(
             "seeds",
-            "rows that are nothing but seeds, one for each game",
+            "rows that consist of a seed only, one for each game",
             target="areal_agents.environments.seeds:Seeds",
             config="areal_agents.environments.config:SeedsSettings",
         )

@@ -8,4 +8,6 @@ from areal_core.plugins import Command, hookimpl
 @hookimpl
 def areal_commands() -> list[Command]:
     """`areal convert areal CONFIG`."""
-    return [Command("convert", "write an areal config from one of AReaL's", target="areal_convert.command:main")]
+    return [
+        Command("convert", "convert one of AReaL's configs to an areal config", target="areal_convert.command:main")
+    ]

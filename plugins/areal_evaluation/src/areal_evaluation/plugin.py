@@ -8,4 +8,4 @@ from areal_core.plugins import Command, hookimpl
 @hookimpl
 def areal_commands() -> list[Command]:
     """`areal eval`, `areal evaluation eval`."""
-    return [Command("eval", "measure a model without training it", target="areal_evaluation.command:main")]
+    return [Command("eval", "evaluate a model without training it", target="areal_evaluation.command:main")]

@@ -47,15 +47,19 @@ class MathVerifySettings(Settings):
 class FormatSettings(Settings):
     """Settings of `text.matches_format`."""
 
-    pattern: Pattern = Field(description="regular expression; a dot matches line ends too")
-    whole: bool = Field(default=True, description="the whole completion must match, not only a part of it")
+    pattern: Pattern = Field(description="Regular expression that the answer must match. A dot also matches line ends.")
+    whole: bool = Field(
+        default=True, description="Whether the whole answer must match. If false, a part of it is enough."
+    )
 
 
 class LengthPenaltySettings(Settings):
     """Settings of `text.length_penalty`."""
 
-    longest: int = Field(ge=1, description="tokens from which on the penalty is -1, usually sampling.max_new_tokens")
-    margin: int = Field(ge=1, description="tokens before `longest` over which the penalty grows from 0 to -1")
+    longest: int = Field(
+        ge=1, description="Length in tokens from which the penalty is -1, usually sampling.max_new_tokens."
+    )
+    margin: int = Field(ge=1, description="Number of tokens below `longest` over which the penalty grows from 0 to -1.")
 
     @model_validator(mode="after")
     def _ordered(self) -> LengthPenaltySettings:
@@ -75,30 +79,47 @@ class LengthPenaltySettings(Settings):
 class JudgeSettings(Settings):
     """Settings of `judge.Judge`."""
 
-    address: str = Field(pattern="^https?://", description="OpenAI-compatible, such as https://api.example.com/v1")
-    model: str = Field(description="the judge's name there")
-    key: Secret | None = Field(default=None, description="env:NAME of the variable that holds the key")
+    address: str = Field(
+        pattern="^https?://",
+        description="Base URL of the judge's OpenAI-compatible API, such as https://api.example.com/v1.",
+    )
+    model: str = Field(description="Name of the judge model at that address.")
+    key: Secret | None = Field(default=None, description="API key of the judge, as env:NAME. null: none.")
     prompt: Template = Field(
         default="Here is a question and an answer to it.\n\n<question>\n{prompt}\n</question>\n\n<answer>\n"
         "{completion}\n</answer>\n\nThink about how good the answer is. End with a line 'Score: N', where N is a "
         "number from 0 (worthless) to 10 (perfect).",
-        description="what the judge is asked; {prompt}, {completion} and columns of the row are filled in",
+        description="Template of the question to the judge, with {prompt}, {completion} and columns of the row.",
     )
     pattern: Pattern = Field(
-        default=r"Score:\s*(-?\d+(?:\.\d+)?)", description="regular expression whose one group is the verdict"
+        default=r"Score:\s*(-?\d+(?:\.\d+)?)",
+        description="Regular expression that finds the verdict in the judge's answer. Its only group is the "
+        "verdict, a number.",
     )
-    lowest: float = Field(default=0.0, description="the verdict that is worth 0")
-    highest: float = Field(default=10.0, description="the verdict that is worth 1")
-    temperature: float = Field(default=0.0, ge=0, description="of the judge; 0 is greedy")
-    max_tokens: int = Field(default=1024, ge=1, description="longest answer of the judge")
-    max_concurrency: int = Field(default=16, ge=1, description="in each reward process")
-    request_timeout_s: Seconds = Field(default=60.0, gt=0, description="seconds for one try")
-    max_retries: int = Field(default=4, ge=0, description="tries again where the judge is busy, broken or gone")
+    lowest: float = Field(default=0.0, description="Verdict that is worth a reward of 0.")
+    highest: float = Field(default=10.0, description="Verdict that is worth a reward of 1.")
+    temperature: float = Field(default=0.0, ge=0, description="Sampling temperature of the judge. 0: greedy.")
+    max_tokens: int = Field(default=1024, ge=1, description="Maximum number of tokens in an answer of the judge.")
+    max_concurrency: int = Field(
+        default=16, ge=1, description="Maximum number of concurrent requests of each reward process."
+    )
+    request_timeout_s: Seconds = Field(default=60.0, gt=0, description="Timeout of one request in seconds.")
+    max_retries: int = Field(
+        default=4,
+        ge=0,
+        description="Number of retries of a request when the judge is busy, fails or cannot be reached.",
+    )
     cache: LocalPath | None = Field(
-        default=None, description="file that keeps answers for other processes and runs; null keeps them in memory"
+        default=None,
+        description="File that caches the judge's answers for all processes and later runs. null: cache them in "
+        "memory.",
     )
-    input_price: float = Field(default=0.0, ge=0, description="of a million tokens that the judge reads")
-    output_price: float = Field(default=0.0, ge=0, description="of a million tokens that the judge writes")
+    input_price: float = Field(
+        default=0.0, ge=0, description="Price of one million tokens that the judge reads, for the cost in metrics."
+    )
+    output_price: float = Field(
+        default=0.0, ge=0, description="Price of one million tokens that the judge writes, for the cost in metrics."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> JudgeSettings:
@@ -124,17 +145,20 @@ class RewardModelSettings(Settings):
 
     path: str = Field(
         min_length=1,
-        description="Hugging Face folder, relative to the config, or a name on the hub, of a model with a head of one "
-        "output",
+        description="Reward model with one output: a Hugging Face folder, relative to the config, or a name on the "
+        "hub.",
     )
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="number format of the model")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Number format of the reward model.")
     device: str = Field(
         default="cpu",
         pattern=r"^(cpu|cuda:\d+)$",
-        description="where each reward process computes: `cpu`, or a GPU such as `cuda:7` that placement does not name",
+        description="Device on which each reward process computes: `cpu`, or a GPU such as `cuda:7` that placement "
+        "does not use.",
     )
     same_tokens: bool = Field(
-        default=True, description="the policy's tokens are the reward model's; false tokenizes the answer's text again"
+        default=True,
+        description="Whether the reward model uses the policy's tokenizer, so that it can read the sampled tokens. "
+        "false: tokenize the text of the answer again.",
     )
 
     @field_validator("path")
@@ -165,13 +189,21 @@ class RewardModelSettings(Settings):
 class RemoteRewardModelSettings(Settings):
     """Settings of `reward_models.RemoteRewardModel`."""
 
-    address: str = Field(pattern="^https?://", description="where `areal serve_model` listens")
+    address: str = Field(pattern="^https?://", description="URL on which `areal serve_model` listens.")
     same_tokens: bool = Field(
-        default=True, description="the policy's tokens are the reward model's; false tokenizes the answer's text again"
+        default=True,
+        description="Whether the reward model uses the policy's tokenizer, so that it can read the sampled tokens. "
+        "false: tokenize the text of the answer again.",
     )
-    max_concurrency: int = Field(default=32, ge=1, description="in each reward process")
-    request_timeout_s: Seconds = Field(default=10.0, gt=0, description="seconds for one try")
-    max_retries: int = Field(default=4, ge=0, description="tries again where the server is busy, broken or gone")
+    max_concurrency: int = Field(
+        default=32, ge=1, description="Maximum number of concurrent requests of each reward process."
+    )
+    request_timeout_s: Seconds = Field(default=10.0, gt=0, description="Timeout of one request in seconds.")
+    max_retries: int = Field(
+        default=4,
+        ge=0,
+        description="Number of retries of a request when the server is busy, fails or cannot be reached.",
+    )
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The library must be there."""
@@ -184,7 +216,8 @@ class TaskScoreSettings(Settings):
     answer_tag: str | None = Field(
         default=None,
         pattern=r"^\w+$",
-        description="score what stands in the last <tag>...</tag> of the completion; null scores all of it",
+        description="Name of a tag. Only the content of the last `<tag>...</tag>` in the answer is scored. null: "
+        "score the whole answer.",
     )
 
     def check(self, config: RunConfig) -> Iterable[str]:
@@ -196,41 +229,49 @@ class TableSettings(Settings):
     """How the rows of a table become prompts and answers; its other columns travel along for rewards to read."""
 
     prompt: Template | None = Field(
-        default=None, description="template such as '{question}'; null takes the column `prompt` where there is one"
+        default=None,
+        description="Template of the prompt, such as '{question}'. null: the column `prompt`, if there is one.",
     )
     answer: Template | None = Field(
-        default=None, description="template such as '{solution}'; null takes the column `answer` where there is one"
+        default=None,
+        description="Template of the reference answer, such as '{solution}'. null: the column `answer`, if there is "
+        "one.",
     )
     answer_after: str | None = Field(
-        default=None, description="of the answer keep what follows the last place where this stands, such as '####'"
+        default=None,
+        description="Keep only the part of the reference answer after the last occurrence of this text, such as "
+        "'####'. null: keep all.",
     )
     completion: Template | None = Field(
         default=None,
-        description="template, for fine-tuning; null takes the column `completion` where there is one",
+        description="Template of the completion, for fine-tuning. null: the column `completion`, if there is one.",
     )
-    limit: int | None = Field(default=None, ge=1, description="take only so many rows, the first; null takes all")
+    limit: int | None = Field(default=None, ge=1, description="Number of rows to use, the first ones. null: all.")
 
 
 class JSONLinesSettings(TableSettings):
     """Settings of `tables.JSONLinesDataset`."""
 
-    paths: list[LocalPath] = Field(min_length=1, description="files, relative to the config")
+    paths: list[LocalPath] = Field(min_length=1, description="JSON Lines files, relative to the config.")
 
 
 class FilesSettings(TableSettings):
     """Settings of `tables.FilesDataset`."""
 
-    paths: list[LocalPath] = Field(min_length=1, description="files of one format, relative to the config")
+    paths: list[LocalPath] = Field(min_length=1, description="Files of one format, relative to the config.")
     format: Literal["json", "parquet", "csv"] | None = Field(
         default=None,
-        description="Format of the files; null goes by their endings. `json`: one object a line, or one array of "
-        "objects; values are read exactly. `csv`: UTF-8, with the names of the columns in the first line. A column "
-        "holds numbers if every cell is the plain spelling of one, such as 7 and 0.5; an empty cell is null there. Any "
-        "other column is text as written: 007, 1e5, NA, True, and empty text. `parquet`: fields of structs that are "
-        "null are removed; dates, times and decimals become text; images stay `{bytes, path}`.",
+        description="Format of the files. null: chosen by their endings. `json`: one object per line, or one array "
+        "of objects; values are read exactly. `csv`: UTF-8, with the names of the columns in the first line. A "
+        "column holds numbers if every cell is the plain spelling of one, such as 7 or 0.5; an empty cell is then "
+        "null. Any other column is text as written: 007, 1e5, NA, True, and empty text. `parquet`: null fields of "
+        "structs are removed; dates, times and decimals become text; images stay `{bytes, path}`.",
     )
     delimiter: str | None = Field(
-        default=None, min_length=1, max_length=1, description="Sign between the cells of a CSV file. null: a comma."
+        default=None,
+        min_length=1,
+        max_length=1,
+        description="Character between the cells of a CSV file. null: a comma.",
     )
 
     def check(self, config: RunConfig) -> Iterable[str]:
@@ -242,10 +283,14 @@ class FilesSettings(TableSettings):
 class HubSettings(TableSettings):
     """Settings of `tables.HubDataset`."""
 
-    name: str = Field(min_length=1, description="name on the hub, such as openai/gsm8k, or a folder")
-    subset: str | None = Field(default=None, description="the data set's configuration, where it has several")
-    split: str = Field(default="train", description="such as train, test or train[:90%]")
-    revision: str | None = Field(default=None, description="branch, tag or commit; null is the newest")
+    name: str = Field(min_length=1, description="Name of the data set on the hub, such as openai/gsm8k, or a folder.")
+    subset: str | None = Field(
+        default=None, description="Configuration of the data set, if it has several. null: the default."
+    )
+    split: str = Field(default="train", description="Split to use, such as train, test or train[:90%].")
+    revision: str | None = Field(
+        default=None, description="Branch, tag or commit of the data set. null: the newest commit."
+    )
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The library must be there."""
@@ -255,12 +300,18 @@ class HubSettings(TableSettings):
 class ReasoningGymSettings(Settings):
     """Settings of `procedural.ReasoningGymDataset`."""
 
-    task: str = Field(description="a task of reasoning-gym, such as basic_arithmetic")
-    size: int = Field(default=10_000, ge=1, le=10_000_000, description="how many problems there are")
+    task: str = Field(description="Task of reasoning-gym, such as basic_arithmetic.")
+    size: int = Field(default=10_000, ge=1, le=10_000_000, description="Number of problems to generate.")
     seed: int = Field(
-        default=0, ge=0, le=400, description="no problem is made twice under two numbers: give held-out data its own"
+        default=0,
+        ge=0,
+        le=400,
+        description="Random seed of the problems. No problem occurs under two seeds, so give held-out data a seed "
+        "of its own.",
     )
-    settings: dict[str, Any] = Field(default_factory=dict, description="the task's own settings, such as max_digits")
+    settings: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of the task itself, such as max_digits."
+    )
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The library must be there."""

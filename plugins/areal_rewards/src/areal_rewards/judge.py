@@ -24,7 +24,7 @@ REMEMBERED = 10_000
 """Answers that are kept in memory; a run may ask for weeks."""
 
 
-@register("reward_functions", summary="the verdict of a language model behind an OpenAI-compatible address")
+@register("reward_functions", summary="verdict of a language model with an OpenAI-compatible API, from 0 to 1")
 class Judge:
     """A reward: a prompt to a judge, the number that stands in its answer, brought to a scale from 0 to 1.
 

@@ -17,7 +17,7 @@ _LARGEST_EXPONENT_OF_A_SUM = 100
 
 @register(
     "reward_functions",
-    summary="1 if the completion is mathematically equal to the row's answer",
+    summary="1 if the answer is mathematically equal to the row's answer",
     config=MathVerifySettings,
 )
 def math_verify(completion: str, answer: Any) -> float:

@@ -29,13 +29,13 @@ def areal_reward_functions() -> list[Component]:
     return [
         Component(
             "reward_model",
-            "the score of a trained reward model, loaded in the reward process",
+            "score of a trained reward model, loaded in the reward process",
             target="areal_rewards.reward_models:RewardModel",
             config="areal_rewards.config:RewardModelSettings",
         ),
         Component(
             "remote_reward_model",
-            "the score of a trained reward model behind an address",
+            "score of a trained reward model that `areal serve_model` serves",
             target="areal_rewards.reward_models:RemoteRewardModel",
             config="areal_rewards.config:RemoteRewardModelSettings",
         ),
@@ -46,5 +46,5 @@ def areal_reward_functions() -> list[Component]:
 def areal_commands() -> list[Command]:
     """Serving a reward model."""
     return [
-        Command("serve_model", "serve a reward model for runs to ask", target="areal_rewards.model_server:main"),
+        Command("serve_model", "serve a reward model over HTTP", target="areal_rewards.model_server:main"),
     ]

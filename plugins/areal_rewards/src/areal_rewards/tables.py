@@ -136,7 +136,7 @@ class LocalFiles(Table):
         return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in self._paths)).hexdigest()
 
 
-@register("datasets", "jsonl", summary="local jsonl files, read without any library")
+@register("datasets", "jsonl", summary="local JSON Lines files, read without any library")
 class JSONLinesDataset(LocalFiles):
     """Rows of files with one JSON object a line. Blank lines are passed over.
 
@@ -180,7 +180,7 @@ class FilesDataset(LocalFiles):
         super().__init__(rows, rows.columns, settings, title, rows.notes)
 
 
-@register("datasets", "hub", summary="a data set of the Hugging Face hub")
+@register("datasets", "hub", summary="rows of a data set on the Hugging Face hub")
 class HubDataset(Table):
     """Rows of a data set of the Hugging Face hub, or of a folder in one of the hub's layouts.
 

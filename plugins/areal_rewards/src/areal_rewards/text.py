@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
 After = Annotated[
     str | None,
-    Field(description="compare only what follows the last place where this text stands; null compares all"),
+    Field(
+        description="Compare only the part of the answer after the last occurrence of this text; an answer without "
+        "it gets 0. null: compare all of it."
+    ),
 ]
-IgnoreCase = Annotated[bool, Field(description="take capital and small letters as equal")]
+IgnoreCase = Annotated[bool, Field(description="Ignore the difference between upper and lower case.")]
 
 
-@register("reward_functions", summary="1 if the completion is the row's answer")
+@register("reward_functions", summary="1 if the answer is equal to the row's answer")
 def exact_match(completion: str, answer: Any, *, after: After = None, ignore_case: IgnoreCase = False) -> float:
     """Return 1 if completion and answer are equal without the white space around them, else 0.
 
@@ -43,7 +46,7 @@ def exact_match(completion: str, answer: Any, *, after: After = None, ignore_cas
 @register(
     "reward_functions",
     "format",
-    summary="1 if the completion has the form of a regular expression",
+    summary="1 if the answer matches a regular expression",
     config=FormatSettings,
 )
 def matches_format(completion: str, *, pattern: str, whole: bool) -> float:
@@ -60,7 +63,7 @@ def matches_format(completion: str, *, pattern: str, whole: bool) -> float:
 
 @register(
     "reward_functions",
-    summary="0 up to a length, then falling to -1 (DAPO's soft punishment of overlong answers)",
+    summary="penalty for long answers, from 0 to -1 (DAPO's soft overlong punishment)",
     config=LengthPenaltySettings,
 )
 def length_penalty(completion_ids: Sequence[int], *, longest: int, margin: int) -> float:

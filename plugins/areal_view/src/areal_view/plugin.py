@@ -32,4 +32,4 @@ def areal_run_finished(run_dir: Path, outcome: str) -> None:
 @hookimpl
 def areal_commands() -> list[Command]:
     """`areal view RUN_DIR`."""
-    return [Command("view", "show a run: curves, rollouts token by token, timeline", target="areal_view.command:main")]
+    return [Command("view", "show a run: metrics, rollouts token by token, timeline", target="areal_view.command:main")]

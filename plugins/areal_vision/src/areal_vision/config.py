@@ -28,26 +28,30 @@ class VisionTurnSettings(PromptSettings):
     """One prompt with images, one answer, one score."""
 
     chat_template: Literal["always"] = Field(
-        "always", description="The chat template writes the places of images, so it is always applied."
+        "always", description="The chat template is always applied, because it writes the placeholders of images."
     )
     text_has_special_tokens: Literal[False] = Field(
-        False, description="Text that spells a special token is ordinary text: the template writes the special tokens."
+        False,
+        description="Text that spells a special token is plain text; only the chat template writes special tokens.",
     )
     image_key: str | None = Field(
         None,
-        description="Key of the row that holds its image, or a list of them: a path, the text of a file in base64 "
-        "(data:image/png;base64,...), the bytes of a file, or what `datasets` reads, {bytes: ..., path: ...}; null in "
-        "a row that has none. They take the places of the prompt's image parts in order; if the prompt is text, they "
-        "stand in front of it. null: `image`, or `images`. Rewards get the row with the bytes of its images.",
+        description="Key of the row that holds its image, or a list of images. An image is a path, a file in base64 "
+        "(data:image/png;base64,...), the bytes of a file, {bytes: ..., path: ...} as the library `datasets` "
+        "returns it, or null for none. Images replace the image parts of the prompt in order; if the prompt is "
+        "text, they come before it. null: `image` or `images`. Rewards get the row with the bytes of its images.",
     )
     folder: LocalPath = Field(
-        default=Path(), validate_default=True, description="that paths of images are relative to; the config's own"
+        default=Path(),
+        validate_default=True,
+        description="Folder that image paths are relative to. Default: the folder of the config.",
     )
     max_image_pixels: int = Field(
         50_000_000,
         ge=1,
         le=PILLOWS_LIMIT,
-        description="of an image, width x height; a larger one fails its row before its pixels are unpacked",
+        description="Maximum size of an image in pixels, width x height. A larger image fails its row before it is "
+        "decoded.",
     )
     shows_images: ClassVar[bool] = True
     scores_answers: ClassVar[bool] = True
@@ -94,13 +98,16 @@ class SquaresSettings(Settings):
     """Which squares."""
 
     split: Literal["train", "held_out"] = Field(
-        "train", description="held_out are 64 rows, with squares where train has none"
+        "train",
+        description="Split of the data. `held_out`: 64 rows with squares in positions that `train` does not have.",
     )
-    rows: int = Field(2048, ge=1, description="of train")
+    rows: int = Field(2048, ge=1, description="Number of rows of the split `train`.")
 
 
 class TinyModelSettings(Settings):
     """The model's random numbers, and its heads."""
 
-    seed: int = Field(0, description="of its weights")
-    head_size: Literal[16, 32] = Field(16, description="of the language model's attention; vLLM on a CPU needs 32")
+    seed: int = Field(0, description="Random seed of the weights.")
+    head_size: Literal[16, 32] = Field(
+        16, description="Size of the language model's attention heads. vLLM on a CPU needs 32."
+    )

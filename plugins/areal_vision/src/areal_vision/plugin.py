@@ -11,7 +11,7 @@ def areal_workflows() -> list[Component]:
     return [
         Component(
             "single_turn",
-            "a prompt with images, one answer, one score",
+            "one prompt with images and one answer, scored by the run's reward functions",
             target="areal_vision.workflow:VisionTurn",
             config="areal_vision.config:VisionTurnSettings",
         )
@@ -24,7 +24,7 @@ def areal_datasets() -> list[Component]:
     return [
         Component(
             "squares",
-            "a colored square somewhere in an image, and a question about its color or its side",
+            "images of a colored square, with questions about its color or its position",
             target="areal_vision.squares:Squares",
             config="areal_vision.config:SquaresSettings",
         )
@@ -37,7 +37,7 @@ def areal_models() -> list[Component]:
     return [
         Component(
             "tiny_model",
-            "a vision-language model of Qwen3-VL's shape, 0.2 M parameters, that knows nothing yet",
+            "an untrained vision-language model of Qwen3-VL's architecture with 0.2 M parameters",
             target="areal_vision.tiny_model:TinyModel",
             config="areal_vision.config:TinyModelSettings",
         )

@@ -39,18 +39,28 @@ class McpServerSettings(Settings):
     """A server of the Model Context Protocol: a command, or an address."""
 
     command: list[str] | None = Field(
-        default=None, min_length=1, description="program and arguments, which speaks on its standard input and output"
+        default=None,
+        min_length=1,
+        description="Program and arguments of a server that communicates over standard input and output.",
     )
     environment: dict[str, str] = Field(
         default_factory=dict,
-        description="variables for it, beside HOME, PATH and the like; secrets as env:NAME",
+        description="Environment variables of the program, in addition to HOME, PATH and the like. Secrets are "
+        "written env:NAME.",
     )
-    folder: LocalPath = Field(default=Path(), validate_default=True, description="that it starts in; the config's own")
-    url: str | None = Field(default=None, pattern=r"^https?://", description="of one that runs, with its path")
+    folder: LocalPath = Field(
+        default=Path(),
+        validate_default=True,
+        description="Working directory of the program. Default: the folder of the config.",
+    )
+    url: str | None = Field(default=None, pattern=r"^https?://", description="URL of a running server, with its path.")
     per: Literal["worker", "episode"] = Field(
-        default="worker", description="whether all episodes of a worker share it, or each has one of its own"
+        default="worker",
+        description="`worker`: all episodes of a rollout worker share one server. `episode`: each episode has its own.",
     )
-    start_timeout_s: Seconds = Field(default=60.0, gt=0, description="until it has told its tools")
+    start_timeout_s: Seconds = Field(
+        default=60.0, gt=0, description="Timeout in seconds for starting the server and listing its tools."
+    )
 
     @model_validator(mode="after")
     def _one_of_two(self) -> McpServerSettings:
@@ -67,15 +77,24 @@ class McpServerSettings(Settings):
 class ToolSettings(ConversationSettings):
     """A conversation in which the policy calls functions of Python, or tools of servers."""
 
-    prompt_key: str = Field(default="prompt", description="the row's key that holds the task: text or messages")
-    system: str | None = Field(default=None, description="system message for rows that have none of their own")
-    tools: list[Selection] = component("tools", default=[], description="typed functions that the policy may call")
-    mcp: list[McpServerSettings] = Field(
-        default_factory=list, description="servers of the Model Context Protocol, whose tools are added"
+    prompt_key: str = Field(
+        default="prompt", description="Key of the row that holds the task: text, or a list of messages."
     )
-    max_turns: int = Field(default=8, ge=1, description="answers of the policy in one episode")
-    tool_timeout_s: Seconds = Field(default=30.0, gt=0, description="for one call of a tool")
-    longest_result: int = Field(default=4000, ge=1, description="characters of a result; what is longer is cut")
+    system: str | None = Field(
+        default=None, description="System message for rows that have none of their own. null: none."
+    )
+    tools: list[Selection] = component(
+        "tools", default=[], description="Tools that the policy may call: Python functions with type annotations."
+    )
+    mcp: list[McpServerSettings] = Field(
+        default_factory=list,
+        description="Servers of the Model Context Protocol (MCP) whose tools the policy may also call.",
+    )
+    max_turns: int = Field(default=8, ge=1, description="Maximum number of the policy's answers in one episode.")
+    tool_timeout_s: Seconds = Field(default=30.0, gt=0, description="Timeout of one tool call in seconds.")
+    longest_result: int = Field(
+        default=4000, ge=1, description="Maximum length of a tool's result in characters. A longer result is cut off."
+    )
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """There must be a tool; the programs and the library of servers must be here."""
@@ -112,40 +131,67 @@ class ToolSettings(ConversationSettings):
 class SeedsSettings(Settings):
     """Rows that are nothing but seeds."""
 
-    size: int = Field(ge=1, description="how many")
-    first: int = Field(default=0, ge=0, description="the first one; leave a distance between training and evaluation")
+    size: int = Field(ge=1, description="Number of rows, one seed each.")
+    first: int = Field(
+        default=0,
+        ge=0,
+        description="First seed; the others count up from it. Choose ranges that do not overlap for training and "
+        "evaluation.",
+    )
 
 
 class GameSettings(Settings):
     """What games of libraries have."""
 
-    id: str = Field(min_length=1, description="the game's name in its library")
-    arguments: dict[str, Any] = Field(default_factory=dict, description="of the game, by keyword")
-    max_steps: int | None = Field(default=None, ge=1, description="turns of the policy; null leaves it to the game")
+    id: str = Field(min_length=1, description="Name of the game in its library.")
+    arguments: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments with which the game is created."
+    )
+    max_steps: int | None = Field(
+        default=None, ge=1, description="Maximum number of the policy's turns. null: the game's own limit."
+    )
     seed_key: str = Field(
-        default="seed", description="the row's key that holds the game's seed; without it one follows from the row"
+        default="seed",
+        description="Key of the row that holds the game's seed. A row without this key gets a seed computed from "
+        "its content.",
     )
 
 
 class GymnasiumSettings(GameSettings):
     """A game of gymnasium, in words."""
 
-    system: str | None = Field(default=None, description="system message in front")
-    opening: Template = Field(default="{observation}\n\nSay {actions}.", description="what the policy hears first")
-    turn: Template = Field(default="{observation}", description="what it hears after each of its turns")
+    system: str | None = Field(default=None, description="System message at the start of the conversation. null: none.")
+    opening: Template = Field(
+        default="{observation}\n\nSay {actions}.",
+        description="Template of the first user message, with {observation} and {actions}.",
+    )
+    turn: Template = Field(
+        default="{observation}",
+        description="Template of the message after each of the policy's turns, with {observation} and {actions}.",
+    )
     observation: Literal["value", "rendering"] = Field(
-        default="value", description="the value in words, or what the game renders as text (render_mode: ansi)"
+        default="value",
+        description="How an observation becomes text. `value`: its value, with names and numbers. `rendering`: the "
+        "text that the game renders (render_mode: ansi).",
     )
     describe: Selection | None = component(
-        "tools", description="a function of yours from an observation to a text, mine.py:describe"
+        "tools",
+        description="Function that turns an observation into text, such as mine.py:describe. null: the text that "
+        "`observation` chooses.",
     )
     actions: dict[str, Any] = Field(
-        default_factory=dict, description="names of actions, {left: 0, right: 2}; without them numbers are read"
+        default_factory=dict,
+        description="Names of actions and their values, such as {left: 0, right: 2}. Without names, the policy "
+        "writes the value.",
     )
     invalid_reward: float = Field(
-        default=-0.1, allow_inf_nan=False, description="of a turn that names no action; the game does not see it"
+        default=-0.1,
+        allow_inf_nan=False,
+        description="Reward of a turn that names no valid action. The game does not see that turn.",
     )
-    step_timeout_s: Seconds = Field(default=60.0, gt=0, description="for the game to answer one turn")
+    step_timeout_s: Seconds = Field(
+        default=60.0, gt=0, description="Timeout in seconds for the game to process one turn."
+    )
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The library must be there, and the game must open."""
@@ -226,20 +272,29 @@ class TextArenaSettings(GameSettings):
 class OpenEnvSettings(Settings):
     """An environment behind a server of OpenEnv."""
 
-    url: str = Field(pattern=r"^(https?|wss?)://", description="of the server; one session of it for each episode")
-    reset_keys: list[str] = Field(
-        default_factory=list, description="the row's keys that are handed to the environment's reset, such as seed"
+    url: str = Field(
+        pattern=r"^(https?|wss?)://", description="URL of the OpenEnv server. Each episode has a session of its own."
     )
-    action: dict[str, Any] = Field(default_factory=dict, description="what each action holds beside the completion")
-    action_key: str = Field(default="message", description="of an action: what holds the completion")
+    reset_keys: list[str] = Field(
+        default_factory=list, description="Keys of the row that are passed to the environment's reset, such as seed."
+    )
+    action: dict[str, Any] = Field(
+        default_factory=dict, description="Further fields of each action, in addition to the completion."
+    )
+    action_key: str = Field(default="message", description="Field of an action that holds the completion.")
     observation_key: str | None = Field(
-        default=None, description="of an observation: its text; null for all of it, as JSON"
+        default=None, description="Field of an observation that holds its text. null: the whole observation, as JSON."
     )
     opening_key: str | None = Field(
-        default=None, description="the row's key with what the policy hears first; null for the first observation"
+        default=None,
+        description="Key of the row that holds the first message. null: the first observation is the first message.",
     )
-    connect_timeout_s: Seconds = Field(default=30.0, gt=0, description="to reach the server and have a session")
-    step_timeout_s: Seconds = Field(default=60.0, gt=0, description="for one answer of the environment")
+    connect_timeout_s: Seconds = Field(
+        default=30.0, gt=0, description="Timeout in seconds for connecting to the server and opening a session."
+    )
+    step_timeout_s: Seconds = Field(
+        default=60.0, gt=0, description="Timeout in seconds for one response of the environment."
+    )
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The library must be there."""
