@@ -18,8 +18,12 @@ TEACHER = Role("teacher", needs_path=True)
 class GAESettings(Settings):
     """Settings of `critic.gae`."""
 
-    discount: float = Field(1.0, gt=0, le=1, description="of a reward that is one token away")
-    smoothing: float = Field(0.95, ge=0, le=1, description="lambda: 0 trusts the critic, 1 the rewards")
+    discount: float = Field(
+        1.0, gt=0, le=1, description="Discount factor from 0 to 1: the share of a reward that counts one token earlier."
+    )
+    smoothing: float = Field(
+        0.95, ge=0, le=1, description="Lambda of GAE, from 0 to 1. 0: trust the critic. 1: trust the rewards."
+    )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """What the critic expects before each token."""
@@ -37,7 +41,9 @@ class ValueSettings(Settings):
 class KLInRewardSettings(Settings):
     """Settings of `kl_in_reward.kl_in_reward`."""
 
-    coefficient: float = Field(0.05, ge=0, description="what a nat of distance from the reference costs")
+    coefficient: float = Field(
+        0.05, ge=0, description="KL coefficient: the penalty for each nat of log(policy / reference)."
+    )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """What the policy and its reference say of each token."""
@@ -62,26 +68,38 @@ class PPOSettings(PolicyGradientSettings):
     """PPO: a critic, and a price on the distance from the reference."""
 
     batch_transforms: list[Selection] = component(
-        "batch_transforms", default=["homemade/kl_in_reward"], description="price of the distance"
+        "batch_transforms",
+        default=["homemade/kl_in_reward"],
+        description="Functions that compute fields of a whole batch before its advantages, in this order.",
     )
-    advantage: Selection = component("advantages", default="homemade/gae", description="rewards less expectations")
-    policy_loss: Selection = component("policy_losses", default="homemade/clipped", description="the loss of a token")
+    advantage: Selection = component(
+        "advantages", default="homemade/gae", description="Estimator that turns rewards into advantages."
+    )
+    policy_loss: Selection = component("policy_losses", default="homemade/clipped", description="Loss of each token.")
     auxiliary_losses: list[Selection] = component(
-        "auxiliary_losses", default=["homemade/value"], description="the critic's part"
+        "auxiliary_losses",
+        default=["homemade/value"],
+        description="Losses that are trained in the same update as the policy, such as a critic's.",
     )
 
 
 class DistillationSettings(PolicyGradientSettings):
     """The policy writes, and learns where a teacher would rather have written something else."""
 
-    advantage: Selection = component("advantages", default="homemade/teacher", description="what the teacher prefers")
-    policy_loss: Selection = component("policy_losses", default="homemade/clipped", description="the loss of a token")
+    advantage: Selection = component(
+        "advantages",
+        default="homemade/teacher",
+        description="Estimator that turns the teacher's log-probabilities into advantages.",
+    )
+    policy_loss: Selection = component("policy_losses", default="homemade/clipped", description="Loss of each token.")
 
 
 class DPOSettings(Settings):
     """Settings of `preferences.DPO`."""
 
-    beta: float = Field(0.1, gt=0, description="how much the policy may leave the reference")
+    beta: float = Field(
+        0.1, gt=0, description="Beta of DPO: the larger it is, the closer the policy stays to the reference."
+    )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """The policy, and what the reference says of each token."""

@@ -18,9 +18,9 @@ def _component(name: str, summary: str, target: str, config: str | None = None) 
 def areal_algorithms() -> list[Component]:
     """Whole ones."""
     return [
-        _component("ppo", "a critic, a clipped loss and a price on the KL", COMPOSITION, "PPOSettings"),
-        _component("distill", "learns what a teacher prefers", COMPOSITION, "DistillationSettings"),
-        _component("dpo", "learns from pairs of answers", "preferences:DPO", "DPOSettings"),
+        _component("ppo", "a critic, a clipped loss and a KL penalty in the reward", COMPOSITION, "PPOSettings"),
+        _component("distill", "on-policy distillation from a teacher", COMPOSITION, "DistillationSettings"),
+        _component("dpo", "direct preference optimization on pairs of answers", "preferences:DPO", "DPOSettings"),
     ]
 
 
@@ -29,14 +29,19 @@ def areal_advantages() -> list[Component]:
     """From rewards to advantages."""
     return [
         _component("gae", "generalized advantage estimation", "critic:gae", "GAESettings"),
-        _component("teacher", "what a teacher prefers", "distillation:closer_to_the_teacher", "TeacherSettings"),
+        _component(
+            "teacher",
+            "log-probability of each token under the teacher minus that under the policy",
+            "distillation:closer_to_the_teacher",
+            "TeacherSettings",
+        ),
     ]
 
 
 @hookimpl
 def areal_policy_losses() -> list[Component]:
     """The loss of a token."""
-    return [_component("clipped", "PPO's", "critic:clipped")]
+    return [_component("clipped", "PPO's clipped loss", "critic:clipped")]
 
 
 @hookimpl
@@ -49,5 +54,5 @@ def areal_auxiliary_losses() -> list[Component]:
 def areal_batch_transforms() -> list[Component]:
     """Columns of a batch."""
     return [
-        _component("kl_in_reward", "a price on the KL", "kl_in_reward:kl_in_reward", "KLInRewardSettings"),
+        _component("kl_in_reward", "a KL penalty in the reward", "kl_in_reward:kl_in_reward", "KLInRewardSettings"),
     ]

@@ -13,7 +13,9 @@ class BetterOrWorseSettings(Settings):
     """Settings of `advantages.better_or_worse`."""
 
     needs_group: ClassVar[bool] = True
-    margin: float = Field(1e-4, ge=0, description="rewards so close to the mean count as equal to it")
+    margin: float = Field(
+        1e-4, ge=0, description="Rewards that differ from the mean by at most this count as equal to it."
+    )
 
 
 class BetterSettings(PolicyGradientSettings):
@@ -22,10 +24,10 @@ class BetterSettings(PolicyGradientSettings):
     advantage: Selection = component(
         "advantages",
         default="example/better_or_worse",
-        description="turns rewards into advantages",
+        description="Estimator that turns rewards into advantages.",
     )
     policy_loss: Selection = component(
         "policy_losses",
         default="example/capped_reinforce",
-        description="the loss of a token",
+        description="Loss of each token.",
     )

@@ -12,7 +12,9 @@ from pydantic import Field
 class Doublings:
     """Sums of a number and itself; a row has the keys that the workflow and the reward read."""
 
-    def __init__(self, count: Annotated[int, Field(gt=0, description="rows, which begin at 0+0=")] = 50) -> None:
+    def __init__(
+        self, count: Annotated[int, Field(gt=0, description="Number of rows, starting with 0+0=.")] = 50
+    ) -> None:
         self._count = count
 
     def __len__(self) -> int:

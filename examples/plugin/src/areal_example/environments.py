@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class SecondChances:
     """Says whether an answer is right, and lets the policy try again."""
 
-    def __init__(self, tries: Annotated[int, Field(ge=1, description="answers that the policy may give")] = 3) -> None:
+    def __init__(self, tries: Annotated[int, Field(ge=1, description="Maximum number of answers.")] = 3) -> None:
         self._left = tries
         self._answer = ""
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 def not_solved(
     episodes: Sequence[Episode],
     *,
-    share: Annotated[float, Field(gt=0, le=1, description="drop a prompt with a larger share of right answers")] = 0.9,
+    share: Annotated[
+        float, Field(gt=0, le=1, description="Drop a prompt if a larger share of its answers is correct.")
+    ] = 0.9,
 ) -> Sequence[Episode] | None:
     """Leave out prompts that the policy solves nearly always: they teach it little."""
     right = sum(episode.reward > 0 for episode in episodes)

@@ -38,7 +38,7 @@ def areal_advantages() -> list[Component]:
     return [
         Component(
             "better_or_worse",
-            "1 above the mean of the prompt's answers, -1 below it",
+            "1 if the reward is above the mean of the group, -1 if it is below",
             target="areal_example.advantages:better_or_worse",
             config="areal_example.config:BetterOrWorseSettings",
         )
@@ -51,7 +51,7 @@ def areal_policy_losses() -> list[Component]:
     return [
         Component(
             "capped_reinforce",
-            "REINFORCE, weighted by the ratio to the proximal policy up to a cap",
+            "REINFORCE, weighted by the capped ratio to the proximal policy",
             target="areal_example.policy_losses:capped_reinforce",
         )
     ]
@@ -63,7 +63,7 @@ def areal_algorithms() -> list[Component]:
     return [
         Component(
             "better",
-            "the advantage and the loss of this plugin together",
+            "the advantage and the loss of this plugin combined",
             target="areal_core.algorithms.composition:PolicyGradient",
             config="areal_example.config:BetterSettings",
         )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def capped_reinforce(
-    terms: PolicyTerms, *, cap: Annotated[float, Field(gt=0, description="the greatest weight of a token")] = 2.0
+    terms: PolicyTerms, *, cap: Annotated[float, Field(gt=0, description="Upper bound of a token's weight.")] = 2.0
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """L_t = -min(r_t, cap) A log π(y_t), no gradient through r_t = π / π_prox (CISPO, arXiv 2506.13585); [T]."""
     ratio = torch.exp(terms.logprobs.detach() - terms.proximal_logprobs)

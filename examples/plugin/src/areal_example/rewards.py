@@ -16,7 +16,9 @@ def brevity(
     completion_ids: Sequence[int],
     finish_reason: str,
     *,
-    free_tokens: Annotated[int, Field(ge=0, description="an answer of up to so many tokens is worth 1")] = 10,
+    free_tokens: Annotated[
+        int, Field(ge=0, description="Maximum length of an answer, in tokens, that gets a reward of 1.")
+    ] = 10,
 ) -> float:
     """Reward short answers that end by themselves: 1 up to `free_tokens` tokens, then less and less."""
     if finish_reason != "stop":

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 class MetricLines:
     """Write the metrics of each step as a line of JSON into the run folder."""
 
-    def __init__(self, file: Annotated[str, Field(min_length=1, description="its name")] = "lines.jsonl") -> None:
+    def __init__(
+        self, file: Annotated[str, Field(min_length=1, description="Name of the file.")] = "lines.jsonl"
+    ) -> None:
         self._name = file
         self._file: TextIO | None = None
 

@@ -20,7 +20,7 @@ class SelfCheck:
 
     def __init__(
         self,
-        question: Annotated[str, Field(description="asked behind the first answer")] = " Is that right? ",
+        question: Annotated[str, Field(description="Question that follows the first answer.")] = " Is that right? ",
     ) -> None:
         self._question = question
 
