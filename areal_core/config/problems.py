@@ -100,7 +100,7 @@ def from_validation(error: ValidationError, fields: Mapping[str, FieldInfo] | No
             problems.append(unknown_key(path, known))
         elif kind == "missing":
             description = known[str(path[-1])].description if known else None
-            problems.append(Problem(path, "is required", (f"it is: {description}",) if description else ()))
+            problems.append(Problem(path, "is required", (" ".join(description.split()),) if description else ()))
         elif kind == "model_type":
             hints = (f"keys here: {', '.join(sorted(fields))}",) if fields and not path else ()
             problems.append(Problem(path, "is a section with its own keys, not a single value", hints))

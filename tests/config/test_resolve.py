@@ -143,7 +143,7 @@ def test_all_problems_are_told_at_once_with_their_places(kit):
         "bad.yaml:7: inference_engine.threads: must be greater than or equal to 1, not 0\n",
         "bad.yaml:9: algorithm.advantage.scael: unknown key\n    did you mean 'scale'?",
         "bad.yaml:1: stepz: unknown key\n    did you mean 'steps'?",
-        "steps: is required\n    it is: training steps",
+        "steps: is required\n    Number of training steps.",
     ):
         assert told in out, told
 

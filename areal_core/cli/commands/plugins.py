@@ -106,7 +106,7 @@ def _describe_settings(plugin: Plugin, kind: str, record: Any, catalog: Catalog)
     lines = []
     for name, part in settings.get("properties", {}).items():
         default = "required" if name in settings.get("required", ()) else f"default {describe_default(part)}"
-        meaning = f"  ({part['description']})" if "description" in part else ""
+        meaning = f"  ({' '.join(part['description'].split())})" if "description" in part else ""
         lines.append(f"{name}: {describe_values(part)}, {default}{meaning}")
     return lines
 
