@@ -39,6 +39,17 @@ class DiskError(RunError):
     """The disk refuses a write: it is full, read-only, or belongs to another user. A retry may succeed."""
 
 
+def is_in_memory(folder: Path) -> bool:
+    """Return whether a folder is on a tmpfs. False if the kernel does not list its mounts."""
+    place, kind = "", ""
+    with suppress(OSError):
+        for line in Path("/proc/self/mounts").read_text().splitlines():
+            point, file_system = (word.replace("\\040", " ") for word in line.split(" ")[1:3])
+            if len(point) >= len(place) and folder.is_relative_to(point):
+                place, kind = point, file_system
+    return kind == "tmpfs"
+
+
 @contextmanager
 def writing(what: str, path: Path) -> Iterator[None]:
     """Turn the errors of failed writes in the block into `DiskError`.

@@ -129,8 +129,8 @@ def load_file(path: Path) -> tuple[ModuleType, str]:
 
 def changed_files() -> list[str]:
     """Return the user's files that this process has imported and that have another source now."""
-    modules = [module for name, module in sorted(sys.modules.items()) if name.startswith(PREFIX)]
-    return [str(module.__file__) for module in modules if _has_changed(module)]
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(PREFIX)]
+    return sorted(str(module.__file__) for module in modules if _has_changed(module))
 
 
 def _has_changed(module: ModuleType) -> bool:

@@ -22,6 +22,7 @@ import msgspec
 from areal_core.checks.components import component_problems, imported_modules
 from areal_core.checks.data import inspect_data, needs_tokenizer, row_checks
 from areal_core.checks.findings import FINDINGS_FILE, Findings, reported
+from areal_core.checks.fingerprints import module_records
 from areal_core.checks.loading import loading_problems, local_models, tokenizer_of
 from areal_core.checks.memory import Memory, imported_files
 from areal_core.checks.reading import end_child, read_in_child, start_child, write_reading
@@ -84,6 +85,9 @@ def inspect(resolved: Resolved, folder: Path) -> Findings:
         arguments = {f"rewards.{n}": reward_arguments(chosen) for n, chosen in enumerate(config.rewards)}
     readable = [report for report in reports if report.keys]
     rows = [("note", note) for report in reports for note in (*report.notes, report.skipped) if note]
+    records = [report.record for report in reports if report.record is not None]
+    # Before `changed_files`: a file that changes in between is noticed by one of the two.
+    records += module_records({**(stored_modules or {}), **imported_modules(resolved)})
     return Findings(
         problems=[
             *problems,
@@ -93,8 +97,7 @@ def inspect(resolved: Resolved, folder: Path) -> Findings:
         ],
         rows=[*rows, *(("note", note) for note in notes), *default_rows(arguments, readable)],
         row_count=reports[0].row_count,
-        records=[report.record for report in reports if report.record is not None],
-        modules={**(stored_modules or {}), **imported_modules(resolved)},
+        records=records,
     )
 
 

@@ -24,15 +24,13 @@ class Findings:
         problems: each with its config key. With any, the run cannot start.
         rows: label and text of lines for the plan: notes, and arguments of rewards that keep their defaults.
         row_count: rows of the training data; 0 if it cannot be read.
-        records: fingerprints of the data sets.
-        modules: the user's own modules that were imported, each with its file.
+        records: fingerprints of the data sets, and of the user's own modules that were imported.
     """
 
     problems: list[str] = field(default_factory=list)
     rows: list[tuple[str, str]] = field(default_factory=list)
     row_count: int = 0
     records: list[Provenance] = field(default_factory=list)
-    modules: dict[str, str] = field(default_factory=dict)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import msgspec
 
 from areal_core.checks.data import inspect_data, row_checks
 from areal_core.checks.findings import FINDINGS_FILE, Findings
-from areal_core.checks.fingerprints import check_unchanged, model_records, module_records
+from areal_core.checks.fingerprints import check_unchanged, model_records
 from areal_core.checks.models import StoredModels
 from areal_core.checks.plan import ModelPlan, batch_rows, group_figures, group_rows, plan_models
 from areal_core.checks.reading import READING_FILE, Child, read_settings
@@ -155,7 +155,7 @@ def combine(
         *(("note", note) for note in notes),
         *findings.rows,
     ]
-    records = [*plugins, *findings.records, *module_records(findings.modules)]
+    records = [*plugins, *findings.records]
     return Preflight(rows, {**plan.figures, "groups": group_figures(groups)}, records)
 
 

@@ -211,9 +211,10 @@ class PlacementSection(Section):
     """Numbers of GPUs. `train=8 generate=tp2x4`: 8 GPUs for training, 4 servers with 2 GPUs each. `colocated`: all GPUs
     train and generate."""
     generation: list[GPU] | None = None
-    """GPUs of one machine for the inference servers. Repeat a GPU for each further server on it. null: all GPUs."""
+    """GPUs of one machine for the inference servers. Repeat a GPU for each further server on it. null: a server sees
+    all GPUs."""
     training: list[GPU] | None = None
-    """GPUs of one machine for the trainer's ranks. null: all GPUs."""
+    """GPUs of one machine for the trainer's ranks, one each. null: a rank sees all GPUs and uses one."""
     gpu_memory_gib: float | None = Field(default=None, ge=0.001, le=100_000)
     """Memory in GiB of each GPU that the run will use, for the memory plan and for servers that share a GPU. null: what
     this machine reports."""

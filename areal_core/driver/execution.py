@@ -360,7 +360,8 @@ def _read_sources(run: RunFolder, records: Iterable[Provenance]) -> Iterator[tup
     """
     for record in records:
         path = Path(record.location)
-        if not record.is_own or not path.is_file():  # a file that is gone has a copy from an earlier start
+        is_source = record.is_own and path.is_absolute()  # the record of a data set has the text of the config
+        if not is_source or not path.is_file():  # a file that is gone has a copy from an earlier start
             continue
         source = path.read_bytes()
         if hashlib.sha256(source).hexdigest() != record.source_hash:

@@ -89,7 +89,8 @@ class ServerSettings(Settings):
     health_interval_s: Seconds = Field(2.0, gt=0)
     """Seconds between health checks."""
     health_timeout_s: Seconds = Field(15.0, gt=0)
-    """Health-check timeout in seconds. A server that fails two checks in a row is considered lost."""
+    """Health-check timeout in seconds. A server is considered lost when two checks in a row fail, or when it refuses
+    the connection."""
     drain_timeout_s: Seconds = Field(60.0, ge=0)
     """Seconds in which a leaving server may finish its requests. Before a weight sync, requests that cannot continue on
     another server (stop texts or penalties, on servers that do not label tokens) have the same time."""

@@ -110,6 +110,7 @@ class RolloutWorkers:
         log: Callable[[str], None],
     ) -> None:
         self.rows = self.held_out_rows = 0
+        self._has_loaded = False
         self.on_failure: Callable[[int, int, int, str], None] = lambda *_: None
         self._address, self._welcome, self._timeline = address, welcome, timeline
         self._slots = slots
@@ -204,7 +205,15 @@ class RolloutWorkers:
         peer.notify(self._welcome)
         ready = await peer.receive()
         assert isinstance(ready, WorkflowsReady)
-        self.rows, self.held_out_rows = ready.rows, ready.held_out_rows
+        if self._has_loaded and (ready.rows, ready.held_out_rows) != (self.rows, self.held_out_rows):
+            self._cause = RunError(
+                f"{peer.name} has {ready.rows} rows of the data set and {ready.held_out_rows} of the evaluation's; "
+                f"the workers before it had {self.rows} and {self.held_out_rows}",
+                hints=["the length of a data set must stay the same during a run"],
+            )
+            self._changed.set()
+            return
+        self.rows, self.held_out_rows, self._has_loaded = ready.rows, ready.held_out_rows, True
         worker = _Worker(peer)
         self._workers.append(worker)
         self._changed.set()

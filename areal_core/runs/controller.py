@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import os
 import re
 import sqlite3
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from areal_core.background import start_task, watch_event_loop
 from areal_core.config import load_run
 from areal_core.data.sampler import PromptSampler
-from areal_core.errors import RunError
 from areal_core.ledger.audit import audit
 from areal_core.ledger.store import Ledger
 from areal_core.messages.workflows import Welcome
@@ -26,6 +24,7 @@ from areal_core.rollout.evaluation import Evaluator, play_in_workers
 from areal_core.rollout.samples import SampleLog
 from areal_core.rollout.service import RolloutService
 from areal_core.rollout.workers import RolloutWorkers
+from areal_core.runs.data_length import require_checked_rows
 from areal_core.runs.engines import build_engine
 from areal_core.runs.models import end_tokens, load_tokenizer, model_reference, sampling_parameters, vocabulary_size
 from areal_core.runs.rollout_worker import ROLLOUTS
@@ -181,7 +180,7 @@ async def _serve(run: RunFolder, member: Member) -> None:
     controller: RolloutController | None = None
     try:
         log = member.log
-        _require_checked_rows(run, half.workers.rows)
+        require_checked_rows(run, half.workers.rows)
         sampler = PromptSampler(half.workers.rows, config.seed, shuffle=config.shuffle)
         half.workers.on_failure = _logging_each_cause(ledger.failed, log, sampler)
         controller = RolloutController(
@@ -206,21 +205,6 @@ async def _serve(run: RunFolder, member: Member) -> None:
         await half.close()
         if controller is not None:
             ledger.close(controller.open_groups)
-
-
-def _require_checked_rows(run: RunFolder, rows: int) -> None:
-    """Compare the length of the data set with the one in the records of the run; the order of prompts depends on it.
-
-    Raises:
-        RunError: the data set has grown or shrunk since it was checked.
-    """
-    records = json.loads(run.plugins.read_text()) if run.plugins.is_file() else []
-    checked = [record["version"] for record in records if record["name"] == "dataset"]
-    if checked and f"{rows} rows" not in checked:
-        raise RunError(
-            f"the data set had {checked[-1]} when the run was checked and has {rows} rows now",
-            hints=["its length must stay the same during a run: copy what grows, such as a log, and name the copy"],
-        )
 
 
 def _logging_each_cause(

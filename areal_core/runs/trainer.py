@@ -19,9 +19,11 @@ from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 from areal_core.config import load_run
 from areal_core.config.needs import roles_of
 from areal_core.diagnostics import Watch
+from areal_core.disk import is_in_memory
 from areal_core.errors import RunError
 from areal_core.interfaces.training import AdapterEngine, ComparingEngine, OptimizerSettings
 from areal_core.ledger.store import Ledger
+from areal_core.runs.data_length import require_checked_rows
 from areal_core.runs.models import check_same_tokens, load_tokenizer, model_path, model_reference
 from areal_core.runtime.environment import NODES_VARIABLE, SCRATCH_VARIABLE
 from areal_core.runtime.member import ASKED_TO_STOP, LOADING_SILENCE_S, current_attempt
@@ -126,7 +128,9 @@ def _train(resolved: Resolved, run: RunFolder, member: Member) -> bool:
         former = [earlier.ledger for earlier in run.attempts() if earlier.number < attempt.number]
         ledger = Ledger.take_over(attempt.ledger, former, run.path)
         encode = partial(algorithm.encode, tokenizer=load_tokenizer(model))
-        examples = ExampleSource(config.dataset.build(), encode, config, ledger, interruption.is_set)
+        dataset = config.dataset.build()
+        require_checked_rows(run, len(dataset))
+        examples = ExampleSource(dataset, encode, config, ledger, interruption.is_set)
     read = partial(read_batch, run.path, config.rollout) if needs_rollouts else read_examples
     source = SharedSource(rollouts or examples, read)
 
@@ -178,7 +182,9 @@ def _weight_sync(
     if isinstance(transport, FolderTransport):
         in_memory = transport.in_memory
         transport = None
-    folder = WeightFolder(engine, _weights_folders(config, attempt, model, in_memory=in_memory), _memory_folder())
+    folders, memory = _weights_folders(config, attempt, model, in_memory=in_memory), _memory_folder()
+    # Other file systems may grant a lease on a file that a server has mapped: overlayfs does.
+    folder = WeightFolder(engine, folders, memory if is_in_memory(memory.resolve()) else None)
     return WeightSync(section, engine, rollouts, transport, folder)
 
 

@@ -109,7 +109,7 @@ class WeightFolder:
         engine: whose parameters are written.
         folders: where versions are written, in the first one that has room at that time. One in memory is for servers
             on this machine; for several machines it must be on a disk that all of them see.
-        memory: the one of `folders` that is in memory, where a version that nobody reads any more is overwritten.
+        memory: the one of `folders` that is on a tmpfs, where a version that nobody reads any more is overwritten.
     """
 
     def __init__(self, engine: TrainEngine, folders: Sequence[Path], memory: Path | None = None) -> None:
@@ -161,16 +161,18 @@ class WeightFolder:
 
     def _overwrite(self, version: int, parameters: Iterator[tuple[str, torch.Tensor]]) -> _Version | None:
         """Write into the retired version's file. Return None if there is none, or a server still reads it."""
-        retired, self._retired = self._retired, None
+        retired = self._retired
         if retired is None or retired.file is None:
             return None
         if retired.file.is_read():
+            self._retired = None
             retired.remove()
             return None
         target = retired.folder.with_name(f"version-{version}")
         with writing(f"weights of version {version}", target.parent):
             retired.file.overwrite(parameters)
             retired.folder.rename(target)
+        self._retired = None
         return _Version(target, retired.file)
 
     def _retire(self, version: _Version) -> None:

@@ -1,7 +1,7 @@
 """Writes synced weights into one safetensors file, tensor by tensor, without a second copy of the model.
 
-`write_weights` makes a new file. In memory, new pages take more than half of its time, so `WeightsFile` also overwrites
-the file of an older version once nobody reads it.
+`write_weights` makes a new file. In memory, new pages and copies through pageable memory take most of its time, so
+`WeightsFile` overwrites the file of an older version, in pinned pages, once nobody reads it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import mmap
 import signal
 import struct
-from functools import partial
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -124,17 +124,17 @@ class WeightsFile:
         if self._mapping is None:
             self._mapping = mmap.mmap(self._file.fileno(), 0)
         target = torch.frombuffer(self._mapping, dtype=torch.uint8)
-        end = len(_header(self._descriptions))
+        end, gpu = len(_header(self._descriptions)), None
         for value in _expected(self._descriptions, gathered):
-            if value.is_cuda and not self._is_pinned:
-                _pin(target)
-                self._is_pinned = True
-            given = _bytes(value)
-            start, end = end, end + given.numel()
-            target[start:end].copy_(given, non_blocking=True)
-            del value, given
-        if self._is_pinned:
-            torch.cuda.current_stream().synchronize()
+            if value.is_cuda and gpu is None:
+                gpu = value.device
+                self._is_pinned = self._is_pinned or _pin(target)
+            content = _bytes(value)
+            start, end = end, end + content.numel()
+            target[start:end].copy_(content, non_blocking=value.is_cuda)
+            del value, content
+        if gpu is not None:
+            torch.cuda.current_stream(gpu).synchronize()
 
     def close(self) -> None:
         """Unmap and close the file."""
@@ -142,17 +142,23 @@ class WeightsFile:
             if self._is_pinned:
                 address = torch.frombuffer(self._mapping, dtype=torch.uint8).data_ptr()
                 _cudart().cudaHostUnregister(address)
-            self._mapping.close()
+            with suppress(BufferError):  # the traceback of a failed write still holds the tensor
+                self._mapping.close()
         self._file.close()
 
 
-def _pin(memory: torch.Tensor) -> None:
+def _pin(memory: torch.Tensor) -> bool:
     """Pin pages for copies from a GPU. Where the driver refuses (WSL may), copies are slower and as correct.
 
     A refusal stays the last error of the thread that asked, where PyTorch would report it for the next kernel.
     """
-    register = partial(_cudart().cudaHostRegister, memory.data_ptr(), memory.numel(), 0)
+    codes: list[Any] = []
+
+    def register() -> None:
+        codes.append(_cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
+
     start_thread(register, "pinning").join()
+    return [int(code) for code in codes] == [0]
 
 
 def _cudart() -> Any:

@@ -22,5 +22,5 @@ def test_every_benchmark_that_is_named_is_there() -> None:
 def test_a_readme_of_a_plugin_has_its_install_line_and_its_guide(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert f"pip install ./plugins/{page.parent.name}" in text
-    (guide,) = re.findall(r"\]\((\.\./\.\./docs/guides/[\w-]+\.md)\)", text)
+    (guide,) = re.findall(r"\]\((\.\./\.\./docs/(?:guides|extend)/[\w-]+\.md)\)", text)
     assert (page.parent / guide).is_file()

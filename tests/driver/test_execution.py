@@ -94,6 +94,15 @@ def test_a_file_that_changes_behind_the_checks_is_refused(tmp_path: Path, is_new
         assert copy.read_text() == "A = 1"
 
 
+def test_the_record_of_a_data_set_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its location is the text of the config; a file of that name in the current folder has nothing to do with it."""
+    (tmp_path / "jsonl").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    run = RunFolder(tmp_path / "run")
+    begin(run, records=[Provenance("dataset", "", "3 rows", "jsonl", "a hash of rows")])
+    assert [*run.sources.iterdir()] == []
+
+
 def test_a_resume_with_fewer_steps_than_are_done_is_refused(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     begin(run)

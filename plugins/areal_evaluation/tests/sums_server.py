@@ -47,7 +47,10 @@ async def chat(request: web.Request) -> web.StreamResponse:
     if "tool" in asked and body["messages"][-1]["role"] != "tool":
         call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
         return web.json_response(answer(body, "<b>I call & wait</b>", [call]))
-    told = answer(body, str(sum(map(int, re.findall(r"\d+", asked)))), [])
+    if "halves of a sign" in asked:
+        told = answer(body, "\ud83d\ude00", [])
+    else:
+        told = answer(body, str(sum(map(int, re.findall(r"\d+", asked)))), [])
     if not body.get("stream"):
         return web.json_response(told)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

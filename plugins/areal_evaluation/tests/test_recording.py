@@ -91,6 +91,24 @@ def test_other_conversations_stand_by_themselves_and_a_stream_is_one_answer(sums
     assert (recording.answers, recording.tokens, recording.failed_requests) == (3, 5, 0)
 
 
+def test_a_request_that_is_not_unicode_is_refused_and_not_recorded(sums_server, key):
+    async def agent(chat):
+        with pytest.raises(openai.BadRequestError, match="not valid Unicode"):
+            await chat.create(model="x", messages=[user("1 and \udcff")])
+        await chat.create(model="x", messages=[user("1 and 1")])
+
+    recording = recorded(sums_server, key, agent)
+    assert [talk[0]["text"] for talk in recording.transcript.conversations] == ["1 and 1"]
+
+
+def test_a_sign_whose_halves_come_in_two_pieces_of_a_stream_is_one_sign(sums_server, key):
+    async def agent(chat):
+        stream = await chat.create(model="x", messages=[user("halves of a sign")], stream=True)
+        assert len([piece async for piece in stream]) == 3
+
+    assert recorded(sums_server, key, agent).last == "\N{GRINNING FACE}"
+
+
 @pytest.mark.parametrize(("temperature", "said"), [(None, "sum-9 0.3"), (0.0, "sum-9 0.0")])
 def test_the_model_is_the_one_that_is_asked_for_and_so_is_the_temperature(sums_server, key, temperature, said):
     async def agent(chat):

@@ -154,6 +154,8 @@ class RecordingProxy:
             body = None
         if not isinstance(body, dict):
             return _refused("the body must be a JSON object", 400)
+        if not _is_unicode(body):
+            return _refused("the body has text that is not valid Unicode: an unpaired surrogate", 400)
         if request.method == "POST":
             recording.agent_ids.add(str(body.get("model") or ""))
             body["model"] = self._address.model
@@ -221,8 +223,7 @@ async def _on_message(
     if body and answer.status >= 400:
         recording.failed(body, f"the endpoint answered {answer.status}: {shown(raw.decode(errors='replace'))}")
     elif body:
-        found = whole_answer(_events(raw)) if is_stream else _read(raw, answer)
-        _require_unicode(found)
+        found = _paired(whole_answer(_events(raw)) if is_stream else _read(raw, answer))
         if "input_tokens" not in found:  # a count of tokens is not an answer
             recording.heard(body, found)
     if not is_stream:
@@ -245,16 +246,24 @@ def _read(raw: bytearray, answer: aiohttp.ClientResponse) -> dict[str, Any]:
     return found
 
 
-def _require_unicode(found: Mapping[str, Any]) -> None:
-    """Refuse an answer with unpaired surrogates, which JSON can escape: no file or message can hold its text.
+def _paired(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Join surrogates whose halves came in two pieces of a stream.
 
     Raises:
-        BadAnswerError: the answer has such a text.
+        BadAnswerError: the answer has an unpaired surrogate. No file or message can hold its text.
     """
+    joined: dict[str, Any] = json.loads(json.dumps(answer))
+    if not _is_unicode(joined):
+        raise BadAnswerError(f"answered with text that is not valid Unicode: {shown(json.dumps(answer))}")
+    return joined
+
+
+def _is_unicode(value: object) -> bool:
     try:
-        json.dumps(found, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise BadAnswerError(f"answered with text that is not valid Unicode: {shown(json.dumps(found))}") from None
+        return False
+    return True
 
 
 def _events(raw: bytearray) -> Iterator[dict[str, Any]]:

@@ -126,7 +126,7 @@ CORRECTIONS = [
     ),
     _part(
         "veto",
-        "masks sequences with a token that the proximal policy would almost never sample",
+        "masks sequences with a token that has become far less likely since it was sampled",
         "sequence_corrections",
         "correction_settings:VetoSettings",
     ),

@@ -1,6 +1,6 @@
 """The pytest plugin: fixtures for tests of engines and server adapters, and failures of background work.
 
-pytest loads this module in every session where areal-testing is installed, so it imports nothing of areal at its top.
+pytest loads this module in every session where areal-testing is installed, so it imports nothing of areal by itself.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import _thread
 import asyncio
 import json
 import os
+import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -33,24 +35,32 @@ pytest.register_assert_rewrite("areal_testing.conformance")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Generator[None, object, object]:
-    """Fail a test if background work of areal fails during it. Otherwise the failure would end the whole session."""
+    """Fail a test during which background work of areal fails. Otherwise the failure would end the whole session.
+
+    Tests of projects that do not import areal are left alone.
+    """
+    if "areal_core" not in sys.modules:
+        return (yield)
     from areal_core.background import on_failure
 
     failed: list[tuple[str, BaseException]] = []
 
     def interrupt(name: str, error: BaseException) -> None:
         failed.append((name, error))
-        _thread.interrupt_main()  # an event loop lets no other exception out of its callbacks
+        if len(failed) == 1 and callable(signal.getsignal(signal.SIGINT)):
+            _thread.interrupt_main()  # an event loop lets no other exception out of its callbacks
 
-    former = on_failure(interrupt)
+    former, result = on_failure(interrupt), None
     try:
-        return (yield)
+        result = yield
     except KeyboardInterrupt:
         if not failed:
             raise
-        raise AssertionError(f"background work failed: {failed[0][0]}") from failed[0][1]
     finally:
         on_failure(former)
+    if failed:
+        raise AssertionError(f"background work failed: {failed[0][0]}") from failed[0][1]
+    return result
 
 
 class StartsServer(Protocol):
@@ -92,7 +102,8 @@ def _started(adapter: StartsServer, model: ModelReference, log: Path) -> Iterato
     try:
         yield address
     finally:
-        kill_tree(process.pid)
+        if process.poll() is None:
+            kill_tree(process.pid)
         process.wait()
 
 

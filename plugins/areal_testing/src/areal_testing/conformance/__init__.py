@@ -10,7 +10,7 @@ A test module of a plugin derives a class from a suite, says how the component i
 
 Components that a config names (rewards, workflows, algorithms and their parts) need even less: `component =
 "myplugin/name"`. Every test takes nothing but pytest's `tmp_path` and is an ordinary method, so it can also be called
-from a script. pytest is imported here and nowhere else in areal.
+from a script.
 """
 
 from areal_testing.conformance.advantages import AdvantageSuite, GroupFilterSuite, RewardShapingSuite
