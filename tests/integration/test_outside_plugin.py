@@ -81,7 +81,7 @@ class Outside:
         """Tests of the plugin that fail; those that fail for the same reason in one line."""
         report = self._project / "report.xml"
         report.unlink(missing_ok=True)
-        options = ("-p", "no:cacheprovider", "--continue-on-collection-errors", "--timeout=120", f"--junitxml={report}")
+        options = ("-p", "no:cacheprovider", "--continue-on-collection-errors", "--timeout=600", f"--junitxml={report}")
         done = self._python(core, "-m", "pytest", *options)
         tests: dict[str, list[str]] = {}
         for name, reason in _failures(report) if report.is_file() else ():
@@ -97,7 +97,7 @@ class Outside:
         variables |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         return subprocess.run(
             [sys.executable, *words],
-            cwd=self._project, env=variables, capture_output=True, text=True, check=False, timeout=300,
+            cwd=self._project, env=variables, capture_output=True, text=True, check=False, timeout=1500,
         )  # fmt: skip
 
 
