@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from areal_core.config import Settings
 from areal_core.config.problems import dotted
 from areal_core.config.selection import selections
-from areal_core.disk import is_folder
+from areal_core.disk import WEIGHTS_INDEX, is_folder
 from areal_core.errors import RunError
 from areal_core.models.quantization import refuse_quantized
 from areal_core.models.sizes import text_config
@@ -31,13 +32,24 @@ def has_tokenizer_files(folder: Path) -> bool:
     return any(part in file.name for file in folder.iterdir() for part in _TOKENIZER_PARTS)
 
 
+def _is_complete(folder: Path) -> bool:
+    """Return whether a folder of the hub's cache has a tokenizer and all weights, and not only the files of a check."""
+    index = folder / WEIGHTS_INDEX
+    try:
+        names = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
+    return has_tokenizer_files(folder) and all((folder / str(name)).is_file() for name in names)
+
+
 class StoredModels:
     """The models that a config names, as far as they are on this machine.
 
     Args:
         resolved: the config.
         files: patterns of the files to download for a model that is named on the Hugging Face hub. Without all of
-            `MODEL_FILES` such a model is not read; with none, the hub is not asked whether it exists.
+            `MODEL_FILES` such a model is read only if an earlier run has downloaded it; with none, the hub is not asked
+            whether it exists.
         made: folder of the model that the config's source has made.
 
     Attributes:
@@ -65,7 +77,7 @@ class StoredModels:
         except RunError as error:
             self.problems.append(": ".join((error.message, *error.hints)))
             return None
-        if files != MODEL_FILES and not is_local:
+        if files != MODEL_FILES and not is_local and not _is_complete(folder):
             return None
         try:
             return read_model(folder)

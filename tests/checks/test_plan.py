@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from areal_core.checks.data import inspect_data
+from areal_core.checks.models import StoredModels
 from areal_core.checks.preflight import Preflight, check_evaluation, check_made_model
 from areal_core.config import resolve
 from areal_core.disk import read_shapes
@@ -21,6 +23,7 @@ from tests.checks.header_only import write_weights
 from tests.checks.planning import plan_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 HIDDEN, LAYERS, MIDDLE, VOCABULARY = 1024, 4, 4096, 50_000
@@ -514,6 +517,41 @@ def test_what_is_taken_for_a_name_on_the_hub_is_told_with_the_folder_that_is_not
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match=rf"{key}: there is no folder /.*/models/lost, and 'models/lost' cannot be"):
         plan(model, "algorithm.regularizers=[reference_kl]", f"{key}=models/lost")
+
+
+@pytest.mark.parametrize(
+    ("change", "is_read"),
+    [
+        (lambda folder: None, True),
+        (lambda folder: (folder / "model.safetensors").unlink(), False),
+        (lambda folder: (folder / "tokenizer.json").unlink(), False),
+        (
+            lambda folder: (folder / "model.safetensors.index.json").write_text(
+                json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}})
+            ),
+            False,
+        ),
+    ],
+    ids=["complete", "no weights", "no tokenizer", "half of the weights"],
+)
+def test_a_dry_run_reads_a_model_of_the_hub_that_was_downloaded_before(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object], is_read: bool
+) -> None:
+    """A dry run asks the hub for config.json alone, and downloads no weights."""
+    commit = "0" * 40
+    snapshot = tmp_path / "hub" / "models--mine--small" / "snapshots" / commit
+    shutil.copytree(model, snapshot)
+    change(snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    resolved = resolve(None, ["grpo"], ["model.source=null", "model.path=mine/small", "model.dtype=bfloat16"])
+    stored = StoredModels(resolved, ["config.json"])
+    assert stored.problems == []
+    found = stored.by_key["model.path"]
+    assert (found is not None) == is_read
+    assert found is None or dict(found.shapes) == {name: tuple(shape) for name, shape in SHAPES.items()}
 
 
 ROWS = """\
