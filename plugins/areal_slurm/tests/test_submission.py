@@ -33,6 +33,20 @@ def directives(text):
     return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
 
 
+@pytest.mark.parametrize(
+    ("words", "is_noted"),
+    [
+        (["--gres=gpu:8"], True),
+        ([], False),
+        (["--gres=gpu:8", "launcher.trainer_processes=2"], False),
+        (["--gres=gpu:8", "--nodes=2", "placement=train=16"], False),
+    ],
+)
+def test_gpus_that_no_placement_assigns_are_noted(capsys, words, is_noted):
+    assert main(["run.yaml", "run_dir=my run", *words, "--dry-run"]) == 0
+    assert ("the config has no placement" in capsys.readouterr().err) == is_noted
+
+
 def test_the_script_starts_the_run_and_goes_on_with_it(capsys, folder):
     words = ["--nodes=4", "--gres=gpu:8", "--time=4:00:00", "--sbatch=--exclusive", "--warn=300"]
     assert main(["run.yaml", "run_dir=my run", "launcher.setup=module load cuda", *words, "--dry-run"]) == 0

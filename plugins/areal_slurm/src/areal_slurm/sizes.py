@@ -21,6 +21,18 @@ def gpus_of(gres: str | None) -> int | None:
     return sum(int(match[1] or 1) for match in found) if found else None
 
 
+def unused_note(config: RunConfig, gres: str | None) -> str:
+    """Return a note on a job that asks for GPUs and a config that assigns none; empty if there is nothing to say."""
+    placement = config.placement
+    is_placed = placement.training is not None or placement.generation is not None
+    if not gpus_of(gres) or is_placed or config.trainer_processes > 1:
+        return ""
+    return (
+        f"note: --gres {gres} asks for GPUs, and the config has no placement, so one trainer rank uses one of them; "
+        "for 4 nodes with 8 GPUs each write placement='train=16 generate=tp1x16'"
+    )
+
+
 def check_sizes(config: RunConfig, nodes: str, gres: str | None, further: Sequence[str]) -> None:
     """Refuse a job with fewer GPUs than the placement needs.
 

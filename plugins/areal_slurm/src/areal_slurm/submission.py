@@ -26,6 +26,7 @@ from areal_core.programs import (
     execute,
     model_path,
     model_paths,
+    print_error,
     print_out,
     read_request,
     require_place,
@@ -34,7 +35,7 @@ from areal_core.programs import (
 from areal_slurm.allocation import slurm
 from areal_slurm.config import SlurmSettings
 from areal_slurm.requeue import VARIABLE
-from areal_slurm.sizes import check_sizes
+from areal_slurm.sizes import check_sizes, unused_note
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -178,6 +179,8 @@ def _script(arguments: argparse.Namespace, folder: Path, resolved: Resolved) -> 
         )
         raise UsageError(message, hints=["leave launcher.type out, or set launcher=slurm"])
     check_sizes(resolved.config, arguments.nodes, arguments.gres, arguments.sbatch)
+    if note := unused_note(resolved.config, arguments.gres):
+        print_error(note)
     given = {option: getattr(arguments, option.replace("-", "_")) for option in PASSED_ON}
     options = [
         f"--job-name={shlex.quote(resolved.name)}",
