@@ -15,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "examples" / "plugin"
-NEEDED = ("hf", "vision", "fsdp", "grpo")
+NEEDED = ("hf", "vision", "fsdp", "grpo", "testing")
 DISTRIBUTIONS = (ROOT, *(ROOT / "plugins" / f"areal_{name}" for name in NEEDED), PLUGIN)
 MODEL = ("model.source=null", "model.path=model")
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "__pycache__", "*.egg-info", "tests", ".mypy_cache")
@@ -51,7 +51,7 @@ class Environment:
         """Run Python there with these words, in a folder outside the checkout."""
         line = [str(self.python), *words]
         return subprocess.run(
-            line, cwd=folder, env=self.variables, capture_output=True, text=True, check=False, timeout=250
+            line, cwd=folder, env=self.variables, capture_output=True, text=True, check=False, timeout=900
         )
 
 
