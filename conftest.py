@@ -179,7 +179,7 @@ def sglang_options() -> dict[str, Any]:
         "disable_cuda_graph": True,
         "grammar_backend": "none",
         "context_length": 16384,
-        "mem_fraction_static": 0.1,
+        "mem_fraction_static": 0.5,
         "max_total_tokens": 65536,
         "max_running_requests": 32,
         "sleep_on_idle": True,

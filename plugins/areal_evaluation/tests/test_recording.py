@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
+import urllib.error
+import urllib.request
 from typing import Any
 
 import aiohttp
@@ -93,8 +96,15 @@ def test_other_conversations_stand_by_themselves_and_a_stream_is_one_answer(sums
 
 def test_a_request_that_is_not_unicode_is_refused_and_not_recorded(sums_server, key):
     async def agent(chat):
-        with pytest.raises(openai.BadRequestError, match="not valid Unicode"):
-            await chat.create(model="x", messages=[user("1 and \udcff")])
+        client = chat._client  # it refuses to send such a text
+        body = json.dumps({"model": "x", "messages": [user("1 and \udcff")]}).encode()
+        headers = {"Authorization": f"Bearer {client.api_key}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"{client.base_url}chat/completions", body, headers)
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            await asyncio.to_thread(direct.open, request)
+        assert refused.value.code == 400
+        assert b"not valid Unicode" in refused.value.read()
         await chat.create(model="x", messages=[user("1 and 1")])
 
     recording = recorded(sums_server, key, agent)
