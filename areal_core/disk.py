@@ -371,7 +371,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [single]
     if not (folder / WEIGHTS_INDEX).is_file():
         return sorted(folder.glob("*.safetensors"))
-    return [folder / name for name in sorted(set(_indexed(folder).values()))]
+    return [folder / name for name in sorted(set(indexed_files(folder).values()))]
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -401,12 +401,12 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
             f"there are no weights in {folder}: it has no *.safetensors with tensors", hints=[hint] if is_old else []
         )
     is_indexed = (folder / WEIGHTS_INDEX).is_file() and paths != [folder / "model.safetensors"]
-    if is_indexed and (absent := sorted(_indexed(folder).keys() - shapes.keys())):
+    if is_indexed and (absent := sorted(indexed_files(folder).keys() - shapes.keys())):
         raise RunError(f"{folder / WEIGHTS_INDEX} names tensors that no file has: {', '.join(absent[:3])}")
     return shapes
 
 
-def _indexed(folder: Path) -> dict[str, str]:
+def indexed_files(folder: Path) -> dict[str, str]:
     """Return the file of each tensor from the folder's index. All these files exist."""
     index = folder / WEIGHTS_INDEX
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from areal_core.config import Settings
 from areal_core.config.problems import dotted
 from areal_core.config.selection import selections
-from areal_core.disk import WEIGHTS_INDEX, is_folder
+from areal_core.disk import WEIGHTS_INDEX, indexed_files, is_folder
 from areal_core.errors import RunError
 from areal_core.models.quantization import refuse_quantized
 from areal_core.models.sizes import text_config
@@ -33,13 +32,16 @@ def has_tokenizer_files(folder: Path) -> bool:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Return whether a folder of the hub's cache has a tokenizer and all weights, and not only the files of a check."""
-    index = folder / WEIGHTS_INDEX
+    """Return whether a folder of the hub's cache has a tokenizer and all weights, and not only the files of a check.
+
+    A download that was interrupted leaves an index that names missing files, or shards without an index.
+    """
+    if not (folder / WEIGHTS_INDEX).is_file():
+        return has_tokenizer_files(folder) and (folder / "model.safetensors").is_file()
     try:
-        names = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return has_tokenizer_files(folder) and bool(indexed_files(folder))
+    except RunError:
         return False
-    return has_tokenizer_files(folder) and all((folder / str(name)).is_file() for name in names)
 
 
 class StoredModels:

@@ -56,7 +56,7 @@ MAX_TOLERANCES = 5.0
 """Multiple of the tolerance at which the difference of one token is clipped in the log-probability check."""
 KEPT_VERSIONS = 2
 """Versions of the weights that stay in folders. A server that syncs late may still read the one before the last."""
-FILE: Final = "model.safetensors"
+_FILE: Final = "model.safetensors"
 
 
 class FolderTransport:
@@ -155,9 +155,9 @@ class WeightFolder:
         temporary, target = folder / f".version-{version}", folder / f"version-{version}"
         with writing(f"weights of version {version}", folder):
             temporary.mkdir(parents=True, exist_ok=True)
-            write_weights(temporary / FILE, tensors, parameters)
+            write_weights(temporary / _FILE, tensors, parameters)
             temporary.rename(target)
-            return _Version(target, WeightsFile(target / FILE, tensors) if folder == self._memory else None)
+            return _Version(target, WeightsFile(target / _FILE, tensors) if folder == self._memory else None)
 
     def _overwrite(self, version: int, parameters: Iterator[tuple[str, torch.Tensor]]) -> _Version | None:
         """Write into the retired version's file. Return None if there is none, or a server still reads it."""
@@ -186,11 +186,11 @@ class WeightFolder:
 
 
 class _Version(NamedTuple):
-    """A version in its folder.
+    """A version of the weights on disk or in memory.
 
     Attributes:
-        folder: of the version.
-        file: in the folder, if it is in memory.
+        folder: folder of the version.
+        file: the file in it, which can be overwritten; None outside memory.
     """
 
     folder: Path

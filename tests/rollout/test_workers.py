@@ -120,6 +120,24 @@ def test_what_a_lost_worker_had_is_begun_again_elsewhere() -> None:
     run(check())
 
 
+def test_a_worker_that_has_other_rows_than_those_before_it_ends_the_run() -> None:
+    """The order of prompts follows from the number of rows; a log that has grown meanwhile has another order."""
+
+    async def check() -> None:
+        async with running(FakeWorkflow(), count=1) as (workers, processes, _):
+            assert workers.rows == 7
+            processes.rows = 8
+            await processes.started[0].die()
+            with pytest.raises(
+                RunError, match=r"worker-0 has 8 rows of the data set .* the workers before it had 7"
+            ) as raised:
+                await workers.run(group())
+            assert "must stay the same" in raised.value.hints[0]
+            assert workers.rows == 7
+
+    run(check())
+
+
 def test_a_group_that_loses_one_worker_after_another_fails() -> None:
     async def check() -> None:
         failures = []

@@ -119,8 +119,9 @@ class Client:
 class Worker:
     """A worker in a task of this event loop."""
 
-    def __init__(self, name: str, address: str, workflow: RolloutWorkflow, engine: FakeEngine) -> None:
+    def __init__(self, name: str, address: str, workflow: RolloutWorkflow, engine: FakeEngine, rows: int) -> None:
         self.name = name
+        self.rows = rows
         self.peer: Peer | None = None
         self._task = asyncio.ensure_future(self._serve(address, workflow, engine))
 
@@ -129,7 +130,7 @@ class Worker:
         assert isinstance(await peer.receive(), Welcome)
         slots = RemoteSlots(peer)
         runner = EpisodeRunner(workflow, Client(engine, slots), RewardSum([]), FakeTokenizer(), max_retries=1)
-        data = CountingDataset(7), CountingDataset(3)
+        data = CountingDataset(self.rows), CountingDataset(3)
         service = WorkerService(peer, GroupRunner(runner, *data, [], RolloutSection(), segments_of(self.name)), slots)
         peer.notify(WorkflowsReady(*map(len, data)))
         await service.serve()
@@ -149,9 +150,11 @@ class Workers:
         self.started: list[Worker] = []
         self._of = address, workflow, engine
         self.restarts = True
+        self.rows = 7
+        """Rows of the training data that a worker which starts from now on has."""
 
     def start(self, name: str) -> None:
-        worker = Worker(name, *self._of)
+        worker = Worker(name, *self._of, self.rows)
         self.started.append(worker)
         worker._task.add_done_callback(lambda _: self.start(name) if self.restarts else None)
 
