@@ -13,11 +13,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 export OMP_NUM_THREADS ?= 1
-# Seconds for the slow tests of `make test-all`; those that have not started by then are skipped and counted.
+# Seconds for `make test-slow`; the tests that have not started by then are skipped and counted.
 # Each day of the year begins with another file.
 SLOW_TESTS_S ?=
 
-.PHONY: demo test test-all test-servers test-cluster test-nightly test-pythons lint types docs release servers clean
+.PHONY: demo test test-all test-slow test-servers test-cluster test-nightly test-pythons lint types docs release servers clean
 demo: $(VENV)/demo
 	$(BIN)/areal run --plugins grpo run_dir=$(RUN_DIR)
 
@@ -25,10 +25,13 @@ demo: $(VENV)/demo
 test: $(VENV)/test lint
 	$(PYTEST) -m "not (slow or servers or cluster or nightly)"
 
-test-all: $(VENV)/test-all types
-	$(PYTEST) $(SLOW_TESTS_S:%=--time-limit % --start-at $(shell date +%-j)) -m "slow and not (servers or cluster or nightly)"
+test-all:
 	$(MAKE) test-cluster
 	$(MAKE) test-servers
+	$(MAKE) test-slow
+
+test-slow: $(VENV)/test-all types
+	$(PYTEST) $(SLOW_TESTS_S:%=--time-limit % --start-at $(shell date +%-j)) -m "slow and not (servers or cluster or nightly)"
 
 test-servers: $(VENV)/test-all servers
 	$(PYTEST) -m "servers and not nightly"

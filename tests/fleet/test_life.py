@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
 
 import pytest
 
 from areal_core import background
+from areal_core.disk import read_lines
 from areal_core.engines import TensorDescription, WeightUpdate
 from areal_core.errors import RunError
 from areal_core.inference import server as server_module
@@ -218,7 +218,7 @@ def test_a_server_that_leaves_while_it_starts_is_gone(running, tmp_path):
             assert (await fleet.answer(ServerLeaves("late", "http://late"))).state == "gone"
             late.is_healthy = True
             await asyncio.sleep(0.2)
-            seen = [json.loads(line) for line in (tmp_path / "logs" / "servers.jsonl").read_text().splitlines()]
+            seen = read_lines(tmp_path / "logs" / "servers.jsonl")
             told = [entry["state"] for entry in seen if entry["server"] == "late"]
             assert told == ["gone"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from areal_core.disk import read_lines
 from areal_core.driver import ask_driver
 from areal_core.runs import RunFolder
 from areal_core.runtime.messages import StatusRequest
@@ -105,8 +105,7 @@ class Workplace:
 
     def metrics(self, run: str = "run") -> list[dict[str, Any]]:
         """Lines of a run's metrics."""
-        path = self.folder / run / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        return read_lines(self.folder / run / "metrics.jsonl")
 
     def weights(self, run: str = "run") -> bytes:
         """The exported parameters of a run."""

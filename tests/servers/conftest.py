@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from areal_core.disk import read_lines
 from areal_core.engines import ModelReference, WeightUpdate
 from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_sglang.config import SGLangConfig
@@ -291,8 +292,7 @@ class Place:
         return WeightUpdate(self.version, self.models[self.version])
 
     def transitions(self, name):
-        lines = (self.logs / "servers.jsonl").read_text().splitlines()
-        return [entry for line in lines if (entry := json.loads(line))["server"] == name]
+        return [entry for entry in read_lines(self.logs / "servers.jsonl") if entry["server"] == name]
 
 
 @pytest.fixture(scope="module")

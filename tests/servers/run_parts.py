@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from areal_core.disk import read_lines
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = "tests/servers_on_cpu"
@@ -34,8 +35,7 @@ def wait_for(condition, process, what):
 
 def transitions(run_dir, server):
     """The states of a server and their versions, without those of every weight sync: held, and put back."""
-    path = run_dir / "logs" / "servers.jsonl"
-    entries = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    entries = read_lines(run_dir / "logs" / "servers.jsonl")
     own = [(entry["state"], entry["version"]) for entry in entries if entry["server"] == server]
     return [one for former, one in zip([("", 0), *own], own, strict=False) if "updating" not in (former[0], one[0])]
 

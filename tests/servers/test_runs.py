@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 
 import pytest
 
+from areal_core.disk import read_lines
 from tests.servers.run_parts import CONFIGS, ENVIRONMENT, HANG_S, ROOT, START, areal, end, transitions, wait_for
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(2 * HANG_S)]
@@ -29,7 +29,7 @@ def test_the_demonstration_with_a_server(server, transport, request, tmp_path, m
     files = [path for path in run_dir.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
     assert {path.name for path in files} <= {"server-0.log"}
     assert all(path.stat().st_mode & 0o077 == 0 for path in files)
-    steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    steps = read_lines(run_dir / "metrics.jsonl")
     assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
     assert all(step["logprob_check/difference_max"] < 1e-3 for step in steps), "the server holds other weights"
     assert all(step["weight_sync/transfer_s"] > 0 for step in steps[1:])
@@ -46,7 +46,7 @@ def test_servers_that_keep_their_memory_generate_while_the_same_gpu_trains(sglan
     words += [f"inference_engine.program=[{','.join(map(str, sglang_program))}]", "rollout.max_staleness=1"]
     found = areal("run", f"{CONFIGS}/sglang.yaml", *words)
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
-    steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    steps = read_lines(run_dir / "metrics.jsonl")
     assert max(step["staleness/mean"] for step in steps) > 0.5, "they waited while it trained"
     assert not any("time/sleep_s" in step for step in steps)
     assert all(step["logprob_check/difference_max"] < 1e-3 for step in steps), "a server holds other weights"
@@ -103,7 +103,7 @@ def test_a_server_joins_outlives_a_killed_run_and_is_found_again(sglang_program,
         run.wait()
         wait_for(lambda: "the server waits" in told.read_text(), server, "the end of the run is told")
         before = len(transitions(run_dir, "extra"))
-        step = len((run_dir / "metrics.jsonl").read_text().splitlines())
+        step = len(read_lines(run_dir / "metrics.jsonl"))
         found = areal("run", "--resume", run_dir, f"steps={step + 4}")
         assert found.returncode == 0, found.stdout[-2000:] + found.stderr[-2000:]
         again = transitions(run_dir, "extra")[before:]
@@ -137,8 +137,8 @@ def test_a_server_leaves_a_run_that_goes_on_and_a_name_that_is_taken_is_refused(
         server.send_signal(signal.SIGINT)
         assert server.wait(HANG_S) == 0
         assert [state for state, _ in transitions(run_dir, "extra")][-2:] == ["leaving", "gone"]
-        steps = len((run_dir / "metrics.jsonl").read_text().splitlines())
-        wait_for(lambda: len((run_dir / "metrics.jsonl").read_text().splitlines()) > steps + 2, run, "further steps")
+        steps = len(read_lines(run_dir / "metrics.jsonl"))
+        wait_for(lambda: len(read_lines(run_dir / "metrics.jsonl")) > steps + 2, run, "further steps")
         run.send_signal(signal.SIGINT)
         assert run.wait(HANG_S) == 130
         assert areal("audit", run_dir).returncode == 0

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from areal_core.disk import read_lines
 from areal_core.runtime.process_tree import children, kill_tree
 from tests.servers.run_parts import CONFIGS, ENVIRONMENT, HANG_S, ROOT, START, areal, end, transitions, wait_for
 
@@ -54,10 +55,6 @@ def test_servers_outlive_a_trainer_that_is_killed(placed, sglang_program, tmp_pa
 def processes_of(run_dir):
     """What `areal status` says of the processes of a run, by name."""
     return json.loads(areal("status", run_dir, "--json").stdout)["processes"]
-
-
-def read_lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
 def outward_address():
