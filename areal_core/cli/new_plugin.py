@@ -19,16 +19,42 @@ KINDS: Final = {
     "dataset": "doublings",
     "workflow": "self_check",
     "environment": "second_chances",
+    "agent": "solver",
+    "tool": "product",
+    "sandbox": "timed_process",
+    "algorithm": "better",
     "reward_shaping": "ranked",
     "group_filter": "not_solved",
-    "tracker": "metric_lines",
+    "batch_transform": "surprise_penalty",
     "advantage": "better_or_worse",
     "policy_loss": "capped_reinforce",
-    "algorithm": "better",
+    "correction": "near_only",
+    "regularizer": "stay_close",
+    "auxiliary_loss": "reward_regression",
+    "loss_aggregation": "square_root_length",
+    "example_tokenizer": "completion_only",
+    "model": "local_copy",
+    "train_engine": "token_counting",
+    "inference_engine": "toy_engine",
+    "weight_transport": "timed_broadcast",
+    "launcher": "verbose_launcher",
+    "tracker": "metric_lines",
+    "preset": "small_run",
+    "command": "count_steps",
+    "health_check": "c_compiler",
 }
-"""What can be asked for, and the component of the template that shows it."""
+"""Each kind that can be asked for, and the component of the template that shows it."""
 PARTS: Final = {"algorithm": {"advantage", "policy_loss"}}
 """Kinds that bring others with them."""
+FILES_OF_KINDS: Final = {
+    "inference_engines.py": "inference_engine",
+    "sandboxes.py": "sandbox",
+    "small_run.yaml": "preset",
+    "test_agents.py": "agent",
+    "test_weight_transports.py": "weight_transport",
+    "toy_server.py": "inference_engine",
+}
+"""Files that belong to one kind as a whole: not every part of them names its component."""
 EVENT_HOOK: Final = "areal_run_finished"
 """No plugin begins with it: it supplies nothing that a config names."""
 LONGEST: Final = 40
@@ -91,6 +117,8 @@ def _files(name: str, kinds: Collection[str]) -> Iterator[tuple[str, str]]:
         return re.sub(r"\b(areal[-_])?example\b", lambda found: f"{found[1] or ''}{own.get(found[1], name)}", text)
 
     for path in (path for pattern in FILES for path in sorted(template.glob(pattern)) if path.is_file()):
+        if path.name in FILES_OF_KINDS and FILES_OF_KINDS[path.name] not in kinds:
+            continue
         text = path.read_text(encoding="utf-8")
         kept = _module(text, unwanted) if path.suffix == ".py" else _lines(text, unwanted)
         if kept or not text:

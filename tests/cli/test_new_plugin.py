@@ -13,35 +13,67 @@ from pathlib import Path
 import pytest
 import yaml
 
+from areal_core import plugins as registry
 from areal_core.cli import main
 from areal_core.cli.new_plugin import KINDS, LONGEST
 from areal_core.plugins.catalog import Catalog
 
 TEMPLATE = Path(__file__).parents[2] / "examples" / "plugin"
-MODULES = {
-    "reward": "rewards",
-    "dataset": "datasets",
-    "workflow": "workflows",
-    "environment": "environments",
-    "reward_shaping": "reward_shaping",
-    "group_filter": "group_filters",
-    "tracker": "trackers",
+MARKED = {
+    "reward": ("reward_functions", "rewards"),
+    "dataset": ("datasets", "datasets"),
+    "workflow": ("workflows", "workflows"),
+    "environment": ("environments", "environments"),
+    "agent": ("agents", "agents"),
+    "tool": ("tools", "tools"),
+    "sandbox": ("sandboxes", "sandboxes"),
+    "reward_shaping": ("reward_shaping", "reward_shaping"),
+    "group_filter": ("group_filters", "group_filters"),
+    "model": ("models", "models"),
+    "inference_engine": ("inference_engines", "inference_engines"),
+    "launcher": ("launchers", "launchers"),
+    "tracker": ("trackers", "trackers"),
+}
+"""Kinds that the template supplies by a mark: the mark, and the module."""
+RECORDED = {
     "advantage": "advantages",
     "policy_loss": "policy_losses",
+    "batch_transform": "batch_transforms",
+    "correction": "corrections",
+    "regularizer": "regularizers",
+    "auxiliary_loss": "auxiliary_losses",
+    "loss_aggregation": "loss_aggregations",
+    "example_tokenizer": "example_tokenizers",
+    "train_engine": "train_engines",
+    "weight_transport": "weight_transports",
+    "command": "commands",
+    "health_check": "health_checks",
 }
-SUITES = {kind: f"{''.join(map(str.capitalize, kind.split('_')))}Suite" for kind in KINDS}
+"""Kinds that it supplies by a record: the hook without `areal_`, and the module."""
+MODULES = {**{kind: module for kind, (_, module) in MARKED.items()}, **RECORDED}
 HOOKS = {
-    "reward": '@register("reward_functions")',
-    "dataset": '@register("datasets")',
-    "workflow": '@register("workflows")',
-    **{kind: f'@register("{MODULES[kind]}")' for kind in ("environment", "reward_shaping", "group_filter", "tracker")},
-    "advantage": "areal_advantages",
-    "policy_loss": "areal_policy_losses",
+    **{kind: f'@register("{mark}")' for kind, (mark, _) in MARKED.items()},
+    **{kind: f"areal_{name}" for kind, name in RECORDED.items()},
     "algorithm": "areal_algorithms",
+    "preset": "areal_presets",
 }
-"""How the template supplies each kind."""
-WITH_MODELS = {"advantage", "algorithm"}
+TESTED_ALONE = {
+    "agent": "agents",
+    "tool": "tools",
+    "weight_transport": "weight_transports",
+    "preset": "presets",
+    "command": "commands",
+    "health_check": "health_checks",
+}
+"""Kinds without a conformance suite: the module of their tests."""
+SUITES = {
+    kind: {"model": "ModelSourceSuite"}.get(kind, f"{''.join(map(str.capitalize, kind.split('_')))}Suite")
+    for kind in KINDS
+    if kind not in TESTED_ALONE
+}
+WITH_MODELS = {"advantage", "algorithm", "auxiliary_loss"}
 """Kinds whose settings are in config.py."""
+FURTHER_FILES = {"inference_engine": {"toy_server.py"}, "preset": {"small_run.yaml"}}
 BROUGHT = {"algorithm": {"advantage", "policy_loss", "algorithm"}}
 
 
@@ -65,17 +97,27 @@ def test_a_kind_has_no_trace_of_another(kind: str) -> None:
     chosen = BROUGHT.get(kind, {kind})
     text = "\n".join([*files, *files.values()])
     for other, component in KINDS.items():
-        words = {component, SUITES[other], HOOKS[other]}
+        words = {component, HOOKS[other], SUITES.get(other, component)}
         found = {word for word in words if re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)}
         assert found == (words if other in chosen else set())
     assert not re.search(r"example\b", text)
     assert "areal_run_finished" not in text
     code = {"__init__.py", "plugin.py", "py.typed", *(f"{MODULES[one]}.py" for one in chosen & {*MODULES})}
     code |= {"config.py"} if chosen & WITH_MODELS else set()
+    code |= FURTHER_FILES.get(kind, set())
     assert set(files) == {
         ".gitignore", "pyproject.toml", "README.md", "LICENSE", "run.yaml", "tests/test_conformance.py",
         ".github/workflows/ci.yml", ".github/workflows/release.yml", *(f"src/areal_shortest/{name}" for name in code),
+        *(f"tests/test_{TESTED_ALONE[one]}.py" for one in chosen & {*TESTED_ALONE}),
     }  # fmt: skip
+
+
+def test_every_kind_can_be_asked_for() -> None:
+    names = {"reward_functions": "rewards"}
+    assert len(KINDS) == len(registry.KINDS)
+    assert {f"areal_{names.get(kind, kind)}" for kind in registry.KINDS} == {
+        f"areal_{MARKED[kind][1]}" if kind in MARKED else HOOKS[kind] for kind in KINDS
+    }
 
 
 def test_without_a_kind_it_has_a_reward(capsys: pytest.CaptureFixture[str], folder: Path) -> None:

@@ -34,7 +34,7 @@ def test_every_part_of_a_plugin_is_shown() -> None:
 
 def test_the_engine_of_the_toy_server_is_the_one_of_the_example() -> None:
     (block,) = re.findall(r"^```python\n(class ToyEngine.*?)^```$", (EXTEND / "server.md").read_text(), re.M | re.S)
-    assert block in (ROOT / "examples" / "toy_server" / "adapter.py").read_text(encoding="utf-8")
+    assert block in (ROOT / "examples/plugin/src/areal_example/inference_engines.py").read_text(encoding="utf-8")
 
 
 def test_every_kind_but_those_that_the_page_names_has_a_suite() -> None:

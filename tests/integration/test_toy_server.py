@@ -1,4 +1,4 @@
-"""The server of examples/toy_server passes the suite of inference engines, and a run starts it and starts it again."""
+"""The toy server of the example plugin passes the suite of inference engines; a run starts and restarts it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from conftest import Workplace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-EXAMPLE = Path(__file__).parents[2] / "examples" / "toy_server"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin" / "src" / "areal_example"
 
 
 def example() -> ModuleType:
     """The adapter's module, as nobody has installed it."""
-    specification = importlib.util.spec_from_file_location("toy_adapter", EXAMPLE / "adapter.py")
+    specification = importlib.util.spec_from_file_location("toy_adapter", EXAMPLE / "inference_engines.py")
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
@@ -66,7 +66,7 @@ def test_a_run_starts_it_again_and_goes_on(workplace: Workplace) -> None:
     run = workplace.start("run", "--plugins", "grpo", *words)
     workplace.wait_for(lambda: len(workplace.metrics()) > 0, run)
     commands = {pid: Path(f"/proc/{pid}/cmdline") for pid in workplace.processes(run)}
-    servers = [pid for pid, path in commands.items() if b"toy_server/server.py" in path.read_bytes()]
+    servers = [pid for pid, path in commands.items() if b"toy_server.py" in path.read_bytes()]
     assert len(servers) == 2
     os.kill(servers[0], signal.SIGKILL)
     told, said = run.communicate(timeout=600)

@@ -25,7 +25,9 @@ train_engine: fsdp
 algorithm: {type: policy_gradient, advantage: "custom_parts.py:best_of_group", policy_loss: grpo/reinforce}
 launcher: {type: "command_launcher.py:CommandLauncher", hosts: {localhost: 0}, host: 127.0.0.1}
 """
-FILES = ("examples/custom_parts.py", "examples/toy_server/adapter.py", "examples/command_launcher.py")
+FILES = ("examples/custom_parts.py", "examples/command_launcher.py")
+OF_A_PLUGIN = {"second_chances.py": "environments.py", "adapter.py": "inference_engines.py"}
+"""Files of the example plugin, which become files of their own without their marks."""
 IMPORT, MARK = "from areal_core.plugins import register\n", re.compile(r'^@register\("(\w+)"\)\n', re.MULTILINE)
 
 
@@ -45,8 +47,9 @@ def areal(tmp_path, monkeypatch):
     package.mkdir(parents=True)
     work.mkdir()
     texts = {Path(name).name: (ROOT / name).read_text(encoding="utf-8") for name in FILES}
-    environment = (ROOT / "examples/plugin/src/areal_example/environments.py").read_text(encoding="utf-8")
-    texts["second_chances.py"] = MARK.sub("", environment.replace(IMPORT, ""))
+    for name, original in OF_A_PLUGIN.items():
+        text = (ROOT / "examples/plugin/src/areal_example" / original).read_text(encoding="utf-8")
+        texts[name] = MARK.sub("", text.replace(IMPORT, ""))
     for name, text in texts.items():
         (work / name).write_text(text)
     (work / "run.yaml").write_text(CONFIG)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from areal_core.config import Selection, Settings, component
-from areal_core.sdk import PolicyGradientSettings
+from areal_core.sdk import CRITIC, PolicyGradientSettings, Role
 from pydantic import Field
 
 
@@ -16,6 +16,15 @@ class BetterOrWorseSettings(Settings):
     margin: float = Field(
         1e-4, ge=0, description="Rewards that differ from the mean by at most this count as equal to it."
     )
+
+
+class RewardRegressionSettings(Settings):
+    """Settings of `auxiliary_losses.reward_regression`: none, but it needs a critic."""
+
+    def needs(self, updates: int) -> tuple[Role, ...]:
+        """Return the models and forward passes that the loss needs for a batch of so many updates."""
+        del updates
+        return (CRITIC,)
 
 
 class BetterSettings(PolicyGradientSettings):

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from areal_core.plugins import Component, hookimpl
+from areal_core.plugins import Command, Component, HealthCheck, Preset, hookimpl
 
+from areal_example.agents import solver
 from areal_example.datasets import Doublings
 from areal_example.environments import SecondChances
 from areal_example.group_filters import not_solved
+from areal_example.inference_engines import ToyEngine
+from areal_example.launchers import VerboseLauncher
+from areal_example.models import LocalCopy
 from areal_example.reward_shaping import ranked
 from areal_example.rewards import brevity
+from areal_example.sandboxes import TimedProcess
+from areal_example.tools import product
 from areal_example.trackers import MetricLines
 from areal_example.workflows import SelfCheck
 
@@ -23,12 +29,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Doublings",
+    "LocalCopy",
     "MetricLines",
     "SecondChances",
     "SelfCheck",
+    "TimedProcess",
+    "ToyEngine",
+    "VerboseLauncher",
     "brevity",
     "not_solved",
+    "product",
     "ranked",
+    "solver",
 ]
 
 
@@ -66,6 +78,142 @@ def areal_algorithms() -> list[Component]:
             "the advantage and the loss of this plugin combined",
             target="areal_core.algorithms.composition:PolicyGradient",
             config="areal_example.config:BetterSettings",
+        )
+    ]
+
+
+@hookimpl
+def areal_batch_transforms() -> list[Component]:
+    """Chosen by `algorithm: {batch_transforms: [example/surprise_penalty]}`."""
+    return [
+        Component(
+            "surprise_penalty",
+            "charges each token its surprise: token_rewards",
+            target="areal_example.batch_transforms:surprise_penalty",
+        )
+    ]
+
+
+@hookimpl
+def areal_corrections() -> list[Component]:
+    """Chosen by `algorithm: {corrections: [example/near_only]}`."""
+    return [
+        Component(
+            "near_only",
+            "leaves out tokens that are far more likely now than when they were sampled",
+            target="areal_example.corrections:near_only",
+        )
+    ]
+
+
+@hookimpl
+def areal_regularizers() -> list[Component]:
+    """Chosen by `algorithm: {regularizers: [example/stay_close]}`."""
+    return [
+        Component(
+            "stay_close",
+            "keeps log-probabilities near those of the policy that sampled",
+            target="areal_example.regularizers:stay_close",
+        )
+    ]
+
+
+@hookimpl
+def areal_auxiliary_losses() -> list[Component]:
+    """Chosen by `algorithm: {auxiliary_losses: [example/reward_regression]}`."""
+    return [
+        Component(
+            "reward_regression",
+            "teaches a critic the reward of an answer",
+            target="areal_example.auxiliary_losses:reward_regression",
+            config="areal_example.config:RewardRegressionSettings",
+        )
+    ]
+
+
+@hookimpl
+def areal_loss_aggregations() -> list[Component]:
+    """Chosen by `algorithm: {loss_aggregation: example/square_root_length}`."""
+    return [
+        Component(
+            "square_root_length",
+            "weighs an answer by the square root of its length",
+            target="areal_example.loss_aggregations:square_root_length",
+        )
+    ]
+
+
+@hookimpl
+def areal_example_tokenizers() -> list[Component]:
+    """Chosen by `algorithm: {type: finetuning/sft, example_tokenizer: example/completion_only}`."""
+    return [
+        Component(
+            "completion_only",
+            "learns the answer of a row as plain text",
+            target="areal_example.example_tokenizers:completion_only",
+        )
+    ]
+
+
+@hookimpl
+def areal_train_engines() -> list[Component]:
+    """Chosen by `train_engine: example/token_counting`. Its settings are those of FSDP."""
+    return [
+        Component(
+            "token_counting",
+            "FSDP that counts the tokens of each update",
+            target="areal_example.train_engines:TokenCounting",
+            config="areal_fsdp.config:FSDPConfig",
+        )
+    ]
+
+
+@hookimpl
+def areal_weight_transports() -> list[Component]:
+    """Chosen by `weight_sync: {transport: example/timed_broadcast}`."""
+    return [
+        Component(
+            "timed_broadcast",
+            "a broadcast that logs how long it takes",
+            target="areal_example.weight_transports:TimedBroadcast",
+        )
+    ]
+
+
+@hookimpl
+def areal_presets() -> list[Preset]:
+    """Chosen by `areal run example/small_run`, or by `areal run --plugins example` alone: it is the default."""
+    return [
+        Preset(
+            "small_run",
+            "sums with a tiny model",
+            path="areal_example:small_run.yaml",
+            plugins=("grpo", "hf", "fsdp"),
+            default=True,
+        )
+    ]
+
+
+@hookimpl
+def areal_commands() -> list[Command]:
+    """Called by `areal example count_steps RUN`."""
+    return [
+        Command(
+            "count_steps",
+            "counts the steps of a run",
+            target="areal_example.commands:count_steps",
+        )
+    ]
+
+
+@hookimpl
+def areal_health_checks() -> list[HealthCheck]:
+    """Called by `areal doctor`."""
+    return [
+        HealthCheck(
+            "c_compiler",
+            "a C compiler is installed",
+            target="areal_example.health_checks:c_compiler",
         )
     ]
 
