@@ -42,7 +42,17 @@ def visible_gpus() -> list[str] | None:
 
 
 def count_gpus() -> int:
-    """How many GPUs processes here would see; 0 also where the machine does not say."""
+    """How many GPUs processes here would see; 0 also where the machine does not say.
+
+    Example:
+        >>> import os
+        >>> from unittest.mock import patch
+        >>> from areal_core.processes import count_gpus, has_nvidia_driver
+        >>> with patch.dict(os.environ, CUDA_VISIBLE_DEVICES="-1"):  # hides all GPUs
+        ...     device = "cuda" if count_gpus() and has_nvidia_driver() else "cpu"
+        >>> device
+        'cpu'
+    """
     shown = visible_gpus()
     return len(list(GPUS.glob("*")) if shown is None else shown)
 
