@@ -61,6 +61,14 @@ def rollout_groups(config: RunConfig, run_dir: Path, beside: str) -> list[Proces
         config: of the run.
         run_dir: its folder.
         beside: name of the group whose node the rollout workers share.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from areal_core.config import resolve
+        >>> from areal_core.programs import rollout_groups
+        >>> config = resolve("grpo/addition", overrides=["rollout.workers=2"]).config
+        >>> [group.name for group in rollout_groups(config, Path("runs/addition"), beside="evaluator")]
+        ['worker-0', 'worker-1', 'server-0']
     """
     assert config.inference_engine is not None
     workers = [

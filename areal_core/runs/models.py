@@ -32,7 +32,19 @@ _SNAPSHOT = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})$
 
 
 def model_reference(resolved: Resolved, run: RunFolder) -> ModelReference:
-    """Return the model that every process of the run loads."""
+    """Return the model that every process of the run loads.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from areal_core.config import resolve
+        >>> from areal_core.programs import RunFolder, model_reference
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = RunFolder(Path(folder))
+        ...     _ = run.model_note.write_text("/cache/models/addition")  # the preset has a model source
+        ...     model_reference(resolve("grpo/addition"), run)
+        ModelReference(path='/cache/models/addition', dtype='float32', trust_remote_code=False)
+    """
     model = resolved.config.model
     path = run.model_note.read_text() if model.path is None else model_path(resolved, model.path)
     return ModelReference(path, model.dtype, model.trust_remote_code)
@@ -44,6 +56,19 @@ def model_paths(config: RunConfig, made: str | Path | None = None) -> dict[str, 
     Args:
         config: config of the run.
         made: folder of a model that `model.source` has made.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from areal_core.config import resolve
+        >>> from areal_core.programs import model_path, model_paths
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     resolved = resolve("grpo/addition", overrides=["model.source=null", f"model.path={folder}"])
+        ...     paths = model_paths(resolved.config)
+        ...     [model_path(resolved, path, key) == folder for key, path in paths.items()]
+        [True]
+        >>> list(paths)
+        ['model.path']
     """
     own = {f"roles.{name}.path": getattr(chosen.common, "path", None) for name, chosen in config.roles.items()}
     return {key: str(path) for key, path in {"model.path": config.model.path or made, **own}.items() if path}
