@@ -59,6 +59,10 @@ def start_task(work: Coroutine[Any, Any, _Result], name: str) -> asyncio.Task[_R
 def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
     """Run a function in a thread that does not keep the process alive.
 
+    Args:
+        work: an exception that it raises ends the process.
+        name: name of the thread, which also describes the work in the error message.
+
     Example:
         >>> from areal_core.processes import start_thread
         >>> loaded = []

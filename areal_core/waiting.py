@@ -72,7 +72,7 @@ async def polls_async(
     waiting_for: Callable[[], str] = lambda: "",
     log_every_s: float = LOG_EVERY_S,
 ) -> AsyncIterator[float]:
-    """Do the same as `polls` in an event loop.
+    """Do the same as `polls` without blocking the event loop. The arguments are those of `polls`.
 
     Example:
         >>> import asyncio

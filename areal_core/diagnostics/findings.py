@@ -21,7 +21,10 @@ FINDINGS_FILE: Final = "diagnostics.jsonl"
 
 
 def read_findings(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the findings of a run, the notes first; none where there is no file.
+    """Return the findings of a run, each with `step` and `text`. Notes of the start come first, with step 0.
+
+    Args:
+        run_dir: the run folder. Without a file of findings the list is empty.
 
     Example:
         >>> import tempfile

@@ -55,11 +55,11 @@ def process_groups(config: RunConfig, run_dir: Path) -> list[ProcessGroup]:
 
 
 def rollout_groups(config: RunConfig, run_dir: Path, beside: str) -> list[ProcessGroup]:
-    """Return the groups of rollout workers and inference servers.
+    """Return the process groups of rollout workers and inference servers.
 
     Args:
-        config: of the run.
-        run_dir: its folder.
+        config: config of the run. It has an inference engine.
+        run_dir: the run folder.
         beside: name of the group whose node the rollout workers share.
 
     Example:

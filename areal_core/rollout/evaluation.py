@@ -64,7 +64,7 @@ async def play_in_workers(
 
 
 class Evaluator:
-    """Plays the same held-out prompts each time.
+    """Plays the episodes of the same held-out prompts in each evaluation.
 
     Args:
         play_one: plays one episode, given its row, its sample and its deadline in seconds.

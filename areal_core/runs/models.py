@@ -34,6 +34,10 @@ _SNAPSHOT = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})$
 def model_reference(resolved: Resolved, run: RunFolder) -> ModelReference:
     """Return the model that every process of the run loads.
 
+    Args:
+        resolved: config of the run.
+        run: the run folder, which has the path of a model that `model.source` has made.
+
     Example:
         >>> import tempfile
         >>> from pathlib import Path
@@ -51,11 +55,11 @@ def model_reference(resolved: Resolved, run: RunFolder) -> ModelReference:
 
 
 def model_paths(config: RunConfig, made: str | Path | None = None) -> dict[str, str]:
-    """Return the paths of a run's models, by the config key that names each.
+    """Return the paths of a run's models as the config has them, by the key that names each, such as `model.path`.
 
     Args:
         config: config of the run.
-        made: folder of a model that `model.source` has made.
+        made: folder of the model that `model.source` has made; None if there is none.
 
     Example:
         >>> import tempfile
@@ -79,6 +83,7 @@ def model_path(resolved: Resolved, path: str, key: str = "model.path", files: Se
 
     A relative path is relative to the folder of the config. A name on the hub is downloaded to huggingface_hub's cache,
     as far as it is not there. If the path is a folder of this cache on another machine, the same commit is downloaded.
+    See `model_paths` for an example.
 
     Args:
         resolved: config of the run.

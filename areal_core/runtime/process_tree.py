@@ -71,6 +71,8 @@ def end_descendants() -> None:
 def kill_tree(pid: int) -> None:
     """Send SIGKILL to a process and all its descendants. Parents come first, so that none restarts a dead child.
 
+    Processes that have ended, or belong to another user, are skipped.
+
     Example:
         >>> import subprocess
         >>> from areal_core.processes import kill_tree
