@@ -51,10 +51,8 @@ class ProcessGroup:
         >>> from areal_core.launchers import OnExit, ProcessGroup
         >>> command = ["python", "-m", "my_server"]
         >>> group = ProcessGroup("judge", "judge", command, count=2, gpus_each=1, on_exit=OnExit.RESTART)
-        >>> group.member(1)
-        'judge-1'
-        >>> group.on_exit.value
-        'replaced'
+        >>> [group.member(index) for index in range(group.count)]
+        ['judge-0', 'judge-1']
     """
 
     name: str
