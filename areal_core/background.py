@@ -40,6 +40,15 @@ def start_task(work: Coroutine[Any, Any, _Result], name: str) -> asyncio.Task[_R
     Args:
         work: an exception that it raises ends the process; being cancelled does not.
         name: what the work does, for the error message.
+
+    Example:
+        >>> import asyncio
+        >>> from areal_core.processes import start_task
+        >>> async def main():
+        ...     task = start_task(asyncio.sleep(0.01, result=42), "loading the model")
+        ...     return await task
+        >>> asyncio.run(main())
+        42
     """
     task = asyncio.get_running_loop().create_task(work)
     _tasks.add(task)
@@ -48,7 +57,19 @@ def start_task(work: Coroutine[Any, Any, _Result], name: str) -> asyncio.Task[_R
 
 
 def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
-    """Run a function in a thread that does not keep the process alive."""
+    """Run a function in a thread that does not keep the process alive.
+
+    Args:
+        work: an exception that it raises ends the process.
+        name: name of the thread, which also describes the work in the error message.
+
+    Example:
+        >>> from areal_core.processes import start_thread
+        >>> loaded = []
+        >>> start_thread(lambda: loaded.append("model"), "loading the model").join()
+        >>> loaded
+        ['model']
+    """
 
     def guarded() -> None:
         try:
@@ -160,6 +181,16 @@ def watch_event_loop(limit_s: float, log: Callable[[str], None]) -> None:
     Args:
         limit_s: seconds of blocking that end the process, as failed background work with a `RunError`.
         log: called in that thread with a message.
+
+    Example:
+        >>> import asyncio
+        >>> from areal_core.processes import run_event_loop, watch_event_loop
+        >>> async def main():
+        ...     watch_event_loop(60, print)
+        ...     await asyncio.sleep(0.01)  # the work of the process; none of it blocks
+        ...     print("done")
+        >>> run_event_loop(main())
+        done
     """
     beats, loop_thread, loop = [0], threading.get_ident(), asyncio.get_running_loop()
 

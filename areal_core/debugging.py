@@ -40,11 +40,12 @@ def debug_row(resolved: Resolved, number: int, open_client: Callable[[ModelRefer
     """Take one row from prompt to loss in this process, and print its tokens.
 
     Breakpoints work in the user's code. No run folder is written, no server is started, and the updates are lost.
+    `examples/programs/debug_answer.py` is a program that uses it.
 
     Args:
         resolved: the config. Its inference engine is not used.
         number: of the row, from 0.
-        open_client: makes what generates the answers, from the model and its tokenizer.
+        open_client: returns the `InferenceClient` that generates the answers, from the model and its tokenizer.
 
     Raises:
         UsageError: there is no such row.

@@ -24,10 +24,10 @@ _ANSWER_S = 10.0
 
 
 def visible_gpus() -> list[str] | None:
-    """Names of the GPUs that `CUDA_VISIBLE_DEVICES` shows of the machine's; None where it is not set and shows all.
+    """Return the names of the GPUs that `CUDA_VISIBLE_DEVICES` shows; None if it is not set, which shows all.
 
-    CUDA reads numbers, UUIDs and MIG names up to the first that is none of them, such as `-1`, or a number that the
-    machine lacks, and shows none where a name comes twice.
+    CUDA reads numbers, UUIDs and MIG names up to the first entry that is none of them, such as `-1`, or that is a
+    number beyond the GPUs of the machine. It shows no GPU if a name occurs twice.
     """
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:
@@ -42,7 +42,19 @@ def visible_gpus() -> list[str] | None:
 
 
 def count_gpus() -> int:
-    """How many GPUs processes here would see; 0 also where the machine does not say."""
+    """Return the number of GPUs that a process of this environment sees; 0 also if the machine does not list its GPUs.
+
+    It reads `CUDA_VISIBLE_DEVICES` and the folders of NVIDIA's driver, and does not initialize CUDA.
+
+    Example:
+        >>> import os
+        >>> from unittest.mock import patch
+        >>> from areal_core.processes import count_gpus, has_nvidia_driver
+        >>> with patch.dict(os.environ, CUDA_VISIBLE_DEVICES="-1"):  # hides all GPUs
+        ...     device = "cuda" if count_gpus() and has_nvidia_driver() else "cpu"
+        >>> device
+        'cpu'
+    """
     shown = visible_gpus()
     return len(list(GPUS.glob("*")) if shown is None else shown)
 

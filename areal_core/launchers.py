@@ -1,7 +1,7 @@
-"""What launchers are written against: they start and kill the processes of a run where the driver places them.
+"""The interface of launchers, which start and kill the processes of a run where the driver places them.
 
     interface     `Launcher`, `RunningGroup`, and the process groups, nodes and places of the driver
-    members       `member_environment` tells a process who it is; `spawn` starts members on this machine
+    members       `member_environment` has the variables that name a member; `spawn` starts members on this machine
 
 `areal_core.config.LauncherSettings` is the base of their settings, `areal_core.processes` has connections and waits.
 """

@@ -1,11 +1,12 @@
-"""What programs are built from that start runs, read them, or generate and score as a run does.
+"""Parts of programs that start runs, read them, or generate and score as a run does.
 
     commands      arguments and output of the `areal` command
-    runs          `RunFolder` and what is in it; `execute` runs a config
+    runs          `RunFolder` and the files in it; `execute` runs a config
     models        the model and the tokenizer of a config
     evaluation    an `Evaluator` plays the episodes of held-out prompts
 
-`areal_core.train` and `areal_core.open_run` are what most programs need: this module is for plugins with commands.
+Most programs need only `areal_core.train` and `areal_core.open_run`. This module is for plugins with commands.
+`examples/programs` has complete programs.
 """
 
 from areal_core.exports import from_stub

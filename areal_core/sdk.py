@@ -1,7 +1,7 @@
-"""What components for tasks and algorithms are written against: one name for each idea.
+"""The interfaces of components for tasks and algorithms: one name for each idea.
 
-    tasks         Reward, RolloutWorkflow, Environment, Agent, Tool, Sandbox, Dataset, Tracker, and what they exchange
-    algorithms    Algorithm, the parts that `PolicyGradientSettings` composes, and the records that they exchange
+    tasks         Reward, RolloutWorkflow, Environment, Agent, Tool, Sandbox, Dataset, Tracker, and their records
+    algorithms    Algorithm, the parts that `PolicyGradientSettings` composes, and their records
 
 `areal_core.data` has trajectories, batches and metrics, `areal_core.config` the settings of components, and
 `areal_core.chat` conversations. docs/extend/components.md has an example of each kind.

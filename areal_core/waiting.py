@@ -42,6 +42,18 @@ def polls(
         log: called with a progress message every `log_every_s` seconds; None logs nothing.
         waiting_for: returns what is awaited, for the message `waited 20 s of at most 60 s for ...`.
         log_every_s: seconds between two messages.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from areal_core.processes import polls
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for waited_s in polls(0.01, timeout_s=0.03):
+        ...         if (Path(folder) / "ready").exists():
+        ...             break
+        ...     else:
+        ...         print("the server is not ready after 0.03 s")
+        the server is not ready after 0.03 s
     """
     wait = _Wait(poll_s, timeout_s, log, waiting_for, log_every_s)
     while True:
@@ -60,7 +72,19 @@ async def polls_async(
     waiting_for: Callable[[], str] = lambda: "",
     log_every_s: float = LOG_EVERY_S,
 ) -> AsyncIterator[float]:
-    """Do the same as `polls` in an event loop."""
+    """Do the same as `polls` without blocking the event loop. The arguments are those of `polls`.
+
+    Example:
+        >>> import asyncio
+        >>> from areal_core.processes import polls_async
+        >>> async def main():
+        ...     loading = asyncio.create_task(asyncio.sleep(0.02))
+        ...     async for waited_s in polls_async(0.005, timeout_s=10, waiting_for=lambda: "the model"):
+        ...         if loading.done():
+        ...             return waited_s < 10
+        >>> asyncio.run(main())
+        True
+    """
     wait = _Wait(poll_s, timeout_s, log, waiting_for, log_every_s)
     while True:
         waited_s = wait.waited_s

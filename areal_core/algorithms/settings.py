@@ -1,4 +1,4 @@
-"""Settings of composed algorithms. An algorithm of a plugin is mostly a subclass with its paper's defaults."""
+"""Settings of composed algorithms. An algorithm of a plugin is usually a subclass with its paper's defaults."""
 
 from __future__ import annotations
 
@@ -17,17 +17,26 @@ if TYPE_CHECKING:
 
 
 TOKEN_AGGREGATIONS: Final = ("core/token_mean", "core/constant_length")
-"""Loss aggregations in which a sequence counts by its tokens."""
+"""Loss aggregations in which the weight of a sequence grows with its tokens."""
 
 
 class PolicyLossSettings(Settings):
-    """The base of a policy loss's settings.
+    """Base class for the settings of a policy loss.
 
     Attributes:
-        anchor: the policy in the denominator of the loss's ratio. A loss that is anchored at the behavior policy has
-            the whole importance weight in it already: corrections may mask its tokens, and not weigh them again. One
-            without a ratio is right for the first update on a batch alone.
+        anchor: the policy in the denominator of the loss's ratio. The ratio to the behavior policy is already the whole
+            importance weight: corrections may mask its tokens, but not weight them again. A loss without a ratio
+            (`none`) is correct only for the first update on a batch.
         is_of_sequences: whether every token carries the loss of its whole sequence, which is averaged over sequences.
+
+    Example:
+        >>> from pydantic import Field
+        >>> from areal_core.sdk import PolicyLossSettings
+        >>> class WeightedSettings(PolicyLossSettings):
+        ...     anchor = "behavior"  # its ratio is to the policy that sampled
+        ...     highest: float = Field(2.0, gt=0, description="Upper bound of a token's importance weight.")
+        >>> WeightedSettings(highest=3)
+        WeightedSettings(highest=3.0)
     """
 
     anchor: ClassVar[Literal["proximal", "behavior", "none"]] = "proximal"
@@ -35,20 +44,38 @@ class PolicyLossSettings(Settings):
 
 
 class CorrectionSettings(Settings):
-    """The base of a correction's settings.
+    """Base class for the settings of a correction.
 
     Attributes:
-        only_masks: whether it returns a mask, and no importance weights: see `areal_core.sdk.Correction`.
+        only_masks: whether the correction returns a mask and no importance weights; see `areal_core.sdk.Correction`.
+
+    Example:
+        >>> from pydantic import Field
+        >>> from areal_core.sdk import CorrectionSettings
+        >>> class MaskSettings(CorrectionSettings):
+        ...     only_masks = True  # so that losses which are anchored at the behavior policy may have it
+        ...     highest: float = Field(2.0, gt=0, description="Ratio above which a token is masked.")
+        >>> MaskSettings().highest
+        2.0
     """
 
     only_masks: ClassVar[bool] = False
 
 
 class BatchTransformSettings(Settings):
-    """The base of a batch transform's settings.
+    """Base class for the settings of a batch transform.
 
     Attributes:
-        belongs_in: the one list in which what it computes is read in time; None is either.
+        belongs_in: the list of transforms that runs before its columns are read; None if both lists do.
+
+    Example:
+        >>> from pydantic import Field
+        >>> from areal_core.sdk import BatchTransformSettings
+        >>> class LengthPenaltySettings(BatchTransformSettings):
+        ...     belongs_in = "batch_transforms"  # advantages read the reward, so it must change before them
+        ...     per_token: float = Field(0.01, ge=0, description="Reward that each token costs.")
+        >>> LengthPenaltySettings().per_token
+        0.01
     """
 
     belongs_in: ClassVar[Literal["batch_transforms", "minibatch_transforms"] | None] = None

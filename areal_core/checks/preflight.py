@@ -204,6 +204,17 @@ def check_evaluation(resolved: Resolved, *, loads_model: bool = True) -> None:
 
     Raises:
         ConfigError: the model or a data set cannot be used.
+
+    Example:
+        >>> from areal_core.config import resolve
+        >>> from areal_core.errors import ConfigError
+        >>> from areal_core.programs import check_evaluation
+        >>> resolved = resolve("grpo/addition", overrides=["rewards=[]"])
+        >>> try:
+        ...     check_evaluation(resolved, loads_model=False)
+        ... except ConfigError as error:
+        ...     print(*error.problems)
+        rewards: the workflow scores every answer, and there are none: set rewards
     """
     config = resolved.config
     problems = _reward_problems(config)

@@ -13,6 +13,12 @@ def print_out(text: str = "") -> None:
     Raises:
         RunError: the lines cannot be written, for example because the disk is full.
         SystemExit: the reader of a pipe has exited. The program then exits without a message.
+
+    Example:
+        >>> import json
+        >>> from areal_core.programs import print_out
+        >>> print_out(json.dumps({"reward": 0.5}))
+        {"reward": 0.5}
     """
     try:
         sys.stdout.write(written_for(sys.stdout, f"{text}\n"))
@@ -26,7 +32,16 @@ def print_out(text: str = "") -> None:
 
 
 def print_error(text: str) -> None:
-    """Write an error or a warning, with the name of the program. Do nothing if the terminal was closed."""
+    """Write an error or a warning, with the name of the program. Do nothing if the terminal was closed.
+
+    Example:
+        >>> import contextlib
+        >>> import sys
+        >>> from areal_core.programs import print_error
+        >>> with contextlib.redirect_stderr(sys.stdout):
+        ...     print_error("interrupted after 12 of 100 episodes")
+        areal: interrupted after 12 of 100 episodes
+    """
     try:
         sys.stderr.write(f"areal: {printable(text)}\n")
     except OSError:

@@ -19,6 +19,13 @@ class Request(NamedTuple):
         config: a YAML file or a preset; None if the command line names none.
         overrides: `section.key=value`, and paths of YAML files.
         plugins: names of plugins in `--plugins`.
+
+    Example:
+        >>> from areal_core.config import resolve
+        >>> from areal_core.programs import Request
+        >>> request = Request("grpo/addition", overrides=["steps=20"], plugins=[])
+        >>> resolve(request.config, request.plugins, request.overrides).config.steps
+        20
     """
 
     config: str | None
@@ -51,7 +58,16 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_request(arguments: argparse.Namespace) -> Request:
-    """Return the request: the first argument without `=` is CONFIG, all others are overrides, in any order."""
+    """Return the request: the first argument without `=` is CONFIG, all others are overrides, in any order.
+
+    Example:
+        >>> import argparse
+        >>> from areal_core.programs import add_request_arguments, read_request
+        >>> parser = argparse.ArgumentParser()
+        >>> add_request_arguments(parser)
+        >>> read_request(parser.parse_intermixed_args(["math.yaml", "steps=20", "--plugins", "grpo,hf"]))
+        Request(config='math.yaml', overrides=['steps=20'], plugins=['grpo', 'hf'])
+    """
     values = [value for value in (arguments.config, *arguments.overrides) if value is not None]
     config = next((value for value in values if "=" not in value), None)
     plugins = [name for group in arguments.plugins for name in group.replace(",", " ").split()]
@@ -74,6 +90,16 @@ def require_place(what: str, folder: Path, hint: str) -> None:
         what: the folder's name in the error, such as `the run folder`.
         folder: the folder.
         hint: hint of the error.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from areal_core.errors import UsageError
+        >>> from areal_core.programs import require_place
+        >>> try:
+        ...     require_place("the run folder", Path("/dev/null/run"), "choose another: run_dir=PATH")
+        ... except UsageError as error:
+        ...     print(error.message)
+        the run folder /dev/null/run cannot be made: Not a directory
     """
     created: list[Path] = []
     try:

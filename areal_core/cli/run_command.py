@@ -23,6 +23,19 @@ def execute_run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ArealError: the request was wrong, or the run failed.
+
+    Example:
+        >>> import argparse
+        >>> from areal_core.errors import UsageError
+        >>> from areal_core.programs import add_run_arguments, execute_run
+        >>> parser = argparse.ArgumentParser()
+        >>> add_run_arguments(parser)
+        >>> arguments = parser.parse_intermixed_args(["--resume", "/dev/null/run"])
+        >>> try:
+        ...     execute_run(arguments)
+        ... except UsageError as error:
+        ...     print(error.message)
+        /dev/null/run is not a run folder: it has no config.yaml
     """
     from areal_core.cli.commands import run
 

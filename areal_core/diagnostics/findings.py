@@ -21,7 +21,21 @@ FINDINGS_FILE: Final = "diagnostics.jsonl"
 
 
 def read_findings(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the findings of a run, the notes first; none where there is no file."""
+    """Return the findings of a run, each with `step` and `text`. Notes of the start come first, with step 0.
+
+    Args:
+        run_dir: the run folder. Without a file of findings the list is empty.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from areal_core.programs import read_findings
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     line = '{"step": 3, "text": "every answer was cut off"}'
+        ...     _ = (Path(folder) / "diagnostics.jsonl").write_text(f"{line}\\n")  # as a run writes it
+        ...     read_findings(Path(folder))
+        [{'step': 3, 'text': 'every answer was cut off'}]
+    """
     found = [line for line in read_steps(run_dir / FINDINGS_FILE) if isinstance(line.get("text"), str)]
     return sorted(found, key=lambda line: line["step"])
 

@@ -333,6 +333,18 @@ def write_run_folder(resolved: Resolved, run: RunFolder, records: Sequence[Prove
     Raises:
         UsageError: a file of the user has changed since the record of it was made.
         DiskError: the disk refuses.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from areal_core.config import load_run, resolve
+        >>> from areal_core.programs import RunFolder, write_run_folder
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = RunFolder(Path(folder) / "run")
+        ...     resolved = resolve("grpo/addition", overrides=["steps=20"])
+        ...     write_run_folder(resolved, run, resolved.provenance())
+        ...     load_run(run.path).config.steps
+        20
     """
     sources = dict(_read_sources(run, records))
     models = {record.name: record.location for record in records if record.name in model_paths(resolved.config)}

@@ -55,12 +55,20 @@ def process_groups(config: RunConfig, run_dir: Path) -> list[ProcessGroup]:
 
 
 def rollout_groups(config: RunConfig, run_dir: Path, beside: str) -> list[ProcessGroup]:
-    """Return the groups of rollout workers and inference servers.
+    """Return the process groups of rollout workers and inference servers.
 
     Args:
-        config: of the run.
-        run_dir: its folder.
+        config: config of the run. It has an inference engine.
+        run_dir: the run folder.
         beside: name of the group whose node the rollout workers share.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from areal_core.config import resolve
+        >>> from areal_core.programs import rollout_groups
+        >>> config = resolve("grpo/addition", overrides=["rollout.workers=2"]).config
+        >>> [group.name for group in rollout_groups(config, Path("runs/addition"), beside="evaluator")]
+        ['worker-0', 'worker-1', 'server-0']
     """
     assert config.inference_engine is not None
     workers = [

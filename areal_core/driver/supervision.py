@@ -31,6 +31,8 @@ async def supervise(
 ) -> None:
     """Start process groups, and return when the first process of a role has ended. All processes are gone then.
 
+    `examples/programs/generate.py` is a program that uses it.
+
     Args:
         resolved: the config, with the launcher.
         run: a new run folder with the config.

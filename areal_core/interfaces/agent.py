@@ -17,6 +17,12 @@ class Endpoint:
         base_url: base URL for OpenAI's SDK and compatible ones; ends in `/v1`.
         api_key: bearer token of the episode, valid until the episode ends.
         model: name of the model. The endpoint accepts any other name, too.
+
+    Example:
+        >>> from areal_core.sdk import Endpoint
+        >>> endpoint = Endpoint("http://127.0.0.1:4711/v1", api_key="secret")
+        >>> endpoint.as_environment()["ANTHROPIC_BASE_URL"]
+        'http://127.0.0.1:4711'
     """
 
     base_url: str
@@ -61,6 +67,20 @@ class Tool(Protocol):
     The policy sees its name, the annotations of its parameters and its docstring (Google style, with a line for each
     parameter). Arguments are checked against the annotations. If the function raises, the policy gets the message. Keys
     beside `type:` in the config bind parameters, which the policy does not see.
+
+    Example:
+        >>> from areal_core.sdk import Tool
+        >>> def multiply(a: int, b: int) -> int:
+        ...     '''Multiply two numbers.
+        ...
+        ...     Args:
+        ...         a: the first factor.
+        ...         b: the second factor.
+        ...     '''
+        ...     return a * b
+        >>> tool: Tool = multiply
+        >>> tool(a=6, b=7)
+        42
     """
 
     def __call__(self, **arguments: Any) -> Any:

@@ -1,7 +1,7 @@
 """An algorithm is `group filters ∘ passes ∘ advantage ∘ corrections ∘ loss ∘ aggregation`, each of them a component.
 
 All of them are pure functions of packed tensors. Flat tensors have the shape [T], where T is the sum of the sequence
-lengths of a (micro-)batch whose per-token keys are shifted: position t is about `targets[t]`.
+lengths of a (micro-)batch. Its keys per token are shifted: position t has the values of the token `targets[t]`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PolicyTerms:
-    """What corrections and policy losses are computed from; flat [T] tensors of whole sequences.
+    """Inputs of corrections, policy losses and regularizers: flat [T] tensors of whole sequences.
 
     Attributes:
         logprobs: float32, current policy, with gradients.
         proximal_logprobs: float32, the policy at the start of the batch, detached: the center of clipping.
-        behavior_logprobs: float32, the policy that sampled the token, as the inference engine reported it.
+        behavior_logprobs: float32, the policy that sampled the token, as reported by the inference engine.
         advantages: float32.
-        mask: bool, the token was sampled by the policy and is learned from.
+        mask: bool, True for tokens that the policy sampled and learns from.
         row_index: int64, the sequence of each token.
-        rows: how many sequences.
-        entropy: float32 with gradients, where the algorithm asked for it.
-        columns: everything else that the batch has for each token, such as `reference_logprobs`.
+        rows: number of sequences.
+        entropy: float32 with gradients; None if the algorithm does not request it.
+        columns: all values per token of the batch by name, such as `reference_logprobs`.
     """
 
     logprobs: torch.Tensor
@@ -48,23 +48,23 @@ class PolicyTerms:
     columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def row_mean(self, values: torch.Tensor) -> torch.Tensor:
-        """Mean of a flat tensor over the masked tokens of each sequence, [rows]; 0 where a sequence has none."""
+        """Return the mean of a flat tensor over the tokens in `mask` of each sequence, [rows]; 0 if it has none."""
         count = values.new_zeros(self.rows).index_add(0, self.row_index, self.mask.to(values.dtype))
         return self.row_sum(values) / count.clamp(min=1)
 
     def row_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum of a flat tensor over the masked tokens of each sequence, [rows]."""
+        """Return the sum of a flat tensor over the tokens in `mask` of each sequence, [rows]."""
         # Where the mask is off a value may be infinite: select, do not multiply.
         return values.new_zeros(self.rows).index_add(0, self.row_index, values.where(self.mask, 0.0))
 
 
 @dataclass(slots=True)
 class LossResult:
-    """A loss to minimize, summed over a micro-batch, with what to log.
+    """The loss of a micro-batch, summed over its tokens, with values to log.
 
     Attributes:
-        loss: [] with gradients; the sum over micro-batches and ranks is the loss of the update.
-        metrics: of the micro-batch, by name; each says by its kind how micro-batches and ranks are put together.
+        loss: [] with gradients, to be minimized. The sum over micro-batches and ranks is the loss of the update.
+        metrics: metrics of the micro-batch by name. The kind of each decides how micro-batches and ranks are combined.
         tokens: per-token values to log, [T] by name.
     """
 
@@ -74,11 +74,26 @@ class LossResult:
 
 
 class Advantage(Protocol):
-    """Turns rewards into advantages. A function `(batch, **settings)`."""
+    """Turns rewards into advantages. A function `(batch, **settings)`.
+
+    Example:
+        >>> import torch
+        >>> from areal_core.data import PackedBatch, Ragged
+        >>> from areal_core.sdk import Advantage
+        >>> def centered(batch, *, scale=1.0):
+        ...     return scale * (batch["reward"] - batch["reward"].mean())
+        >>> advantage: Advantage = centered
+        >>> tokens = Ragged(torch.tensor([2, 1]), {"input_ids": torch.tensor([5, 6, 7])})
+        >>> advantage(PackedBatch(tokens, {"reward": torch.tensor([1.0, 0.0])}))
+        tensor([ 0.5000, -0.5000])
+    """
 
     def __call__(self, batch: PackedBatch) -> torch.Tensor | Mapping[str, torch.Tensor]:
-        """Args: batch, the whole batch, with `reward` [B], `group_id`, `episode_id`, `loss_mask`, and the columns of
-        the passes that its settings need.
+        """Return the advantages.
+
+        Args:
+            batch: the whole batch, with `reward` [B] float32, `group_id` and `episode_id` [B] int64, `loss_mask` [T]
+                bool, and the columns of the passes that the settings need.
 
         Returns:
             [B] float32, one advantage for each sequence, or [T] float32, one for each token; or several columns by
@@ -87,51 +102,115 @@ class Advantage(Protocol):
 
 
 class Correction(Protocol):
-    """Corrects for the distance between the policy that sampled and the one that learns. A function
+    """Corrects for the distance between the policy that sampled and the policy that learns. A function
     `(terms, **settings)`.
 
     A mask removes a token's policy loss and leaves its regularizers, so that a penalty still holds the policy where it
     has moved furthest. An importance weight multiplies both, because both are means over tokens that another policy
-    has sampled. Denominators stay as they are.
+    has sampled. Denominators do not change.
+
+    Example:
+        >>> import torch
+        >>> from areal_core.sdk import Correction, PolicyTerms
+        >>> def without_outliers(terms, *, highest=2.0):
+        ...     ratio = (terms.proximal_logprobs - terms.behavior_logprobs).exp()
+        ...     return ratio <= highest, {"ratio": ratio}
+        >>> correction: Correction = without_outliers
+        >>> new, old, mask = torch.tensor([-0.5, -1.0]), torch.tensor([-2.0, -1.0]), torch.tensor([True, True])
+        >>> terms = PolicyTerms(new, new, old, torch.ones(2), mask, row_index=torch.tensor([0, 0]), rows=1)
+        >>> correction(terms)[0]
+        tensor([False,  True])
     """
 
     def __call__(self, terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Returns: a mask [T] bool, False for tokens to leave out, or importance weights [T] float32 without gradients
+        """Return a mask [T] bool, False for tokens to leave out, or importance weights [T] float32 without gradients
         (a weight of 0 masks, as False does); and named flat [T] tensors whose masked mean is logged."""
 
 
 class PolicyLoss(Protocol):
-    """The loss of each token. A function `(terms, **settings)`."""
+    """The loss of each token. A function `(terms, **settings)`.
+
+    Example:
+        >>> import torch
+        >>> from areal_core.sdk import PolicyLoss, PolicyTerms
+        >>> def reinforce(terms):
+        ...     return -terms.logprobs * terms.advantages, {"probability": terms.logprobs.detach().exp()}
+        >>> loss: PolicyLoss = reinforce
+        >>> new, mask = torch.tensor([-0.5, -1.0], requires_grad=True), torch.tensor([True, True])
+        >>> old, advantages = new.detach(), torch.tensor([2.0, -1.0])
+        >>> losses, logged = loss(PolicyTerms(new, old, old, advantages, mask, row_index=torch.tensor([0, 0]), rows=1))
+        >>> losses.tolist()
+        [1.0, -1.0]
+    """
 
     def __call__(self, terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Returns: loss [T] float32 with gradients (to minimize), and named flat [T] tensors whose masked mean is
+        """Return the loss [T] float32 with gradients (to minimize), and named flat [T] tensors whose masked mean is
         logged, such as `clip_fraction`."""
 
 
 class Regularizer(Protocol):
-    """A term that is added to the loss of each token. A function `(terms, **settings)`; as `PolicyLoss`."""
+    """A term that is added to the loss of each token, such as a KL penalty. A function `(terms, **settings)`.
+
+    Example:
+        >>> import torch
+        >>> from areal_core.sdk import PolicyTerms, Regularizer
+        >>> def entropy_bonus(terms, *, weight=0.5):
+        ...     return -weight * terms.entropy, {}
+        >>> regularizer: Regularizer = entropy_bonus
+        >>> zeros, mask, entropy = torch.zeros(2), torch.tensor([True, True]), torch.tensor([2.0, 1.0])
+        >>> terms = PolicyTerms(zeros, zeros, zeros, zeros, mask, torch.tensor([0, 0]), rows=1, entropy=entropy)
+        >>> regularizer(terms)[0]
+        tensor([-1.0000, -0.5000])
+    """
 
     def __call__(self, terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Returns: loss [T] float32 with gradients, and named flat [T] tensors whose masked mean is logged."""
+        """Return the term [T] float32 with gradients, and named flat [T] tensors whose masked mean is logged."""
 
 
 class LossAggregation(Protocol):
-    """How the tokens' losses are added up. A function `(minibatch, **settings)`."""
+    """Decides how the losses of tokens are added up. A function `(minibatch, **settings)`.
+
+    Example:
+        >>> import torch
+        >>> from areal_core.data import PackedBatch, Ragged
+        >>> from areal_core.sdk import LossAggregation
+        >>> def summed(minibatch):
+        ...     return minibatch["loss_mask"].float()
+        >>> aggregation: LossAggregation = summed
+        >>> columns = {"input_ids": torch.tensor([5, 6, 7]), "loss_mask": torch.tensor([False, True, True])}
+        >>> aggregation(PackedBatch(Ragged(torch.tensor([3]), columns)))
+        tensor([0., 1., 1.])
+    """
 
     def __call__(self, minibatch: PackedBatch) -> torch.Tensor:
-        """Computed once on all sequences of an optimizer update, so denominators are global.
+        """Return the weight of each token in the summed loss, [T] float32, 0 outside `loss_mask`.
 
-        Returns:
-            [T] float32, the weight of each token in the summed loss, 0 outside `loss_mask`.
+        Args:
+            minibatch: all sequences of an optimizer update, so that denominators are global.
         """
 
 
 class RewardShaping(Protocol):
     """Changes the rewards of a finished group, in the rollout worker. A function `(episodes, **settings)`, or a
-    coroutine."""
+    coroutine.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from areal_core.data import Episode, FinishReason, Generation, Trajectory
+        >>> from areal_core.sdk import RewardShaping
+        >>> def clipped(episodes, *, highest=1.0):
+        ...     return [replace(episode, reward=min(episode.reward, highest)) for episode in episodes]
+        >>> shaping: RewardShaping = clipped
+        >>> trajectory = Trajectory.from_generation([5], Generation([7], [-0.1], [0], FinishReason.STOP))
+        >>> [episode.reward for episode in shaping([Episode([trajectory], 0.5), Episode([trajectory], 3.0)])]
+        [0.5, 1.0]
+    """
 
     def __call__(self, episodes: Sequence[Episode]) -> Sequence[Episode] | Awaitable[Sequence[Episode]]:
-        """Args: episodes of one prompt that ended well; they are not to be changed in place.
+        """Return the episodes with other rewards.
+
+        Args:
+            episodes: episodes of one prompt that have not failed. Do not change them in place.
 
         Returns:
             As many episodes in the same order, with other rewards.
@@ -139,48 +218,113 @@ class RewardShaping(Protocol):
 
 
 class GroupFilter(Protocol):
-    """Says whether a finished group is trained on, and which of its tokens are, in the rollout worker. A function
-    `(episodes, **settings)`, or a coroutine."""
+    """Decides whether a finished group is trained on, and on which of its tokens, in the rollout worker. A function
+    `(episodes, **settings)`, or a coroutine.
+
+    Example:
+        >>> from areal_core.data import Episode, FinishReason, Generation, Trajectory
+        >>> from areal_core.sdk import GroupFilter
+        >>> def not_all_equal(episodes):
+        ...     return episodes if len({episode.reward for episode in episodes}) > 1 else None
+        >>> group_filter: GroupFilter = not_all_equal
+        >>> trajectory = Trajectory.from_generation([5], Generation([7], [-0.1], [0], FinishReason.STOP))
+        >>> group_filter([Episode([trajectory], 1.0), Episode([trajectory], 1.0)]) is None
+        True
+    """
 
     def __call__(self, episodes: Sequence[Episode]) -> Sequence[Episode] | Awaitable[Sequence[Episode] | None] | None:
-        """Args: episodes of one prompt, their rewards shaped; they are not to be changed in place.
+        """Return the episodes to train on, or None.
+
+        Args:
+            episodes: episodes of one prompt, with shaped rewards. Do not change them in place.
 
         Returns:
-            As many episodes in the same order, with other loss masks where some are left out; None drops the group, and
-            another prompt takes its place.
+            As many episodes in the same order. A smaller `loss_mask` leaves tokens out. None drops the group, and
+            another prompt replaces it.
         """
 
 
 class ExampleTokenizer(Protocol):
-    """Turns a row of a data set into what is learned from it. A function `(row, tokenizer, **settings)`."""
+    """Turns a row of a data set into the sequences to learn from. A function `(row, tokenizer, **settings)`.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from areal_core.data import FinishReason, Generation, Trajectory
+        >>> from areal_core.sdk import ExampleTokenizer
+        >>> def completion_only(row, tokenizer):
+        ...     prompt, answer = tokenizer.encode(row["prompt"]), tokenizer.encode(row["completion"])
+        ...     sampled = Generation(answer, [0.0] * len(answer), [-1] * len(answer), FinishReason.STOP)
+        ...     return [Trajectory.from_generation(prompt, sampled)]
+        >>> example_tokenizer: ExampleTokenizer = completion_only
+        >>> characters = SimpleNamespace(encode=lambda text: [ord(character) for character in text])
+        >>> [sequence] = example_tokenizer({"prompt": "6*7=", "completion": "42"}, characters)
+        >>> sequence.tokens["loss_mask"].tolist()
+        [False, False, False, False, True, True]
+    """
 
     def __call__(self, row: Mapping[str, Any], tokenizer: Any) -> Sequence[Trajectory]:
-        """Returns: the sequences of one row, which form one unit: one of a conversation, two of a preference.
+        """Return the sequences of one row, which form one unit: one of a conversation, two of a preference.
 
         Raises:
-            KeyError, ValueError, TypeError: the row has another form; the message says which one is needed.
+            KeyError, ValueError, TypeError: the row has another form. The message describes the form that is needed.
         """
 
 
 class BatchTransform(Protocol):
     """Computes columns from a batch, in the trainer. A function `(batch, context, **settings)`.
 
-    Settings derived from `areal_core.algorithms.settings.BatchTransformSettings` may say into which list it belongs.
+    Its settings may derive from `areal_core.sdk.BatchTransformSettings`, which restricts it to one of the two lists,
+    `batch_transforms` or `minibatch_transforms`.
+
+    Example:
+        >>> import torch
+        >>> from areal_core.data import PackedBatch, Ragged
+        >>> from areal_core.sdk import BatchTransform
+        >>> def length_penalty(batch, context, *, per_token=0.25):
+        ...     return {"reward": batch["reward"] - per_token * batch.lengths}
+        >>> transform: BatchTransform = length_penalty
+        >>> tokens = Ragged(torch.tensor([2, 1]), {"input_ids": torch.tensor([5, 6, 7])})
+        >>> transform(PackedBatch(tokens, {"reward": torch.tensor([1.0, 1.0])}), context=None)
+        {'reward': tensor([0.5000, 0.7500])}
     """
 
     def __call__(self, batch: PackedBatch, context: Context) -> Mapping[str, torch.Tensor]:
-        """Returns: columns to add or replace, [T], [B] or [U]."""
+        """Return columns to add or replace by name, [T], [B] or [U] for tokens, sequences or units."""
 
 
 class AuxiliaryLoss(Protocol):
-    """What an update learns beside the policy, such as a critic. A function `(minibatch, context, **settings)`."""
+    """A loss of another role in the update of the policy, such as a critic's. A function
+    `(minibatch, context, **settings)`.
+
+    Example:
+        >>> import torch
+        >>> from areal_core.data import PackedBatch, Ragged
+        >>> from areal_core.sdk import CRITIC, AuxiliaryLoss, Loss, LossResult, LossSpec
+        >>> def squared_error(part, outputs):
+        ...     error = outputs["values"] - part["returns"]
+        ...     return LossResult((error.square() * part["loss_weights"]).sum())
+        >>> def regression(minibatch, context):
+        ...     loss: Loss = squared_error
+        ...     return LossSpec(CRITIC.name, minibatch, ("values",), loss)
+        >>> auxiliary: AuxiliaryLoss = regression
+        >>> ids, halves = torch.tensor([5, 6]), torch.tensor([0.5, 0.5])
+        >>> columns = {"input_ids": ids, "returns": torch.ones(2), "loss_weights": halves}
+        >>> spec = auxiliary(PackedBatch(Ragged(torch.tensor([2]), columns)), context=None)
+        >>> spec.loss(spec.batch, {"values": torch.tensor([1.0, 3.0])}).loss
+        tensor(2.)
+    """
 
     def __call__(self, minibatch: PackedBatch, context: Context) -> LossSpec:
-        """Args: minibatch, with all columns and `loss_weights` [T]. Returns: a role's part of the update."""
+        """Return what a role learns in the update.
+
+        Args:
+            minibatch: all sequences of the update, with all columns and `loss_weights` [T] float32.
+            context: of the batch.
+        """
 
 
 Loss = Callable[["PackedBatch", Mapping[str, "torch.Tensor"]], LossResult]
-"""The loss of a micro-batch, from its columns and from what the engine has computed for it, by name."""
+"""The loss of a micro-batch: a function of the micro-batch and of the engine's outputs for it, [T] by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +332,10 @@ class LossSpec:
     """What one role learns in one optimizer update.
 
     Attributes:
-        role: its name.
-        batch: shifted.
-        outputs: what the engine must compute for `loss`.
-        loss: called for each micro-batch; all that depends on the whole update, such as a denominator, is in `batch`.
+        role: name of the role.
+        batch: the sequences of the update, with shifted keys per token.
+        outputs: outputs that the engine must compute for `loss`, such as `logprobs`.
+        loss: called for each micro-batch. Whatever depends on the whole update, such as a denominator, is in `batch`.
     """
 
     role: str
@@ -202,12 +346,12 @@ class LossSpec:
 
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
-    """A column that a component reads and a model has to compute, without gradients, before advantages are.
+    """A column that a component reads, and that a model computes without gradients before the advantages.
 
     Attributes:
         role: the model.
         output: `logprobs`, `entropy`, `values`, or `divergence:ROLE:BETA` of a `ComparingEngine`.
-        column: what the batch shall call it, [T] float32.
+        column: name of the column in the batch, [T] float32.
     """
 
     role: Role
@@ -216,50 +360,74 @@ class ForwardPass:
 
 
 class Context(Protocol):
-    """What the trainer offers an algorithm for one batch."""
+    """The trainer's services for an algorithm, for one batch."""
 
     @property
     def step(self) -> int:
-        """Batches that were trained on before."""
+        """Number of batches that were trained on before."""
 
     @property
     def version(self) -> int:
-        """Of the weights that the policy had at the start of the batch, as the column `versions` counts them."""
+        """Weight version of the policy at the start of the batch, as in the column `versions`."""
 
     @property
     def updates(self) -> int:
-        """Optimizer updates that follow on this batch; fewer where it has fewer groups than that."""
+        """Number of optimizer updates on this batch. A batch with fewer groups has fewer updates."""
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
-        """Tensors that are the algorithm's own, saved with each checkpoint; by names such as `kl/coefficient`."""
+        """Tensors of the algorithm by names such as `kl/coefficient`. They are saved with each checkpoint."""
 
     def forward(self, role: str, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
-        """A role's outputs on a batch, without gradients, float32 [T] on the CPU; see `TrainEngine.forward`."""
+        """Return a role's outputs for a batch, without gradients, float32 [T] on the CPU; see `TrainEngine.forward`."""
 
     def minibatches(self, batch: PackedBatch) -> Iterator[PackedBatch]:
-        """The batch cut into `updates` parts by whole groups, anew in each epoch over it, as `training` says."""
+        """Yield the parts of the batch for the `updates`. Each epoch divides the groups at random; see `training`."""
 
     def log(self, name: str, metric: Metric) -> None:
-        """Add to the step's metrics."""
+        """Add a metric of the step. A second one with the same name is combined with the first."""
 
 
 class Algorithm(Protocol):
-    """What the trainer does with a batch. It knows algorithms only by this interface, and roles only by their names.
+    """Turns a batch into optimizer updates. The trainer knows algorithms only by this interface.
 
-    The roles come from what the settings of the algorithm and of its components need (`Settings.needs`).
+    The roles are those that the settings of the algorithm and of its components need (`Settings.needs`).
 
     Attributes:
-        encode: turns rows of the data set into batches; None where batches come from rollouts.
-        group_filters: for finished groups, in order: reward shaping, then filters.
+        encode: turns rows of the data set into sequences; None if batches come from rollouts.
+        group_filters: functions for finished groups, in order: reward shaping, then filters.
+
+    Example:
+        >>> import torch
+        >>> from areal_core.data import PackedBatch, Ragged
+        >>> from areal_core.sdk import ACTOR, Algorithm, LossResult, LossSpec, token_mean
+        >>> class Imitation:
+        ...     encode, group_filters = None, ()
+        ...
+        ...     def prepare(self, batch, context):
+        ...         return batch.with_tokens(loss_weights=token_mean(batch))
+        ...
+        ...     def updates(self, batch, context):
+        ...         yield [LossSpec(ACTOR.name, batch, ("logprobs",), self.loss)]
+        ...
+        ...     def loss(self, part, outputs):
+        ...         return LossResult(-(outputs["logprobs"] * part["loss_weights"]).sum())
+        >>> algorithm: Algorithm = Imitation()
+        >>> columns = {"input_ids": torch.tensor([5, 6, 7]), "loss_mask": torch.tensor([True, True, False])}
+        >>> batch = algorithm.prepare(PackedBatch(Ragged(torch.tensor([3]), columns)), context=None)
+        >>> [[spec]] = algorithm.updates(batch, context=None)  # one update, in which one role learns
+        >>> spec.loss(spec.batch, {"logprobs": torch.tensor([-1.0, -2.0, 0.0])}).loss
+        tensor(1.5000)
     """
 
     encode: ExampleTokenizer | None
     group_filters: Sequence[GroupFilter]
 
     def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:
-        """Once for each whole batch: passes and advantages. The batch is shifted."""
+        """Compute columns of the whole batch, such as advantages, and return it. Its keys per token are shifted."""
 
     def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[LossSpec]]:
-        """The work of each optimizer update, one after another: each role's parts are learned before the next update is
-        asked for, so that `context.forward` then answers with what was learned."""
+        """Yield what each role learns, one optimizer update after another.
+
+        The roles learn before the next update is requested, so that `context.forward` then uses the new weights.
+        """

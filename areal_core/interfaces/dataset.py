@@ -20,6 +20,19 @@ class Dataset(Protocol):
     - `fingerprint() -> str`: a digest by which a resume detects changed data. Without it, 1,000 rows are compared.
     - `notes() -> Sequence[str]`: sentences about columns that rows omit or have in another form than the source. The
       plan shows them, and a run logs them.
+
+    Example:
+        >>> from areal_core.sdk import Dataset
+        >>> class Products:
+        ...     def __len__(self):
+        ...         return 100
+        ...
+        ...     def __getitem__(self, index):
+        ...         a, b = divmod(index, 10)
+        ...         return {"prompt": f"What is {a} * {b}?", "answer": str(a * b)}
+        >>> dataset: Dataset = Products()
+        >>> dataset[67]
+        {'prompt': 'What is 6 * 7?', 'answer': '42'}
     """
 
     def __len__(self) -> int:

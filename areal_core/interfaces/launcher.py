@@ -46,6 +46,13 @@ class ProcessGroup:
         restarts: how often a member that was ready is restarted within five minutes; None for no limit.
         shares_gpus: whether another group uses the same GPUs.
         environment: variables that are added to the node's own.
+
+    Example:
+        >>> from areal_core.launchers import OnExit, ProcessGroup
+        >>> command = ["python", "-m", "my_server"]
+        >>> group = ProcessGroup("judge", "judge", command, count=2, gpus_each=1, on_exit=OnExit.RESTART)
+        >>> [group.member(index) for index in range(group.count)]
+        ['judge-0', 'judge-1']
     """
 
     name: str
@@ -108,6 +115,14 @@ class ProcessEnd(NamedTuple):
     Attributes:
         code: exit code; negative for the signal that killed it; None if its node was lost with it.
         last_words: the end of its log.
+
+    Example:
+        >>> from areal_core.launchers import ProcessEnd
+        >>> ProcessEnd(-9).describe()
+        'was killed by SIGKILL'
+        >>> print(ProcessEnd(1, "No space left on device").describe())
+        ended with exit code 1; the end of its log:
+        No space left on device
     """
 
     code: int | None
@@ -157,6 +172,37 @@ class Launcher(Protocol):
     Attributes:
         host: address of this machine by which members reach the driver. Reading it may take long, as it may query a
             cluster.
+
+    Example:
+        >>> import asyncio
+        >>> from areal_core.launchers import Launcher, Node, Place, ProcessGroup, RunningGroup
+        >>> from areal_core.launchers import member_environment, spawn
+        >>> class ThisMachine:
+        ...     host = "127.0.0.1"
+        ...     running = ()
+        ...
+        ...     async def nodes(self, groups):
+        ...         return [Node("here", self.host)]
+        ...
+        ...     async def start(self, group, places, environment) -> RunningGroup:
+        ...         common = {**environment, **group.environment}
+        ...         variables = [common | member_environment(group, {index: place}) for index, place in places.items()]
+        ...         started = await spawn(group.command, variables)
+        ...         self.running = (*self.running, started)
+        ...         return started
+        ...
+        ...     async def close(self):
+        ...         for started in self.running:
+        ...             await started.end()
+        >>> async def main(launcher: Launcher) -> str:
+        ...     group = ProcessGroup("greeter", "greeter", ["sh", "-c", 'test "$AREAL_GROUP" = greeter'])
+        ...     started = await launcher.start(group, {0: Place("here")}, environment={})
+        ...     try:
+        ...         return await started.wait()
+        ...     finally:
+        ...         await launcher.close()
+        >>> asyncio.run(main(ThisMachine()))
+        'ended with exit code 0'
     """
 
     host: str
@@ -216,7 +262,28 @@ class RequestsRoom(Protocol):
 
 @runtime_checkable
 class AcceptsNodes(Protocol):
-    """A launcher to which machines connect, because another program starts them."""
+    """A launcher to which machines connect, because another program starts them.
+
+    Example:
+        >>> import asyncio
+        >>> from areal_core.launchers import AcceptsNodes
+        >>> from areal_core.processes import Done, connect, private_folder, serve
+        >>> class Waiting:
+        ...     async def accept_node(self, connection):
+        ...         connection.notify(Done())  # the machine is accepted
+        ...         await connection.receive()  # until it closes the connection
+        >>> isinstance(Waiting(), AcceptsNodes)
+        True
+        >>> async def join():
+        ...     with private_folder() as folder:
+        ...         hub = await serve(f"unix:{folder / 'hub.sock'}", Waiting().accept_node)
+        ...         machine = await connect(hub.address, 5, "node")
+        ...         print(await machine.receive())
+        ...         await machine.close()
+        ...         hub.close()
+        >>> asyncio.run(join())
+        Done()
+    """
 
     async def accept_node(self, connection: Any) -> None:
         """Serve the connection of a machine until it closes.

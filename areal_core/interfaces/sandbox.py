@@ -31,6 +31,19 @@ class Sandbox(Protocol):
 
     The documentation of a sandbox has the attacks that it resists, and its settings have its limits. Its constructor
     raises `ConfigError` if the sandbox does not work on this machine.
+
+    Example:
+        >>> import asyncio
+        >>> import subprocess
+        >>> from areal_core.sdk import Sandbox, SandboxResult
+        >>> class NoSandbox:
+        ...     async def run(self, command, *, files=None, input_text="", timeout_s=None):
+        ...         options = {"input": input_text, "timeout": timeout_s, "capture_output": True, "text": True}
+        ...         ended = await asyncio.to_thread(subprocess.run, command, **options)
+        ...         return SandboxResult(ended.returncode, ended.stdout, ended.stderr)
+        >>> sandbox: Sandbox = NoSandbox()
+        >>> asyncio.run(sandbox.run(["cat"], input_text="hello"))
+        SandboxResult(exit_code=0, output='hello', error='', limit='')
     """
 
     async def run(

@@ -16,6 +16,27 @@ class Tracker(Protocol):
 
     Each tracker is called in a thread of its own. The first exception is logged and switches the tracker off; the run
     continues. While a tracker blocks, at most 1000 calls wait for it, and older ones are dropped.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from areal_core.sdk import Tracker
+        >>> class RewardFile:
+        ...     def start(self, run_dir, config):
+        ...         self.file = (run_dir / "rewards.csv").open("a")
+        ...
+        ...     def log(self, step, metrics):
+        ...         print(step, metrics["reward/mean"], sep=",", file=self.file)
+        ...
+        ...     def close(self):
+        ...         self.file.close()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tracker: Tracker = RewardFile()
+        ...     tracker.start(Path(folder), {"steps": 100})
+        ...     tracker.log(1, {"reward/mean": 0.25})
+        ...     tracker.close()
+        ...     (Path(folder) / "rewards.csv").read_text().splitlines()
+        ['1,0.25']
     """
 
     def start(self, run_dir: Path, config: Mapping[str, object]) -> None:

@@ -48,8 +48,12 @@ class Reward(Protocol):
     If a reward returns None, it abstains: it is neither in the sum nor in its own mean.
 
     Example:
+        >>> from areal_core.sdk import Reward
         >>> def right(completion, answer):
         ...     return float(completion.rpartition("=")[2].strip() == answer)
+        >>> reward: Reward = right  # a type checker compares the two
+        >>> reward(completion="6 * 7 = 42", answer="42")
+        1.0
     """
 
     def __call__(self, **arguments: Any) -> float | Awaitable[float | None] | None:
@@ -91,11 +95,39 @@ class SkippedRowError(RowError):
     """Raise it in a workflow if a setting excludes this data row.
 
     Another row replaces it, and it counts as filtered. In an evaluation it counts as failed.
+
+    Example:
+        >>> from areal_core.sdk import RowError, SkippedRowError
+        >>> def read_question(row, longest):
+        ...     if "question" not in row:
+        ...         raise RowError(f"it has no question, only {sorted(row)}")
+        ...     if len(row["question"]) > longest:
+        ...         raise SkippedRowError(f"its question is longer than {longest} characters")
+        ...     return row["question"]
+        >>> read_question({"text": "What is 6 * 7?"}, longest=100)
+        Traceback (most recent call last):
+        areal_core.interfaces.workflow.RowError: it has no question, only ['text']
     """
 
 
 class RolloutWorkflow(Protocol):
-    """Runs episodes. One object runs many episodes concurrently, so it must not keep the state of an episode."""
+    """Runs episodes. One object runs many episodes concurrently, so it must not keep the state of an episode.
+
+    Example:
+        >>> import asyncio
+        >>> from areal_core.data import Episode, FinishReason, Generation, Trajectory
+        >>> from areal_core.sdk import RolloutWorkflow, WorkflowContext
+        >>> class ShortAnswers:
+        ...     async def run_episode(self, row, context):
+        ...         answer = await context.generate(row["input_ids"], max_new_tokens=8)
+        ...         return Episode([Trajectory.from_generation(row["input_ids"], answer)], reward=1 / len(answer))
+        >>> async def generate(input_ids, max_new_tokens):
+        ...     return Generation([7, 2], [-0.1, -0.2], [0, 0], FinishReason.STOP)
+        >>> workflow: RolloutWorkflow = ShortAnswers()
+        >>> context = WorkflowContext(None, generate, None, is_evaluation=False, sample_index=0)
+        >>> asyncio.run(workflow.run_episode({"input_ids": [5]}, context)).reward
+        0.5
+    """
 
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
         """Run one episode of a data row.
@@ -110,6 +142,27 @@ class Environment(Protocol):
 
     An environment with resources, such as a connection or a process, also has a coroutine method `close()`. It is
     always called at the end of the episode.
+
+    Example:
+        >>> import asyncio
+        >>> from areal_core.sdk import Environment, StepResult
+        >>> class GuessNumber:
+        ...     async def reset(self, row):
+        ...         self.number = row["number"]
+        ...         return [{"role": "user", "content": "Guess my number between 1 and 10."}]
+        ...
+        ...     async def step(self, completion):
+        ...         guess = int(completion)
+        ...         if guess == self.number:
+        ...             return StepResult(reward=1.0, terminated=True)
+        ...         return StepResult("Too small." if guess < self.number else "Too large.")
+        >>> environment: Environment = GuessNumber()
+        >>> asyncio.run(environment.reset({"number": 7}))
+        [{'role': 'user', 'content': 'Guess my number between 1 and 10.'}]
+        >>> asyncio.run(environment.step("5")).observation
+        'Too small.'
+        >>> asyncio.run(environment.step("7")).is_over
+        True
     """
 
     async def reset(self, row: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:

@@ -66,7 +66,7 @@ class _Worker:
 
 
 class RewardPool:
-    """Scores completions in worker processes; implements `Scorer`.
+    """Scores completions in worker processes; implements `Scorer`. See `examples/programs/rescore.py`.
 
     Args:
         run_dir: folder of the run whose rewards the workers load.

@@ -64,12 +64,27 @@ async def play_in_workers(
 
 
 class Evaluator:
-    """Plays the same held-out prompts each time.
+    """Plays the episodes of the same held-out prompts in each evaluation.
 
     Args:
         play_one: plays one episode, given its row, its sample and its deadline in seconds.
         rows: number of held-out rows.
         section: `evaluation` of the config.
+
+    Example:
+        >>> import asyncio
+        >>> from areal_core.config import resolve
+        >>> from areal_core.data import Episode, FinishReason, Generation, Trajectory
+        >>> from areal_core.programs import Evaluator, Played
+        >>> async def play_one(row: int, sample: int, timeout_s: float) -> Played:
+        ...     answer = Generation([7, 2], [-0.1, -0.2], [0, 0], FinishReason.STOP)
+        ...     trajectory = Trajectory.from_generation([5], answer)
+        ...     return Played(row, sample, Episode([trajectory], reward=float(row)))
+        >>> config = resolve("grpo/addition", overrides=["evaluation.samples_per_prompt=2"]).config
+        >>> evaluator = Evaluator(play_one, rows=3, section=config.evaluation)
+        >>> metrics = asyncio.run(evaluator.run(config.rollout))
+        >>> metrics["evaluation/episodes"], metrics["evaluation/reward"], metrics["evaluation/response_length"]
+        (6.0, 1.0, 2.0)
     """
 
     def __init__(

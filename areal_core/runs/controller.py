@@ -127,6 +127,8 @@ class RolloutHalf:
 async def open_evaluator(resolved: Resolved, run: RunFolder, member: Member) -> AsyncIterator[tuple[Evaluator, Any]]:
     """Start the config's inference engine and rollout workers. Yield an evaluator of `evaluation`, and the tokenizer.
 
+    `examples/programs/generate.py` is a program that uses it.
+
     Args:
         resolved: the config. It has an `evaluation` section.
         run: the run folder.

@@ -32,18 +32,47 @@ _SNAPSHOT = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})$
 
 
 def model_reference(resolved: Resolved, run: RunFolder) -> ModelReference:
-    """Return the model that every process of the run loads."""
+    """Return the model that every process of the run loads.
+
+    Args:
+        resolved: config of the run.
+        run: the run folder, which has the path of a model that `model.source` has made.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from areal_core.config import resolve
+        >>> from areal_core.programs import RunFolder, model_reference
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = RunFolder(Path(folder))
+        ...     _ = run.model_note.write_text("/cache/models/addition")  # the preset has a model source
+        ...     model_reference(resolve("grpo/addition"), run)
+        ModelReference(path='/cache/models/addition', dtype='float32', trust_remote_code=False)
+    """
     model = resolved.config.model
     path = run.model_note.read_text() if model.path is None else model_path(resolved, model.path)
     return ModelReference(path, model.dtype, model.trust_remote_code)
 
 
 def model_paths(config: RunConfig, made: str | Path | None = None) -> dict[str, str]:
-    """Return the paths of a run's models, by the config key that names each.
+    """Return the paths of a run's models as the config has them, by the key that names each, such as `model.path`.
 
     Args:
         config: config of the run.
-        made: folder of a model that `model.source` has made.
+        made: folder of the model that `model.source` has made; None if there is none.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from areal_core.config import resolve
+        >>> from areal_core.programs import model_path, model_paths
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     resolved = resolve("grpo/addition", overrides=["model.source=null", f"model.path={folder}"])
+        ...     paths = model_paths(resolved.config)
+        ...     [model_path(resolved, path, key) == folder for key, path in paths.items()]
+        [True]
+        >>> list(paths)
+        ['model.path']
     """
     own = {f"roles.{name}.path": getattr(chosen.common, "path", None) for name, chosen in config.roles.items()}
     return {key: str(path) for key, path in {"model.path": config.model.path or made, **own}.items() if path}
@@ -54,6 +83,7 @@ def model_path(resolved: Resolved, path: str, key: str = "model.path", files: Se
 
     A relative path is relative to the folder of the config. A name on the hub is downloaded to huggingface_hub's cache,
     as far as it is not there. If the path is a folder of this cache on another machine, the same commit is downloaded.
+    See `model_paths` for an example.
 
     Args:
         resolved: config of the run.

@@ -155,6 +155,19 @@ def exit_code_of(attempt: AttemptFolder) -> int | None:
     """Return the exit code of a run whose driver has ended in order.
 
     Return None if it has not, or if the same program continues with another attempt.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from areal_core.programs import RunFolder, exit_code_of
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     attempt = RunFolder(Path(folder)).attempt(1)
+        ...     attempt.path.mkdir(parents=True)
+        ...     print(exit_code_of(attempt))  # its driver runs, or was killed
+        ...     _ = attempt.released.write_text("interrupted 100 143")  # as a driver does after SIGTERM
+        ...     print(exit_code_of(attempt))
+        None
+        143
     """
     outcome = attempt.outcome
     if outcome is None or outcome.word == RECOVERING:
@@ -198,7 +211,24 @@ def driver_has_ended(attempt: AttemptFolder) -> bool:
 
 
 def driver_of(attempt: AttemptFolder) -> tuple[DriverNote, str]:
-    """Return the driver of an attempt and the run's token. Both files are complete as soon as the folder exists."""
+    """Return the driver of an attempt and the run's token. Both files are complete as soon as the folder exists.
+
+    Example:
+        >>> import json
+        >>> import tempfile
+        >>> from dataclasses import asdict
+        >>> from pathlib import Path
+        >>> from areal_core.programs import DriverNote, RunFolder, driver_of
+        >>> driver = DriverNote("tcp:10.0.0.1:4711", "node-1", "boot-id/pid-namespace 42 7")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     attempt = RunFolder(Path(folder)).attempt(1)
+        ...     attempt.path.mkdir(parents=True)  # a driver writes this folder
+        ...     _ = attempt.token.write_text("secret")
+        ...     _ = attempt.driver.write_text(json.dumps(asdict(driver)))
+        ...     note, token = driver_of(attempt)
+        >>> note.host, token
+        ('node-1', 'secret')
+    """
     return DriverNote(**json.loads(attempt.driver.read_text())), attempt.token.read_text()
 
 

@@ -73,7 +73,13 @@ def member_environment(group: ProcessGroup, places: Mapping[int, Place]) -> dict
 
 
 def run_name(environment: Mapping[str, str]) -> str:
-    """Return the name of the run folder, from the environment that `Launcher.start` gets; `run` if it is not there."""
+    """Return the name of the run folder, from the environment that `Launcher.start` gets; `run` if it is not there.
+
+    Example:
+        >>> from areal_core.launchers import run_name
+        >>> run_name({"AREAL_LOGS": "/shared/runs/math/logs"})
+        'math'
+    """
     return Path(environment.get(LOGS_VARIABLE, "run/logs")).parent.name
 
 

@@ -10,7 +10,11 @@ if TYPE_CHECKING:
 
 
 def run_event_loop(work: Any) -> None:
-    """Run a coroutine in an event loop until it returns."""
+    """Run a coroutine in a new event loop until it returns; see `watch_event_loop` for an example.
+
+    Args:
+        work: the coroutine. Its result is discarded, and an exception that it raises is raised here.
+    """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(work)
 

@@ -104,7 +104,18 @@ class AttemptFolder:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The folder of a run."""
+    """The folder of a run.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from areal_core.programs import AttemptFolder, RunFolder
+        >>> run = RunFolder(Path("/shared/runs/math"))
+        >>> run.log_path("trainer-0")
+        PosixPath('/shared/runs/math/logs/trainer-0.log')
+        >>> first: AttemptFolder = run.attempt(1)
+        >>> first.checkpoints
+        PosixPath('/shared/runs/math/attempts/1/checkpoints')
+    """
 
     path: Path
 

@@ -89,7 +89,19 @@ class LocalLauncher:
 
 
 class LocalGroup:
-    """Processes of this machine; see `RunningGroup`."""
+    """Processes of this machine; see `RunningGroup`.
+
+    Example:
+        >>> import asyncio
+        >>> import signal
+        >>> from areal_core.launchers import LocalGroup, spawn
+        >>> async def stop() -> str:
+        ...     group: LocalGroup = await spawn(["sleep", "60"], [{}])
+        ...     group.signal(signal.SIGTERM)
+        ...     return await group.wait()
+        >>> asyncio.run(stop())
+        'was killed by SIGTERM'
+    """
 
     def __init__(self, processes: Sequence[asyncio.subprocess.Process | ForkedProcess]) -> None:
         self._processes = processes
@@ -132,6 +144,15 @@ async def spawn(command: Sequence[str], environments: Sequence[Mapping[str, str]
 
     Raises:
         RunError: the command cannot be started.
+
+    Example:
+        >>> import asyncio
+        >>> from areal_core.launchers import spawn
+        >>> async def main() -> str:
+        ...     group = await spawn(["sh", "-c", "exit $CODE"], [{"CODE": "0"}, {"CODE": "3"}])
+        ...     return await group.wait()
+        >>> asyncio.run(main())
+        'ended with exit code 0, ended with exit code 3'
     """
     processes: list[asyncio.subprocess.Process] = []
     for environment in environments:

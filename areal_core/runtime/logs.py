@@ -57,7 +57,19 @@ def timeline_of(log: Path) -> Path:
 
 
 def last_words(log: Path) -> str:
-    """Return the last lines of a log; nothing if there is no log."""
+    """Return the last lines of a log; nothing if there is no log.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from areal_core.processes import last_words
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     log = Path(folder) / "server-0.log"
+        ...     _ = log.write_text("".join(f"line {number}\\n" for number in range(100)))
+        ...     lines = last_words(log).splitlines()
+        >>> len(lines), lines[-1]
+        (15, 'line 99')
+    """
     with suppress(OSError), log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - LAST_BYTES))

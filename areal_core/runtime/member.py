@@ -384,10 +384,13 @@ def current_attempt() -> int:
 
 
 def run_role(role: Callable[[Member], int]) -> int:
-    """Run a process of a run from `join` to its end, and return its exit code.
+    """Run this process as a member of the run that its environment names, and return its exit code.
+
+    It is the main function of a program that a `ProcessGroup` starts. `examples/programs/generate.py` has one.
 
     Args:
-        role: the work. What it raises, and what background work raises, is reported to the driver.
+        role: the work; returns the exit code, such as `ASKED_TO_STOP`. If it or background work raises an exception,
+            the driver gets the error.
     """
     lose_lines_on_a_full_disk()
     member = join()

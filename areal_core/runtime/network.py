@@ -43,12 +43,25 @@ def free_port() -> int:
 
 
 def http_address(host: str, port: int) -> str:
-    """Return the URL of a server on a host, which is a name or an IPv4 or IPv6 address."""
+    """Return the URL of a server on a host, which is a name or an IPv4 or IPv6 address.
+
+    Example:
+        >>> from areal_core.processes import http_address
+        >>> http_address("10.0.0.5", 8000), http_address("fe80::1", 8000)
+        ('http://10.0.0.5:8000', 'http://[fe80::1]:8000')
+    """
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def own_address() -> str:
-    """Return the address by which this machine reaches other networks; loopback if it reaches none."""
+    """Return the address by which this machine reaches other networks; loopback if it reaches none.
+
+    Example:
+        >>> import ipaddress
+        >>> from areal_core.processes import own_address
+        >>> ipaddress.ip_address(own_address()).version
+        4
+    """
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(_OUTSIDE)  # sends nothing: the kernel only chooses an interface
         return str(probe.getsockname()[0])

@@ -69,7 +69,18 @@ def end_descendants() -> None:
 
 
 def kill_tree(pid: int) -> None:
-    """Send SIGKILL to a process and all its descendants. Parents come first, so that none restarts a dead child."""
+    """Send SIGKILL to a process and all its descendants. Parents come first, so that none restarts a dead child.
+
+    Processes that have ended, or belong to another user, are skipped.
+
+    Example:
+        >>> import subprocess
+        >>> from areal_core.processes import kill_tree
+        >>> process = subprocess.Popen(["sh", "-c", "sleep 60 & sleep 60"])
+        >>> kill_tree(process.pid)
+        >>> process.wait()
+        -9
+    """
     tree = [pid]
     for parent in tree:
         tree += children(parent)

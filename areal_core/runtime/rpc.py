@@ -98,6 +98,23 @@ class Credentials:
     Attributes:
         token: secret of the run. Without one, only unix sockets are served, which other users cannot reach.
         attempt: number of the attempt.
+
+    Example:
+        >>> import asyncio
+        >>> from areal_core.processes import Credentials, PeerRefused, connect, serve
+        >>> async def main():
+        ...     mine, others = Credentials.create(attempt=1), Credentials.create(attempt=1)
+        ...     server = await serve("tcp:127.0.0.1:0", lambda peer: peer.receive(), lambda: mine)
+        ...     peer = await connect(server.address, 5, credentials=others)
+        ...     try:
+        ...         await peer.receive()
+        ...     except PeerRefused as error:
+        ...         print(error)
+        ...     server.close()
+        >>> asyncio.run(main())
+        the token is another run's
+        >>> sorted(Credentials("secret", attempt=1).as_environment())
+        ['AREAL_ATTEMPT', 'AREAL_TOKEN']
     """
 
     token: str = ""
@@ -381,6 +398,35 @@ async def serve(
     Raises:
         OSError: the socket cannot be made.
         ValueError: the address has another form, or it is a TCP address and the credentials have no token.
+
+    Example:
+        >>> import asyncio
+        >>> from areal_core.errors import RunError
+        >>> from areal_core.processes import Done, Failed, Message, Peer, connect, private_folder, serve
+        >>> class Remember(Message):
+        ...     key: str
+        ...     value: float
+        >>> async def answer(peer: Peer) -> None:
+        ...     known = {}
+        ...     while True:  # until `PeerClosed`
+        ...         question, number = await peer.receive_request()
+        ...         is_new = question.key not in known
+        ...         known[question.key] = question.value
+        ...         peer.reply(number, Done() if is_new else Failed(f"{question.key} is known already"))
+        >>> async def main():
+        ...     with private_folder() as folder:
+        ...         server = await serve(f"unix:{folder / 'memory.sock'}", answer)
+        ...         peer = await connect(server.address, 5)
+        ...         print(await peer.request(Remember("loss", 0.5), 5, "the memory's answer"))
+        ...         try:
+        ...             await peer.request(Remember("loss", 0.25), 5, "the memory's answer")
+        ...         except RunError as error:
+        ...             print(error)
+        ...         await peer.close()
+        ...         server.close()
+        >>> asyncio.run(main())
+        Done()
+        loss is known already
     """
     accepted = credentials or Credentials.from_environment
     scheme, _, location = address.partition(":")
@@ -453,6 +499,29 @@ async def connect_once(address: str, name: str = "", credentials: Credentials | 
 
     Raises:
         OSError: nothing listens on the address.
+
+    Example:
+        >>> import asyncio
+        >>> from areal_core.processes import PeerClosed, connect_once, private_folder, serve
+        >>> async def accept(peer):
+        ...     pass  # when the handler returns, its connection is closed
+        >>> async def main():
+        ...     with private_folder() as folder:
+        ...         address = f"unix:{folder / 'server.sock'}"
+        ...         try:
+        ...             await connect_once(address)
+        ...         except FileNotFoundError:
+        ...             print("nothing listens")
+        ...         server = await serve(address, accept)
+        ...         peer = await connect_once(address)
+        ...         try:
+        ...             await peer.receive()
+        ...         except PeerClosed as error:
+        ...             print(error)
+        ...         server.close()
+        >>> asyncio.run(main())
+        nothing listens
+        the peer closed the connection
     """
     loop = asyncio.get_running_loop()
     scheme, _, location = address.partition(":")
@@ -522,7 +591,18 @@ def _hello(name: str, credentials: Credentials | None) -> Hello:
 
 
 class LoopThread:
-    """An event loop in a thread, for a program whose main thread computes."""
+    """An event loop in a thread, for a program whose main thread computes.
+
+    Example:
+        >>> import asyncio
+        >>> from areal_core.processes import LoopThread
+        >>> thread = LoopThread("downloads")
+        >>> future = thread.start(asyncio.sleep(0.01, result="later"))
+        >>> thread.call(asyncio.sleep(0, result="now"))
+        'now'
+        >>> future.result()
+        'later'
+    """
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
