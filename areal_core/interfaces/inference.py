@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from areal_core.interfaces.model import ModelReference
 
 UpdateMode = Literal["keep_cache", "recompute"]
-"""What becomes of the keys and values of live requests when weights change: they are kept, or computed again under the
-new weights. In `recompute`, behavior log-probabilities are exact for the token's version. In `keep_cache`, tokens after
-an update attend to keys and values of older weights."""
+"""Whether a weight update keeps the keys and values of live requests, or has them recomputed under the new weights. In
+`recompute`, behavior log-probabilities are exact for the token's version. In `keep_cache`, tokens after an update
+attend to keys and values of older weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +241,14 @@ class SharedMemory:
         handle, size, offset: the allocation that holds the tensor's storage, and the storage's offset in it, in bytes.
         start: index of the tensor's first element in the storage.
         counter, counter_offset: the reference counter with which the reader releases the memory.
+
+    Example:
+        >>> from areal_core.engines import SharedMemory, SharedTensor, TensorDescription
+        >>> handles = {"handle": "00a1", "size": 2048, "offset": 0, "start": 0, "counter": "00b2", "counter_offset": 0}
+        >>> copies = tuple(SharedMemory(gpu, f"GPU-{gpu}f3c", **handles) for gpu in (0, 1))
+        >>> shared = SharedTensor(TensorDescription("norm.weight", "bfloat16", (1024,)), copies)
+        >>> next(copy.device for copy in shared.copies if copy.gpu == 1)  # where the server on GPU 1 reads
+        'GPU-1f3c'
     """
 
     gpu: int
@@ -270,6 +278,14 @@ class WeightUpdate:
         path: folder with a complete `model.safetensors`, which stays until the update returns. None if the trainer
             broadcasts the weights, or the engine has read them all from GPU memory.
         tensors: the tensors that are broadcast, in this order, or were read.
+
+    Example:
+        >>> import torch
+        >>> from areal_core.engines import TensorDescription, WeightUpdate
+        >>> update = WeightUpdate(3, path=None, tensors=(TensorDescription("norm.weight", "bfloat16", (1024,)),))
+        >>> for tensor in update.tensors:  # a buffer for each tensor that the trainer broadcasts
+        ...     torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype)).nbytes
+        2048
     """
 
     version: int
@@ -306,8 +322,21 @@ class BroadcastGroup:
     Attributes:
         name: new for each group.
         world_size: number of members, including rank 0, the trainer.
-        prefixes: of the keys in the group's store, outermost first.
+        prefixes: prefixes of the keys in the group's store, outermost first.
         is_new: whether the trainer still has to join.
+
+    Example:
+        The trainer joins as rank 0, through a store whose keys have these prefixes:
+
+        >>> from areal_core.engines import BroadcastGroup
+        >>> from torch.distributed import HashStore, PrefixStore
+        >>> group = BroadcastGroup("areal-1f2e", world_size=3, prefixes=("areal-1f2e", "cuda"), is_new=True)
+        >>> root = store = HashStore()
+        >>> for prefix in group.prefixes:
+        ...     store = PrefixStore(prefix, store)
+        >>> store.set("0", "the address of rank 0")
+        >>> root.get("areal-1f2e/cuda/0")
+        b'the address of rank 0'
     """
 
     name: str
