@@ -34,6 +34,12 @@ class SamplingParameters:
         greedy: take the most probable token. Log-probabilities are still those of the tempered distribution.
         top_p, top_k, min_p, repetition_penalty, frequency_penalty, presence_penalty, stop: as servers name them; the
             defaults switch them off. `InferenceCapabilities.sampling` has those that an engine serves.
+
+    Example:
+        >>> from areal_core.servers import SamplingParameters
+        >>> sampling = SamplingParameters(max_new_tokens=64, top_p=0.9, stop=("END",))
+        >>> sampling.unsupported({"top_p", "top_k"})
+        ['stop']
     """
 
     temperature: float = 1.0
@@ -99,6 +105,14 @@ class GenerationRequest:
         on_slot_change: called in the caller's event loop: with False when the request waits for a slot, at first or
             after it has lost one, and with True when it has got one. It is not called after the answer. The time of an
             episode is stopped while one of its requests waits.
+
+    Example:
+        >>> from areal_core.servers import GenerationRequest, SamplingParameters
+        >>> request = GenerationRequest("group-0.1", [5, 7, 9], SamplingParameters(max_new_tokens=64), seed=1)
+        >>> request.check(vocabulary=1000, limit=32, limited_by="the servers take")
+        Traceback (most recent call last):
+            ...
+        ValueError: request group-0.1 wants 67 tokens (3 of prompt and 64 new ones), but the servers take 32 tokens
     """
 
     request_id: str
@@ -360,6 +374,54 @@ class InferenceEngine(Slots, ABC):
     have defaults, those of an engine with one copy of the weights that it reads from a folder. Override them for
     broadcasts (`form_group`, `needs_folder`, `offer_folder`), for GPUs shared with the trainer (`sleep`,
     `read_tensors`), or for messages of your own (`answer`).
+
+    Example:
+        An engine that repeats the last token of the prompt, and the client with which rollout workers use it. A real
+        client asks the server at `grant.address`.
+
+        >>> import asyncio
+        >>> from pathlib import Path
+        >>> from areal_core.data import FinishReason, Generation
+        >>> from areal_core.engines import ModelReference, WeightUpdate
+        >>> from areal_core.servers import GenerationRequest, Grant, InferenceCapabilities, InferenceClient
+        >>> from areal_core.servers import InferenceEngine, SamplingParameters, SlotLease, SlotRequest
+        >>> class Client(InferenceClient):
+        ...     capabilities = InferenceCapabilities(frozenset({"recompute"}))
+        ...
+        ...     def __init__(self, slots):
+        ...         self._slots = slots
+        ...
+        ...     async def generate(self, request):
+        ...         async with SlotLease(self._slots, SlotRequest(), request.on_slot_change) as grant:
+        ...             count = request.sampling.max_new_tokens
+        ...             ids, versions = [request.input_ids[-1]] * count, [grant.version] * count
+        ...             return Generation(ids, [0.0] * count, versions, FinishReason.LENGTH)
+        >>> class Engine(InferenceEngine):
+        ...     capabilities = Client.capabilities
+        ...
+        ...     async def start(self, model):
+        ...         self.version = 0
+        ...
+        ...     async def generate(self, request):
+        ...         return await self.client(self, None).generate(request)
+        ...
+        ...     def client(self, slots, model):
+        ...         return Client(slots)
+        ...
+        ...     def acquire(self, request, holder):  # every request gets a slot immediately
+        ...         holder.give(Grant("server-0", "", self.version, "", True, context=4096, vocabulary=1000))
+        ...
+        ...     def release(self, holder, *, has_failed=False):
+        ...         pass
+        ...
+        ...     async def update_weights(self, update):
+        ...         self.version = update.version
+        >>> async def use(engine):
+        ...     await engine.start(ModelReference("/models/tiny"))
+        ...     await engine.update_weights(WeightUpdate(1, Path("/weights/1")))
+        ...     return await engine.generate(GenerationRequest("0.1", [5, 7], SamplingParameters(max_new_tokens=2), 0))
+        >>> asyncio.run(use(Engine()))
+        Generation([7, 7], [0.0, 0.0], [1, 1], <FinishReason.LENGTH: 1>)
     """
 
     capabilities: InferenceCapabilities
