@@ -134,12 +134,11 @@ class WeightGroup:
         backend: `nccl` or `gloo`.
 
     Example:
-        The request to a server whose ranks join after the trainer, which is rank 0:
-
         >>> from areal_core.servers import WeightGroup
         >>> group = WeightGroup("areal-1f2e", "10.0.0.5", 29500, world_size=3, backend="nccl")
         >>> store = {"master_address": group.address, "master_port": group.port, "backend": group.backend}
-        >>> {"group_name": group.name, "rank_offset": 1, "world_size": group.world_size, **store}
+        >>> first_rank = 1  # of the server; the trainer is rank 0
+        >>> {"group_name": group.name, "rank_offset": first_rank, "world_size": group.world_size, **store}
         {'group_name': 'areal-1f2e', 'rank_offset': 1, 'world_size': 3,
          'master_address': '10.0.0.5', 'master_port': 29500, 'backend': 'nccl'}
     """
@@ -174,8 +173,6 @@ class ServerAdapter(ABC):
     The methods with a default are for what only some servers can do. Leave them out if yours cannot.
 
     Example:
-        "Servers" that repeat the last token of the prompt, and one of them as a fleet uses it:
-
         >>> import asyncio
         >>> from pathlib import Path
         >>> from areal_core.data import TokenIds
@@ -185,7 +182,7 @@ class ServerAdapter(ABC):
         >>> class Local(Connection):
         ...     def __init__(self, address):
         ...         self.address = address
-        >>> class Repeating(ServerAdapter):
+        >>> class Repeating(ServerAdapter):  # for servers that repeat the last token of the prompt
         ...     name = "repeating"
         ...
         ...     def capabilities(self):
@@ -208,7 +205,7 @@ class ServerAdapter(ABC):
         ...         pass
         ...
         ...     check_health = stop = resume = abort = set_label = nothing
-        >>> async def use(server):
+        >>> async def use(server):  # as a fleet does
         ...     await server.sync(WeightUpdate(3, Path("/weights/3")))
         ...     sampling = SamplingParameters(max_new_tokens=2)
         ...     partial = PartialGeneration("0.1", TokenIds.of([5, 7]), sampling, seed=0, cache_salt="3")

@@ -58,12 +58,10 @@ class DriverConnection(Protocol):
     """The connection to the run's driver, which starts the run's own servers; `areal_core.processes.Member` is one.
 
     Example:
-        A driver of one server, for a program that is no run:
-
         >>> from concurrent.futures import Future
         >>> from areal_core.servers import ColocatedTraining, DriverConnection
         >>> from areal_core.servers import RestartMember, RoleMembers, ServingMember
-        >>> class OneServer(DriverConnection):
+        >>> class OneServer(DriverConnection):  # for a program that is no run, and a server that runs already
         ...     def watch(self, role, changed):
         ...         server = ServingMember("server-0", "http://127.0.0.1:30000", is_fresh=True)
         ...         changed(RoleMembers(role, (server,), failed={}))

@@ -340,13 +340,11 @@ class BroadcastGroup:
         is_new: whether the trainer still has to join.
 
     Example:
-        The trainer joins as rank 0, through a store whose keys have these prefixes:
-
         >>> from areal_core.engines import BroadcastGroup
         >>> from torch.distributed import HashStore, PrefixStore
         >>> group = BroadcastGroup("areal-1f2e", world_size=3, prefixes=("areal-1f2e", "cuda"), is_new=True)
         >>> root = store = HashStore()
-        >>> for prefix in group.prefixes:
+        >>> for prefix in group.prefixes:  # the members meet in a store below these prefixes
         ...     store = PrefixStore(prefix, store)
         >>> store.set("0", "the address of rank 0")
         >>> root.get("areal-1f2e/cuda/0")
@@ -376,16 +374,13 @@ class InferenceEngine(Slots, ABC):
     `read_tensors`), or for messages of your own (`answer`).
 
     Example:
-        An engine that repeats the last token of the prompt, and the client with which rollout workers use it. A real
-        client asks the server at `grant.address`.
-
         >>> import asyncio
         >>> from pathlib import Path
         >>> from areal_core.data import FinishReason, Generation
         >>> from areal_core.engines import ModelReference, WeightUpdate
         >>> from areal_core.servers import GenerationRequest, Grant, InferenceCapabilities, InferenceClient
         >>> from areal_core.servers import InferenceEngine, SamplingParameters, SlotLease, SlotRequest
-        >>> class Client(InferenceClient):
+        >>> class Client(InferenceClient):  # repeats the last token of the prompt; a real one asks `grant.address`
         ...     capabilities = InferenceCapabilities(frozenset({"recompute"}))
         ...
         ...     def __init__(self, slots):

@@ -29,8 +29,6 @@ class Placeholder:
         made: the tensors that transformers has made of it.
 
     Example:
-        transformers makes a parameter of each tensor in the files, without values and without memory:
-
         >>> import torch
         >>> from areal_core.models import Placeholder
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -38,7 +36,7 @@ class Placeholder:
         >>> files = {name: Placeholder(shape) for name, shape in shapes.items()}
         >>> config = GPT2Config(vocab_size=16, n_positions=4, n_embd=8, n_layer=0, bos_token_id=0, eos_token_id=0)
         >>> model = GPT2LMHeadModel.from_pretrained(None, config=config, state_dict=files, dtype=torch.float32)
-        >>> model.transformer.wpe.weight.is_meta, files["wpe.weight"].made
+        >>> model.transformer.wpe.weight.is_meta, files["wpe.weight"].made  # a parameter without memory, and its source
         (True, [tensor(..., device='meta', size=(4, 8))])
     """
 
