@@ -85,7 +85,19 @@ class PartialGeneration:
 
 class Span(msgspec.Struct, gc=False):
     """A run of tokens with one label, as SGLang and vLLM write it. `msgspec.structs.astuple` turns it into an item of
-    `Chunk.spans`."""
+    `Chunk.spans`.
+
+    Attributes:
+        version: label of the weights that sampled the tokens.
+        start, end: position of the first token, and of the first one after the run, in the tokens of the answer.
+
+    Example:
+        >>> import msgspec
+        >>> from areal_core.servers import Span
+        >>> spans = msgspec.json.decode(b'[{"version": "4f-3", "start": 0, "end": 2}]', type=list[Span])
+        >>> [msgspec.structs.astuple(span) for span in spans]
+        [('4f-3', 0, 2)]
+    """
 
     version: str
     start: int
@@ -120,6 +132,15 @@ class WeightGroup:
         address, port: where the trainer serves the store through which the members meet.
         world_size: number of members.
         backend: `nccl` or `gloo`.
+
+    Example:
+        >>> from areal_core.servers import WeightGroup
+        >>> group = WeightGroup("areal-1f2e", "10.0.0.5", 29500, world_size=3, backend="nccl")
+        >>> store = {"master_address": group.address, "master_port": group.port, "backend": group.backend}
+        >>> first_rank = 1  # of the server; the trainer is rank 0
+        >>> {"group_name": group.name, "rank_offset": first_rank, "world_size": group.world_size, **store}
+        {'group_name': 'areal-1f2e', 'rank_offset': 1, 'world_size': 3,
+         'master_address': '10.0.0.5', 'master_port': 29500, 'backend': 'nccl'}
     """
 
     name: str
@@ -150,6 +171,50 @@ class ServerAdapter(ABC):
     speak HTTP derive from `areal_core.servers.HTTPAdapter`.
 
     The methods with a default are for what only some servers can do. Leave them out if yours cannot.
+
+    Example:
+        >>> import asyncio
+        >>> from pathlib import Path
+        >>> from areal_core.data import TokenIds
+        >>> from areal_core.engines import WeightUpdate
+        >>> from areal_core.servers import Chunk, Connection, InferenceCapabilities, InferenceServer, PartialGeneration
+        >>> from areal_core.servers import SamplingParameters, ServerAdapter, ServerIdentity, UpdateMode
+        >>> class Local(Connection):
+        ...     def __init__(self, address):
+        ...         self.address = address
+        >>> class Repeating(ServerAdapter):  # for servers that repeat the last token of the prompt
+        ...     name = "repeating"
+        ...
+        ...     def capabilities(self):
+        ...         return InferenceCapabilities(frozenset({"recompute"}))
+        ...
+        ...     def connect(self, address, settings):
+        ...         return Local(address)
+        ...
+        ...     async def identify(self, connection):
+        ...         return ServerIdentity("1.0", "/models/tiny", context=4096, slots=8)
+        ...
+        ...     async def generate(self, connection, partial: PartialGeneration):
+        ...         count = partial.sampling.max_new_tokens
+        ...         yield Chunk([partial.input_ids[-1]] * count, [0.0] * count, "length")
+        ...
+        ...     async def load(self, connection, folder, label, mode: UpdateMode):
+        ...         print(f"{connection.address} loads {folder} as {label}")
+        ...
+        ...     async def nothing(self, connection, *arguments):
+        ...         pass
+        ...
+        ...     check_health = stop = resume = abort = set_label = nothing
+        >>> async def use(server):  # as a fleet does
+        ...     await server.sync(WeightUpdate(3, Path("/weights/3")))
+        ...     sampling = SamplingParameters(max_new_tokens=2)
+        ...     partial = PartialGeneration("0.1", TokenIds.of([5, 7]), sampling, seed=0, cache_salt="3")
+        ...     return [chunk async for chunk in server.adapter.generate(server.connection, partial)]
+        >>> adapter = Repeating()
+        >>> server = InferenceServer("server-0", adapter, adapter.connect("host:1", None), "recompute", run_id="4f-")
+        >>> asyncio.run(use(server))
+        host:1 loads /weights/3 as 4f-3
+        [Chunk(output_ids=[7, 7], logprobs=[0.0, 0.0], finish='length', spans=None, columns={})]
     """
 
     name: str

@@ -189,6 +189,11 @@ def is_resumable(sampling: SamplingParameters) -> bool:
     """Return whether another server can continue from the tokens alone.
 
     With stop texts and penalties it cannot: a server applies them to the text and the tokens that it has generated.
+
+    Example:
+        >>> from areal_core.servers import SamplingParameters, is_resumable
+        >>> is_resumable(SamplingParameters(top_p=0.9)), is_resumable(SamplingParameters(stop=("END",)))
+        (True, False)
     """
     has_penalty = sampling.repetition_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty
     return not (has_penalty or sampling.stop)

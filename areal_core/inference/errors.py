@@ -50,6 +50,15 @@ async def in_time(work: Awaitable[Any], seconds: float, setting: str = "") -> An
 
     Raises:
         ServerLostError: the call took longer.
+
+    Example:
+        >>> import asyncio
+        >>> from areal_core.servers import ServerLostError, in_time
+        >>> try:
+        ...     asyncio.run(in_time(asyncio.sleep(60), 0.01, "update_timeout_s"))
+        ... except ServerLostError as error:
+        ...     print(f"the server {error}")
+        the server gave no answer within update_timeout_s = 0.01
     """
     try:
         async with asyncio.timeout(seconds):

@@ -38,14 +38,14 @@ class GPUShare(NamedTuple):
     """A server's part of each of its GPUs.
 
     Attributes:
-        gpu_bytes: memory of the GPU.
-        trainer_bytes: the trainer's while servers generate; 0 if it is on other GPUs.
-        servers: on the GPU.
-        weight_bytes: a server's weights on the GPU.
-        token_bytes: keys and values of one token on the GPU.
+        gpu_bytes: memory of the GPU, in bytes, as in all sizes here.
+        trainer_bytes: memory of the trainer while servers generate; 0 if it is on other GPUs.
+        servers: number of servers on the GPU.
+        weight_bytes: size of a server's weights on the GPU.
+        token_bytes: size of the keys and values of one token on the GPU.
         context: longest sequence of the model, in tokens; 0 if its config does not say.
-        useful_tokens: that the server's live requests can have together, and at least the context. A larger cache costs
-            time: vLLM empties it block by block at each weight sync.
+        useful_tokens: number of tokens that the server's live requests can have together, and at least the context. A
+            larger cache costs time: vLLM empties it block by block at each weight sync.
     """
 
     gpu_bytes: int
@@ -89,8 +89,8 @@ def share_of_gpu(
     """Return the part of a GPU that one of the config's servers gets.
 
     Args:
-        config: of the run; its placement names the GPUs.
-        model: which the servers hold.
+        config: config of the run; its placement names the GPUs.
+        model: the model that the servers hold.
         gpu_bytes: memory of the GPU.
         trainer: the plan of the trainer's memory.
         tensor_parallel: GPUs that share the weights and the cache of one copy of the model.

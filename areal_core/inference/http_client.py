@@ -46,6 +46,22 @@ class ServerConnection:
         address: `http://host:port`, or https, optionally with a path.
         api_key: sent as a bearer token if it is not empty.
         timeout_s: deadline of a call that has none of its own, and longest pause between two chunks of a stream.
+
+    Example:
+        >>> import asyncio
+        >>> from areal_core.servers import ServerConnection, ServerLostError, ServerUnreachableError
+        >>> async def state(address):
+        ...     connection = ServerConnection(address, timeout_s=5.0)
+        ...     try:
+        ...         return await connection.get("/health")
+        ...     except ServerUnreachableError:
+        ...         return "its program has ended"
+        ...     except ServerLostError as error:
+        ...         return f"it may answer later: {error}"
+        ...     finally:
+        ...         connection.close()
+        >>> asyncio.run(state("http://127.0.0.1:1"))
+        'its program has ended'
     """
 
     def __init__(self, address: str, api_key: str = "", timeout_s: float = 60.0) -> None:
@@ -277,6 +293,14 @@ def raise_refusal(error: Mapping[str, Any]) -> NoReturn:
     Raises:
         RequestRefusedError: the server refuses the request.
         ServerLostError: the server failed.
+
+    Example:
+        >>> from areal_core.servers import RequestRefusedError, raise_refusal
+        >>> try:
+        ...     raise_refusal({"code": 400, "message": "the prompt is too long"})
+        ... except RequestRefusedError as error:
+        ...     print(error.status, error)
+        400 the answer broke off: the prompt is too long
     """
     message = f"the answer broke off: {_message_in(json.dumps(error))}"
     code = int(error.get("code") or 500)

@@ -51,6 +51,19 @@ def find_architecture(folder: Path, name: str, title: str, registered: Callable[
         title: name of the server, for people.
         registered: reads an installed package, and returns the answer for each architecture that it knows, by name. It
             raises OSError or ValueError if it cannot.
+
+    Example:
+        >>> import re, tempfile
+        >>> from pathlib import Path
+        >>> from areal_core.servers import find_architecture
+        >>> def registered(package):
+        ...     source = (package / "models/auto/modeling_auto.py").read_text(encoding="utf-8")
+        ...     return dict.fromkeys(re.findall('"([A-Za-z0-9]+ForCausalLM)"', source), "yes")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+        ...     finding = find_architecture(Path(folder), "transformers", "transformers", registered)
+        >>> finding.text.rpartition(" ")[0]  # without the installed version
+        'yes: Qwen3ForCausalLM in transformers'
     """
     architectures = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or []
     if (server := find_server(name)) is None:

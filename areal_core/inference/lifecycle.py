@@ -55,7 +55,34 @@ _ADDRESSES_HINT = (
 
 
 class DriverConnection(Protocol):
-    """The connection to the run's driver, which starts the run's own servers; `areal_core.processes.Member` is one."""
+    """The connection to the run's driver, which starts the run's own servers; `areal_core.processes.Member` is one.
+
+    Example:
+        >>> from concurrent.futures import Future
+        >>> from areal_core.servers import ColocatedTraining, DriverConnection
+        >>> from areal_core.servers import RestartMember, RoleMembers, ServingMember
+        >>> class OneServer(DriverConnection):  # for a program that is no run, and a server that runs already
+        ...     def watch(self, role, changed):
+        ...         server = ServingMember("server-0", "http://127.0.0.1:30000", is_fresh=True)
+        ...         changed(RoleMembers(role, (server,), failed={}))
+        ...
+        ...     def notify(self, message: RestartMember | ColocatedTraining):
+        ...         if isinstance(message, RestartMember):
+        ...             self.log(f"restart {message.name}: it {message.why}")
+        ...
+        ...     def request(self, message: ColocatedTraining, timeout_s, waiting_for):
+        ...         answer = Future()
+        ...         answer.set_result(None)  # no server is being started
+        ...         return answer
+        ...
+        ...     def log(self, line):
+        ...         print(line)
+        >>> driver = OneServer()
+        >>> driver.watch("server", lambda members: print([member.address for member in members.serving]))
+        ['http://127.0.0.1:30000']
+        >>> driver.notify(RestartMember("server-0", "did not free its GPU memory"))
+        restart server-0: it did not free its GPU memory
+    """
 
     def watch(self, role: str, changed: Callable[[RoleMembers], None]) -> None:
         """Call `changed`, in any thread, with the processes of a role that serve, now and after each change."""

@@ -197,7 +197,20 @@ class ServerSettings(Settings):
         return found
 
     def gpus_of_servers(self, generation: Sequence[int] | None) -> list[tuple[int, ...]]:
-        """Return the GPUs of each server that the run starts; empty tuples if placement names none."""
+        """Return the GPUs of each server that the run starts; empty tuples if placement names none.
+
+        Args:
+            generation: numbers of the GPUs for servers, as in `placement`; None if it names none.
+
+        Example:
+            >>> from areal_core.servers import ServerSettings
+            >>> class Paired(ServerSettings):
+            ...     @property
+            ...     def gpus_each(self):
+            ...         return 2
+            >>> Paired(servers=2).gpus_of_servers([4, 5, 6, 7])
+            [(4, 5), (6, 7)]
+        """
         most, each = self.bounds.maximum, self.gpus_each
         if generation is None:
             return [()] * most
@@ -314,9 +327,9 @@ class FleetSettings(ServerSettings):
         """Return a server's part of a GPU that it shares; None if the memory of the GPU is not known.
 
         Args:
-            config: of the run.
+            config: config of the run.
             trainer: the plan of the trainer's memory.
-            model: which the servers hold.
+            model: the model that the servers hold.
 
         Raises:
             RunError: the memory of the trainer or of the cache is not known, or there is no room for weights and the
@@ -381,7 +394,19 @@ class FleetSettings(ServerSettings):
         return self.model_copy(update={"options": {**self.options_within(share), **self.options}})
 
     def options_within(self, share: GPUShare) -> dict[str, OptionValue]:
-        """Return the options, `memory_options` among them, with which a server takes no more than its part."""
+        """Return the options, `memory_options` among them, with which a server takes no more than its part.
+
+        Example:
+            >>> from areal_core.servers import FleetSettings, GPUShare, OptionValue, option_arguments
+            >>> class MySettings(FleetSettings):
+            ...     def options_within(self, share: GPUShare) -> dict[str, OptionValue]:
+            ...         return {"cache_tokens": share.cache_tokens}
+            >>> sizes = {"gpu_bytes": 80 << 30, "trainer_bytes": 30 << 30, "weight_bytes": 2 << 30}
+            >>> share = GPUShare(**sizes, servers=1, token_bytes=1 << 16, context=40_960, useful_tokens=200_000)
+            >>> settings = MySettings(options={"log_level": "info"}).within(share)
+            >>> option_arguments(settings.options)
+            ['--cache-tokens', '200000', '--log-level', 'info']
+        """
         raise NotImplementedError
 
     def check(self, config: RunConfig) -> Iterable[str]:
@@ -400,8 +425,8 @@ class FleetSettings(ServerSettings):
         The environment variable AREAL_SCRATCH of the calling process names a private folder that outlives the server.
 
         Args:
-            model: which it serves.
-            host, port: where it listens.
+            model: the model that it serves.
+            host, port: address where it listens.
             run_dir: folder of the run.
         """
         raise NotImplementedError
@@ -420,7 +445,13 @@ class FleetSettings(ServerSettings):
 
 
 def option_arguments(options: Mapping[str, OptionValue]) -> list[str]:
-    """Return options as command-line arguments: true is the bare name, false is left out, a list is several words."""
+    """Return options as command-line arguments: true is the bare name, false is left out, a list is several words.
+
+    Example:
+        >>> from areal_core.servers import option_arguments
+        >>> option_arguments({"mem_fraction_static": 0.8, "enable_lora": True, "cuda_graph_bs": [1, 2], "debug": False})
+        ['--mem-fraction-static', '0.8', '--enable-lora', '--cuda-graph-bs', '1', '2']
+    """
     words: list[str] = []
     for name, value in options.items():
         word = f"--{name.replace('_', '-')}"

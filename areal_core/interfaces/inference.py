@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from areal_core.interfaces.model import ModelReference
 
 UpdateMode = Literal["keep_cache", "recompute"]
-"""What becomes of the keys and values of live requests when weights change: they are kept, or computed again under the
-new weights. In `recompute`, behavior log-probabilities are exact for the token's version. In `keep_cache`, tokens after
-an update attend to keys and values of older weights."""
+"""Whether a weight update keeps the keys and values of live requests, or has them recomputed under the new weights. In
+`recompute`, behavior log-probabilities are exact for the token's version. In `keep_cache`, tokens after an update
+attend to keys and values of older weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,12 @@ class SamplingParameters:
         greedy: take the most probable token. Log-probabilities are still those of the tempered distribution.
         top_p, top_k, min_p, repetition_penalty, frequency_penalty, presence_penalty, stop: as servers name them; the
             defaults switch them off. `InferenceCapabilities.sampling` has those that an engine serves.
+
+    Example:
+        >>> from areal_core.servers import SamplingParameters
+        >>> sampling = SamplingParameters(max_new_tokens=64, top_p=0.9, stop=("END",))
+        >>> sampling.unsupported({"top_p", "top_k"})
+        ['stop']
     """
 
     temperature: float = 1.0
@@ -99,6 +105,14 @@ class GenerationRequest:
         on_slot_change: called in the caller's event loop: with False when the request waits for a slot, at first or
             after it has lost one, and with True when it has got one. It is not called after the answer. The time of an
             episode is stopped while one of its requests waits.
+
+    Example:
+        >>> from areal_core.servers import GenerationRequest, SamplingParameters
+        >>> request = GenerationRequest("group-0.1", [5, 7, 9], SamplingParameters(max_new_tokens=64), seed=1)
+        >>> request.check(vocabulary=1000, limit=32, limited_by="the servers take")
+        Traceback (most recent call last):
+            ...
+        ValueError: request group-0.1 wants 67 tokens (3 of prompt and 64 new ones), but the servers take 32 tokens
     """
 
     request_id: str
@@ -241,6 +255,14 @@ class SharedMemory:
         handle, size, offset: the allocation that holds the tensor's storage, and the storage's offset in it, in bytes.
         start: index of the tensor's first element in the storage.
         counter, counter_offset: the reference counter with which the reader releases the memory.
+
+    Example:
+        >>> from areal_core.engines import SharedMemory, SharedTensor, TensorDescription
+        >>> handles = {"handle": "00a1", "size": 2048, "offset": 0, "start": 0, "counter": "00b2", "counter_offset": 0}
+        >>> copies = tuple(SharedMemory(gpu, f"GPU-{gpu}f3c", **handles) for gpu in (0, 1))
+        >>> shared = SharedTensor(TensorDescription("norm.weight", "bfloat16", (1024,)), copies)
+        >>> next(copy.device for copy in shared.copies if copy.gpu == 1)  # where the server on GPU 1 reads
+        'GPU-1f3c'
     """
 
     gpu: int
@@ -270,6 +292,14 @@ class WeightUpdate:
         path: folder with a complete `model.safetensors`, which stays until the update returns. None if the trainer
             broadcasts the weights, or the engine has read them all from GPU memory.
         tensors: the tensors that are broadcast, in this order, or were read.
+
+    Example:
+        >>> import torch
+        >>> from areal_core.engines import TensorDescription, WeightUpdate
+        >>> update = WeightUpdate(3, path=None, tensors=(TensorDescription("norm.weight", "bfloat16", (1024,)),))
+        >>> for tensor in update.tensors:  # a buffer for each tensor that the trainer broadcasts
+        ...     torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype)).nbytes
+        2048
     """
 
     version: int
@@ -306,8 +336,19 @@ class BroadcastGroup:
     Attributes:
         name: new for each group.
         world_size: number of members, including rank 0, the trainer.
-        prefixes: of the keys in the group's store, outermost first.
+        prefixes: prefixes of the keys in the group's store, outermost first.
         is_new: whether the trainer still has to join.
+
+    Example:
+        >>> from areal_core.engines import BroadcastGroup
+        >>> from torch.distributed import HashStore, PrefixStore
+        >>> group = BroadcastGroup("areal-1f2e", world_size=3, prefixes=("areal-1f2e", "cuda"), is_new=True)
+        >>> root = store = HashStore()
+        >>> for prefix in group.prefixes:  # the members meet in a store below these prefixes
+        ...     store = PrefixStore(prefix, store)
+        >>> store.set("0", "the address of rank 0")
+        >>> root.get("areal-1f2e/cuda/0")
+        b'the address of rank 0'
     """
 
     name: str
@@ -331,6 +372,51 @@ class InferenceEngine(Slots, ABC):
     have defaults, those of an engine with one copy of the weights that it reads from a folder. Override them for
     broadcasts (`form_group`, `needs_folder`, `offer_folder`), for GPUs shared with the trainer (`sleep`,
     `read_tensors`), or for messages of your own (`answer`).
+
+    Example:
+        >>> import asyncio
+        >>> from pathlib import Path
+        >>> from areal_core.data import FinishReason, Generation
+        >>> from areal_core.engines import ModelReference, WeightUpdate
+        >>> from areal_core.servers import GenerationRequest, Grant, InferenceCapabilities, InferenceClient
+        >>> from areal_core.servers import InferenceEngine, SamplingParameters, SlotLease, SlotRequest
+        >>> class Client(InferenceClient):  # repeats the last token of the prompt; a real one asks `grant.address`
+        ...     capabilities = InferenceCapabilities(frozenset({"recompute"}))
+        ...
+        ...     def __init__(self, slots):
+        ...         self._slots = slots
+        ...
+        ...     async def generate(self, request):
+        ...         async with SlotLease(self._slots, SlotRequest(), request.on_slot_change) as grant:
+        ...             count = request.sampling.max_new_tokens
+        ...             ids, versions = [request.input_ids[-1]] * count, [grant.version] * count
+        ...             return Generation(ids, [0.0] * count, versions, FinishReason.LENGTH)
+        >>> class Engine(InferenceEngine):
+        ...     capabilities = Client.capabilities
+        ...
+        ...     async def start(self, model):
+        ...         self.version = 0
+        ...
+        ...     async def generate(self, request):
+        ...         return await self.client(self, None).generate(request)
+        ...
+        ...     def client(self, slots, model):
+        ...         return Client(slots)
+        ...
+        ...     def acquire(self, request, holder):  # every request gets a slot immediately
+        ...         holder.give(Grant("server-0", "", self.version, "", True, context=4096, vocabulary=1000))
+        ...
+        ...     def release(self, holder, *, has_failed=False):
+        ...         pass
+        ...
+        ...     async def update_weights(self, update):
+        ...         self.version = update.version
+        >>> async def use(engine):
+        ...     await engine.start(ModelReference("/models/tiny"))
+        ...     await engine.update_weights(WeightUpdate(1, Path("/weights/1")))
+        ...     return await engine.generate(GenerationRequest("0.1", [5, 7], SamplingParameters(max_new_tokens=2), 0))
+        >>> asyncio.run(use(Engine()))
+        Generation([7, 7], [0.0, 0.0], [1, 1], <FinishReason.LENGTH: 1>)
     """
 
     capabilities: InferenceCapabilities

@@ -93,7 +93,28 @@ REFERENCE = Role("reference")
 
 
 class ModelSource(Protocol):
-    """Creates or downloads a model before the run starts. It runs once, in a process of its own."""
+    """Creates or downloads a model before the run starts. It runs once, in a process of its own.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from areal_core.engines import ModelResolver, ModelSource
+        >>> class TinyModel(ModelSource):
+        ...     def prepare(self, cache):
+        ...         folder = cache / "tiny"
+        ...         folder.mkdir(exist_ok=True)
+        ...         (folder / "config.json").write_text('{"model_type": "qwen3"}')  # then weights and tokenizer
+        ...         return folder
+        ...
+        ...     def find(self, cache):  # with this method it is a `ModelResolver`, too
+        ...         return cache / "tiny" if (cache / "tiny" / "config.json").is_file() else None
+        >>> source = TinyModel()
+        >>> isinstance(source, ModelResolver)
+        True
+        >>> with tempfile.TemporaryDirectory() as cache:
+        ...     source.find(Path(cache)) is None, source.prepare(Path(cache)) == source.find(Path(cache))
+        (True, True)
+    """
 
     def prepare(self, cache: Path) -> Path:
         """Return the folder of the model, and create it below `cache` if it does not exist. Must be safe to repeat."""
@@ -118,6 +139,18 @@ class Estimate:
         checkpoint_bytes: size of a checkpoint of all roles; 0 if it is not known.
         peak_bytes: largest memory of a rank of the trainer; 0 if it is not known.
         resident_bytes: memory of a rank between steps; 0 if it is not known.
+
+    Example:
+        >>> from math import prod
+        >>> from pathlib import Path
+        >>> from areal_core.engines import Estimate, StoredModel
+        >>> def estimate(model: StoredModel, gpu_bytes: int) -> Estimate:
+        ...     size = 16 * sum(map(prod, model.shapes.values()))  # parameters, gradients and both moments of Adam
+        ...     misfits = [f"{model.folder.name} needs {size:,} bytes on each GPU"] if size > gpu_bytes else []
+        ...     return Estimate([("memory", f"{size:,} bytes")], misfits, {"bytes": size}, peak_bytes=size)
+        >>> model = StoredModel(Path("/models/tiny"), {"model_type": "qwen3"}, {"lm_head.weight": (1000, 64)})
+        >>> estimate(model, gpu_bytes=500_000).misfits
+        ['tiny needs 1,024,000 bytes on each GPU']
     """
 
     rows: Sequence[tuple[str, str]] = ()

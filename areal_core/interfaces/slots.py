@@ -27,6 +27,29 @@ class SlotLease:
 
     Raises:
         RunError: no server will ever be ready again.
+        ServerLostError: the server was lost.
+
+    Example:
+        >>> import asyncio
+        >>> from areal_core.servers import Grant, LeaseHolder, ServerLostError, SlotLease, SlotRequest, Slots
+        >>> class OneServer(Slots):
+        ...     def acquire(self, request: SlotRequest, holder: LeaseHolder):
+        ...         holder.give(Grant("server-0", "", 3, "", labels_tokens=True, context=4096, vocabulary=1000))
+        ...         asyncio.get_running_loop().call_later(0.01, holder.lose)
+        ...
+        ...     def release(self, holder: LeaseHolder, *, has_failed=False):
+        ...         print("the slot is free again")
+        >>> async def generate(slots):
+        ...     try:
+        ...         async with SlotLease(slots, SlotRequest()) as grant:
+        ...             print(f"{grant.server} has weights of version {grant.version}")
+        ...             await asyncio.sleep(60)  # the server is lost before it answers
+        ...     except ServerLostError as error:
+        ...         print(f"{error}: try another one")
+        >>> asyncio.run(generate(OneServer()))
+        server-0 has weights of version 3
+        the slot is free again
+        server-0 was lost: try another one
     """
 
     def __init__(

@@ -22,9 +22,9 @@ class OptimizerSettings:
     """What an engine needs to know of the run to set up a model and its optimizer.
 
     Attributes:
-        total_updates: optimizer updates of the whole run, for schedules that decay.
-        temperature: of sampling; 1 if nothing is sampled. The engine divides logits by it, in all outputs.
-        learning_rate: default of the algorithm, for an engine whose own settings have none.
+        total_updates: number of optimizer updates in the whole run, for schedules that decay.
+        temperature: sampling temperature; 1 if nothing is sampled. The engine divides logits by it, in all outputs.
+        learning_rate: the algorithm's default, for an engine whose own settings have none.
         is_exported: whether the run writes the model for users. The engine then tries in `setup` what an export needs.
         shows_images: whether batches may have images. If not, the engine does not train the model's vision tower.
     """
@@ -41,6 +41,25 @@ class TrainEngine(Protocol):
 
     All ranks call the same methods with the same whole batch. The engine takes its rank's share, and returns results of
     the whole batch on every rank. Batches are already shifted (`areal_core.data.shift_to_predictions`).
+
+    Example:
+        >>> import torch
+        >>> from areal_core.data import PackedBatch, Ragged
+        >>> from areal_core.engines import ModelReference, OptimizerSettings, TrainEngine
+        >>> from areal_core.sdk import ACTOR
+        >>> class Unigram(TrainEngine):  # to train, it needs the other methods, too
+        ...     # one logit for each token, whatever comes before it
+        ...     def setup(self, model, role, settings):
+        ...         self.logits, self.temperature = torch.zeros(4), settings.temperature
+        ...
+        ...     def forward(self, batch, outputs):
+        ...         logprobs = torch.log_softmax(self.logits / self.temperature, -1)
+        ...         return {"logprobs": logprobs[batch["targets"]]}
+        >>> engine = Unigram()
+        >>> engine.setup(ModelReference("/models/tiny"), ACTOR, OptimizerSettings(total_updates=10, temperature=1.0))
+        >>> tokens = {"input_ids": torch.tensor([3, 1]), "targets": torch.tensor([1, 2])}
+        >>> engine.forward(PackedBatch(Ragged(torch.tensor([2]), tokens)), ["logprobs"])
+        {'logprobs': tensor([-1.3863, -1.3863])}
     """
 
     def setup(self, model: ModelReference, role: Role, settings: OptimizerSettings) -> None:
@@ -128,6 +147,21 @@ class MeasuringEngine(Protocol):
 
     These numbers depend on ranks and micro-batches, which the metrics of `train` never do. They are the metrics
     `engine/NAME` of a run.
+
+    Example:
+        >>> from areal_core.engines import MeasuringEngine
+        >>> class Engine:  # and the methods of `TrainEngine`, which count tokens
+        ...     tokens = 0
+        ...
+        ...     def measurements(self):
+        ...         tokens, self.tokens = self.tokens, 0
+        ...         return {"tokens": float(tokens)}  # the metric `engine/tokens`
+        >>> engine = Engine()
+        >>> isinstance(engine, MeasuringEngine)
+        True
+        >>> engine.tokens += 512
+        >>> engine.measurements(), engine.measurements()
+        ({'tokens': 512.0}, {'tokens': 0.0})
     """
 
     def measurements(self) -> dict[str, float]:
@@ -144,7 +178,18 @@ class DescribingEngine(Protocol):
 
 @runtime_checkable
 class SelectiveEngine(Protocol):
-    """A `TrainEngine` that does not read all tensors in the model's files."""
+    """A `TrainEngine` that does not read all tensors in the model's files.
+
+    Example:
+        >>> from areal_core.engines import SelectiveEngine
+        >>> class Engine:  # and the methods of `TrainEngine`
+        ...     names_in_files = ["lm_head.weight", "mtp.fc.weight"]
+        ...
+        ...     def unread_weights(self):
+        ...         return [name for name in self.names_in_files if name.startswith("mtp.")]
+        >>> isinstance(Engine(), SelectiveEngine), Engine().unread_weights()
+        (True, ['mtp.fc.weight'])
+    """
 
     def unread_weights(self) -> Sequence[str]:
         """Return the names of tensors in the model's files that the engine has not read, such as those of multi-token
@@ -159,6 +204,27 @@ class ComparingEngine(Protocol):
     β KL(P ‖ M) + (1 - β) KL(Q ‖ M) in nats, [T] float32: the generalized Jensen-Shannon divergence (GKD, arXiv
     2306.13649, equation 1). At the ends, where that is 0, it is KL(P ‖ Q) for BETA 0 and KL(Q ‖ P) for BETA 1. Neither
     distribution leaves the device, and the other role learns nothing.
+
+    Example:
+        >>> import torch
+        >>> from areal_core.engines import ComparingEngine
+        >>> class Engine:  # and the other methods of `TrainEngine`
+        ...     def __init__(self, logits):
+        ...         self.logprobs = torch.log_softmax(torch.tensor([logits]), -1)  # [T, vocabulary]
+        ...
+        ...     def compare_with(self, engines):
+        ...         self.engines = engines
+        ...
+        ...     def forward(self, batch, outputs):  # of this one output, with BETA 0: KL(P ‖ Q)
+        ...         _, role, _ = outputs[0].split(":")
+        ...         other = self.engines[role].logprobs
+        ...         return {outputs[0]: (other.exp() * (other - self.logprobs)).sum(-1)}
+        >>> actor, teacher = Engine([0.0, 0.0]), Engine([1.0, 0.0])
+        >>> actor.compare_with({"actor": actor, "teacher": teacher})
+        >>> actor.forward(None, ["divergence:teacher:0"])
+        {'divergence:teacher:0': tensor([0.1109])}
+        >>> isinstance(actor, ComparingEngine)
+        True
     """
 
     def compare_with(self, engines: Mapping[str, TrainEngine]) -> None:
@@ -172,6 +238,24 @@ class AdapterEngine(Protocol):
     Attributes:
         begins_elsewhere: whether training begins from an adapter's weights, and not from those in the model's folder.
             Then weights are synced before the first prompt.
+
+    Example:
+        >>> from areal_core.engines import AdapterEngine, ModelReference
+        >>> from areal_core.sdk import REFERENCE
+        >>> class Engine:  # and the methods of `TrainEngine`
+        ...     begins_elsewhere = False
+        ...
+        ...     def __init__(self, model, has_adapter=True):
+        ...         self.model, self.has_adapter = model, has_adapter
+        ...
+        ...     def reference_from_base(self, model, role):
+        ...         return Engine(model, has_adapter=False) if model == self.model else None
+        >>> engine = Engine(ModelReference("/models/tiny"))
+        >>> isinstance(engine, AdapterEngine)
+        True
+        >>> engine.reference_from_base(ModelReference("/models/tiny"), REFERENCE).has_adapter
+        False
+        >>> engine.reference_from_base(ModelReference("/models/other"), REFERENCE)  # None: it is loaded as usual
     """
 
     begins_elsewhere: bool
@@ -189,6 +273,30 @@ class SnapshotEngine(Protocol):
     """A `TrainEngine` whose checkpoints can be written while training continues.
 
     Checkpoints of other engines are written by `save`, while training waits.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import torch
+        >>> from areal_core.engines import SnapshotEngine
+        >>> class Engine:  # and the methods of `TrainEngine`
+        ...     weights = torch.zeros(2)
+        ...
+        ...     def snapshot_size(self):
+        ...         return self.weights.nbytes
+        ...
+        ...     def snapshot(self):
+        ...         copy = self.weights.clone()
+        ...         return lambda folder: torch.save(copy, folder / "weights.pt")
+        >>> engine = Engine()
+        >>> write = engine.snapshot()
+        >>> engine.weights += 1  # training continues
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write(Path(folder))
+        ...     torch.load(Path(folder, "weights.pt"))
+        tensor([0., 0.])
+        >>> isinstance(engine, SnapshotEngine), engine.snapshot_size()
+        (True, 8)
     """
 
     def snapshot_size(self) -> int:

@@ -24,6 +24,27 @@ class WeightTransport(Protocol):
     (`InferenceEngine.answer`), and names the transport in `InferenceCapabilities.transports`. One of them is
     `SyncWeights`, with which the engine takes the new version: before the data of a broadcast, after the data that
     servers read.
+
+    Example:
+        >>> import torch
+        >>> from areal_core.engines import Broadcast, TrainEngine, TransferFailedError, WeightTransport
+        >>> class SmallBroadcast(WeightTransport):
+        ...     # broadcasts up to 1 GiB; larger weights go through a folder
+        ...     def __init__(self, engine, rollouts, address):
+        ...         self._engine, self._broadcast = engine, Broadcast(engine, rollouts, address)
+        ...
+        ...     def send(self, version, trained):
+        ...         size = sum(tensor.nbytes for _, tensor in self._engine.named_meta_parameters())
+        ...         if size > 1 << 30:
+        ...             raise TransferFailedError(f"{size >> 30} GiB are too large for a broadcast")
+        ...         return self._broadcast.send(version, trained)
+        >>> class Engine(TrainEngine):
+        ...     def named_meta_parameters(self):
+        ...         yield "lm_head.weight", torch.empty(1 << 30, device="meta")
+        >>> SmallBroadcast(Engine(), None, "10.0.0.5").send(version=1, trained=0)
+        Traceback (most recent call last):
+            ...
+        areal_core.interfaces.transport.TransferFailedError: 4 GiB are too large for a broadcast
     """
 
     def send(self, version: int, trained: int) -> bool:

@@ -19,6 +19,20 @@ def describe_adapter(folder: Path) -> bool:
 
     Raises:
         OSError: the folder cannot be read or written.
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from areal_core.models import describe_adapter
+        >>> from safetensors.numpy import save_file
+        >>> matrices = {f"model.q_proj.lora_{side}.weight": np.zeros((4, 4), np.float32) for side in "AB"}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_file(matrices, Path(folder, "model.safetensors"))
+        ...     describe_adapter(Path(folder))
+        ...     json.loads(Path(folder, "adapter_config.json").read_text())["target_modules"]
+        True
+        ['q_proj']
     """
     weights = folder / "model.safetensors"
     if not weights.is_file():  # a model in several files

@@ -42,6 +42,14 @@ class MoEShape:
         layers: indices of the layers with a router, counted from 0.
         experts: number of experts of each.
         choices: number of experts that a token goes through.
+
+    Example:
+        >>> from areal_core.models import EXPERTS, MoEShape
+        >>> config = {"model_type": "olmoe", "num_hidden_layers": 2, "num_experts": 64, "num_experts_per_tok": 8}
+        >>> MoEShape.of(config)
+        MoEShape(depth=2, layers=(0, 1), experts=64, choices=8)
+        >>> [config[key] for key in EXPERTS if key in config]  # for any model type
+        [64]
     """
 
     depth: int
@@ -55,6 +63,7 @@ class MoEShape:
 
         Raises:
             RunError: the model is not of `MODEL_TYPES`.
+            KeyError: the config lacks a size.
         """
         kind = description.get("model_type")
         if kind not in MODEL_TYPES:
@@ -105,6 +114,14 @@ def routed_experts_field(experts: np.ndarray, moe: MoEShape, tokens: int) -> dic
 
     Raises:
         ValueError: these are not choices of this model.
+
+    Example:
+        >>> import numpy as np
+        >>> from areal_core.models import ROUTED_EXPERTS, MoEShape, routed_experts_field
+        >>> moe = MoEShape(depth=2, layers=(1,), experts=8, choices=2)  # the first of two layers is dense
+        >>> reported = np.array([[[0, 0], [5, 2]], [[0, 0], [7, 5]]])  # for the first two of three tokens
+        >>> routed_experts_field(reported, moe, tokens=3)[ROUTED_EXPERTS].tolist()
+        [[[0, 0]], [[6, 3]], [[8, 6]]]
     """
     if experts.size != (tokens - 1) * moe.depth * moe.choices:
         form = f"{tokens - 1} tokens, {moe.depth} layers and {moe.choices} choices"

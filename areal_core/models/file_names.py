@@ -22,6 +22,18 @@ def views_by_file_name(model: PreTrainedModel, tensors: dict[str, torch.Tensor])
     Args:
         model: the model.
         tensors: its tensors by their names in the model: all of them, or all of one layer that are joined.
+
+    Example:
+        >>> from areal_core.models import views_by_file_name
+        >>> from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+        >>> sizes = {"hidden_size": 8, "moe_intermediate_size": 4, "num_attention_heads": 2, "vocab_size": 9}
+        >>> model = Qwen3MoeForCausalLM(Qwen3MoeConfig(num_hidden_layers=1, num_experts=2, **sizes))
+        >>> joined = {name: value for name, value in model.named_parameters() if name.endswith("experts.down_proj")}
+        >>> {name: list(value.shape) for name, value in joined.items()}
+        {'model.layers.0.mlp.experts.down_proj': [2, 8, 4]}
+        >>> {name: list(value.shape) for name, value in views_by_file_name(model, joined).items()}
+        {'model.layers.0.mlp.experts.0.down_proj.weight': [8, 4],
+         'model.layers.0.mlp.experts.1.down_proj.weight': [8, 4]}
     """
     import torch
     from transformers.core_model_loading import revert_weight_conversion

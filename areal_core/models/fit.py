@@ -27,6 +27,17 @@ class Placeholder:
     Attributes:
         shape: shape of the tensor.
         made: the tensors that transformers has made of it.
+
+    Example:
+        >>> import torch
+        >>> from areal_core.models import Placeholder
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> shapes = {"wte.weight": [16, 8], "wpe.weight": [4, 8], "ln_f.weight": [8], "ln_f.bias": [8]}
+        >>> files = {name: Placeholder(shape) for name, shape in shapes.items()}
+        >>> config = GPT2Config(vocab_size=16, n_positions=4, n_embd=8, n_layer=0, bos_token_id=0, eos_token_id=0)
+        >>> model = GPT2LMHeadModel.from_pretrained(None, config=config, state_dict=files, dtype=torch.float32)
+        >>> model.transformer.wpe.weight.is_meta, files["wpe.weight"].made  # a parameter without memory, and its source
+        (True, [tensor(..., device='meta', size=(4, 8))])
     """
 
     def __init__(self, shape: Sequence[int]) -> None:
@@ -85,6 +96,7 @@ def check_weights_fit(
             output_loading_info=True,
             ignore_mismatched_sizes=True,
             attn_implementation="eager",
+            dtype=torch.float32,  # for a config without a dtype: transformers would ask the placeholders for theirs
         )
     except (RuntimeError, TypeError, AttributeError):
         return

@@ -19,7 +19,14 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qw
 
 
 def is_vlm(config: object) -> bool:
-    """Return whether a model with this Hugging Face config is a VLM."""
+    """Return whether a model with this Hugging Face config is a VLM.
+
+    Example:
+        >>> from areal_core.models import is_vlm
+        >>> from transformers import Qwen2Config, Qwen2VLConfig
+        >>> is_vlm(Qwen2VLConfig()), is_vlm(Qwen2Config())
+        (True, False)
+    """
     return getattr(config, "vision_config", None) is not None
 
 
@@ -27,6 +34,12 @@ def auto_class_of(config: Any) -> Any:
     """Return the class of transformers that loads all parts of a model with this config.
 
     A composite model, whose language model has a config of its own, is loaded with its vision tower and other parts.
+
+    Example:
+        >>> from areal_core.models import auto_class_of
+        >>> from transformers import Qwen2Config
+        >>> auto_class_of(Qwen2Config()).__name__
+        'AutoModelForCausalLM'
     """
     import transformers
 
@@ -36,7 +49,23 @@ def auto_class_of(config: Any) -> Any:
 
 
 def set_attention(model: Any, name: str) -> None:
-    """Set the attention of a Hugging Face model's decoder. A vision tower uses PyTorch's, unless `name` is eager."""
+    """Set the attention of a Hugging Face model's decoder. A vision tower uses PyTorch's, unless `name` is eager.
+
+    Args:
+        model: the model.
+        name: name of an attention that transformers knows, such as `sdpa`, or one registered with it.
+
+    Example:
+        >>> import torch
+        >>> from areal_core.models import auto_class_of, set_attention
+        >>> from transformers import Qwen2Config
+        >>> config = Qwen2Config(num_hidden_layers=1)
+        >>> with torch.device("meta"):
+        ...     model = auto_class_of(config).from_config(config)
+        >>> set_attention(model, "eager")
+        >>> model.config._attn_implementation
+        'eager'
+    """
     tower = "eager" if name == "eager" else "sdpa"
     model.set_attn_implementation({"": name, "text_config": name, "vision_config": tower})
 
@@ -45,6 +74,21 @@ def without_image_tokens(config: Any, input_ids: torch.Tensor) -> torch.Tensor:
     """Return token ids as a model gets them when they contain no image.
 
     A policy may write image and video tokens itself. Models of `FAMILIES` get padding instead; see `ImagePrompts`.
+
+    Args:
+        config: the model's Hugging Face config.
+        input_ids: token ids of any shape, int64.
+
+    Returns:
+        Token ids of the same shape; `input_ids` itself if the model is not of `FAMILIES`.
+
+    Example:
+        >>> import torch
+        >>> from areal_core.models import without_image_tokens
+        >>> from transformers import Qwen2VLConfig
+        >>> config = Qwen2VLConfig(image_token_id=7, video_token_id=8)
+        >>> without_image_tokens(config, torch.tensor([5, 7, 6, 8])).tolist()
+        [5, 0, 6, 0]
     """
     if config.model_type not in FAMILIES:
         return input_ids
@@ -78,6 +122,21 @@ class ImagePrompts:
 
     Attributes:
         sees: whether the model takes images.
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> from areal_core.models import FAMILIES, ImagePrompts, Prompt
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     config = {"model_type": "qwen2_vl", "image_token_id": 7, "pad_token_id": 0}
+        ...     _ = Path(folder, "config.json").write_text(json.dumps(config))
+        ...     prompts = ImagePrompts(folder)
+        >>> prompts.sees, config["model_type"] in FAMILIES
+        (True, True)
+        >>> prompts.place([5, 7, 7, 6, 7], images=1)  # the policy wrote the last 7 itself
+        Prompt(input_ids=[5, 7, 7, 6, 0], places=[(1, 2)])
+        >>> prompts.place([5, 6], images=0) == Prompt([5, 6], places=[])
+        True
     """
 
     def __init__(self, model: str) -> None:

@@ -46,6 +46,15 @@ def refuse_quantized(folder: str, description: Mapping[str, Any], names: Iterabl
         folder: the model's folder.
         description: its config.json.
         names: names of its tensors, if they are known.
+
+    Example:
+        >>> from areal_core.models import refuse_quantized
+        >>> refuse_quantized("/models/qwen", {"model_type": "qwen3"})
+        >>> refuse_quantized("/models/qwen-fp8", {"quantization_config": {"quant_method": "fp8"}})
+        Traceback (most recent call last):
+            ...
+        areal_core.errors.RunError: the weights of '/models/qwen-fp8' are quantized (fp8), and servers get whole ones
+          write it in bfloat16 once, areal dequantize /models/qwen-fp8 NEW_FOLDER, and name that folder
     """
     if description.get("quantization_config") == {}:
         raise RunError(

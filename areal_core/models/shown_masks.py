@@ -24,6 +24,17 @@ class ShownMask(torch.Tensor):
     Attributes:
         visible: returns whether a query sees a key, from (batch, head, query, key), tensors that broadcast.
         near: size of a window or chunk in tokens; None for none.
+
+    Example:
+        >>> from areal_core.models import ShownMask, probe_positions, shown_mask
+        >>> def window(batch, head, query, key):
+        ...     return (key <= query) & (query - key < 1000)
+        >>> mask = shown_mask(1, 1, 1, mask_function=window, local_size=1000)  # one token shows the whole window
+        >>> queries, keys = probe_positions(mask.near, device=mask.device)
+        >>> int((queries - keys)[mask.visible(0, 0, queries, keys)].max())
+        999
+        >>> isinstance(mask, ShownMask), hasattr(mask[..., :1], "visible")
+        (True, False)
     """
 
     visible: Callable[..., torch.Tensor]

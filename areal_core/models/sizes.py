@@ -19,7 +19,15 @@ _RECURRENT: Final = ("mamba_", "ssm_", "linear_num_", "linear_attn", "conv_L_cac
 
 
 def text_config(description: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a config.json that describes the language model: `text_config` of a composite one."""
+    """Return the part of a config.json that describes the language model: `text_config` of a composite one.
+
+    Example:
+        >>> from areal_core.models import text_config
+        >>> text_config({"model_type": "qwen2_vl", "text_config": {"num_hidden_layers": 28}})["num_hidden_layers"]
+        28
+        >>> text_config({"model_type": "qwen2", "num_hidden_layers": 24})["num_hidden_layers"]
+        24
+    """
     part: Mapping[str, Any] = description.get("text_config") or description
     return part
 
@@ -70,7 +78,18 @@ def cached_numbers(description: Mapping[str, Any], tensor_parallel: int = 1) -> 
 
 
 def has_recurrent_states(description: Mapping[str, Any]) -> bool:
-    """Return whether layers of a model keep a recurrent state for each sequence, as Mamba and linear attention do."""
+    """Return whether layers of a model keep a recurrent state for each sequence, as Mamba and linear attention do.
+
+    Args:
+        description: the model's config.json.
+
+    Example:
+        >>> from areal_core.models import has_recurrent_states
+        >>> has_recurrent_states({"layer_types": ["linear_attention", "full_attention"]})
+        True
+        >>> has_recurrent_states({"model_type": "llama", "num_hidden_layers": 16})
+        False
+    """
     text = text_config(description)
     kinds = {kind for kind in text.get("layer_types") or () if isinstance(kind, str)}
     return bool(kinds - _ATTENTION) or any(key.startswith(_RECURRENT) for key in text)

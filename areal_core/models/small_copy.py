@@ -101,6 +101,26 @@ def try_dtypes(source: Path, attempt: Callable[[Path, Dtype], tuple[bool, str]])
 
     Raises:
         NotTriedError: see `small_copy_of`.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from areal_core.models import Dtype, small_copy_of, try_dtypes
+        >>> from safetensors.torch import save_file
+        >>> from transformers import AutoModelForCausalLM, GPT2Config
+        >>> def attempt(folder: Path, dtype: Dtype) -> tuple[bool, str]:
+        ...     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        ...     return True, f"trains {type(model).__name__}"
+        >>> config = GPT2Config(vocab_size=9, n_positions=4, n_embd=8, n_layer=1, n_head=2)
+        >>> weights = AutoModelForCausalLM.from_config(config).transformer.state_dict()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     config.save_pretrained(folder)
+        ...     save_file(weights, Path(folder, "model.safetensors"))
+        ...     with small_copy_of(Path(folder)) as (path, description):
+        ...         print(path == Path(folder), description or "small enough to be tried itself")
+        ...     print(try_dtypes(Path(folder), attempt).text)
+        True small enough to be tried itself
+        in float32 and bfloat16: trains GPT2LMHeadModel
     """
     answers: dict[Dtype, tuple[bool, str]] = {}
     try:

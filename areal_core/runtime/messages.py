@@ -133,7 +133,7 @@ class RestartMember(Message):
     """Kill and restart a member, such as a server that fails its health checks.
 
     Attributes:
-        name: of the member.
+        name: name of the member.
         why: the reason, as the end of a sentence: "did not free its GPU memory".
     """
 
@@ -146,6 +146,9 @@ class ColocatedTraining(Message):
 
     While it computes, the driver starts no server on these GPUs. The reply to the start is `Done`, when no server is
     being started any more.
+
+    Attributes:
+        is_active: whether the trainer computes from now on.
     """
 
     is_active: bool
@@ -176,8 +179,8 @@ class ServingMember(Message):
     """A member that serves something.
 
     Attributes:
-        name: of the member.
-        address: of its service.
+        name: name of the member.
+        address: address of its service.
         is_fresh: whether it was started in this attempt. An older server still holds an older attempt's weights.
     """
 

@@ -42,11 +42,11 @@ class Broadcast:
     """A `WeightTransport` to a group of servers; the same on every rank.
 
     Args:
-        engine: whose parameters are sent.
+        engine: the engine whose parameters are sent.
         rollouts: connection to the rollout controller, on the main rank; None on other ranks, which only take part in
             gathering parameters.
-        address: of this machine, as servers reach it.
-        timeout_s: seconds for the whole broadcast.
+        address: address of this machine, as servers reach it.
+        timeout_s: timeout of the whole broadcast, in seconds.
     """
 
     def __init__(

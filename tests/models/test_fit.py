@@ -37,9 +37,11 @@ def test_the_weights_that_transformers_saved_fit_and_with_one_less_they_do_not(m
         check_weights_fit(tmp_path, shapes)
 
 
-def test_a_shape_that_the_config_does_not_ask_for_is_refused(tmp_path: Path):
+@pytest.mark.parametrize("dtype", ["float32", None])
+def test_a_shape_that_the_config_does_not_ask_for_is_refused(dtype: str | None, tmp_path: Path):
     small_models.make_model("qwen3", tmp_path)
     config = tmp_path / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "vocab_size": small_models.VOCABULARY + 1}))
+    values = {**json.loads(config.read_text()), "vocab_size": small_models.VOCABULARY + 1, "dtype": dtype}
+    config.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
     with pytest.raises(RunError, match=r"have another shape, such as .* which is \[61, 32\] and must be \[62, 32\]"):
         check_weights_fit(tmp_path, read_shapes(tmp_path))
