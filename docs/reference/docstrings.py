@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 INTERFACES: Final = (sdk, engines, servers, launchers)
 """The public modules with the Protocols of components."""
 _SECTIONS: Final = {"Args:", "Attributes:", "Returns:", "Raises:", "Yields:"}
+_EXAMPLE: Final = "Example:"
+"""The section whose lines are code."""
 _SPECIAL: Final = {"__call__", "__len__", "__getitem__"}
 _PROTOCOLS: Final = {"workflows": "RolloutWorkflow", "reward_functions": "Reward", "models": "ModelSource"}
 """Of the kinds whose Protocol has another name than the kind."""
@@ -52,14 +54,15 @@ def markdown(text: str) -> str:
     """A docstring's text as Markdown."""
     written, section, code = [], "", False
     for line in inspect.cleandoc(text).splitlines():
-        if line in _SECTIONS:
-            section = line.removesuffix(":")
-            written += [f"*{section}*", ""]
+        if line in (_EXAMPLE, *_SECTIONS):
+            written += ["```", ""] if code else []
+            section, code = line.removesuffix(":") if line in _SECTIONS else "", False
+            written += [f"*{line.removesuffix(':')}*", ""]
         elif section and line.startswith("    "):
             mark = "" if section in ("Returns", "Yields") else "- " if line[4] != " " else "  "
             written.append(f"{mark}{line.strip()}")
         elif line.startswith("    ") or (code and not line):
-            written += [] if code else ["```text"]
+            written += [] if code else ["```pycon" if line.startswith("    >>> ") else "```text"]
             code = True
             written.append(line.removeprefix("    "))
         else:

@@ -116,3 +116,11 @@ def test_what_the_constructor_of_an_engine_is_given_is_what_the_run_gives() -> N
     ]
     documentation = servers.InferenceEngine.__doc__ or ""
     assert [name for name in sorted(filter(None, given)) if f"`{name}`" not in documentation] == []
+
+
+@pytest.mark.parametrize("name", ["api", "interfaces"])
+def test_an_example_is_code_also_behind_the_arguments(name: str) -> None:
+    blocks = re.findall(r"^```pycon\n(.*?)^```$", page(name), re.DOTALL | re.MULTILINE)
+    assert page(name).count("\n>>> ") == sum(f"\n{block}".count("\n>>> ") for block in blocks)
+    assert "- >>> " not in page(name)
+    assert "Example:" not in page(name)
