@@ -84,7 +84,7 @@ def prompt_of(row: Mapping[str, Any], settings: PromptSettings, *, images: bool 
         RowError: the row has no prompt, or one that cannot be used. The message names the field and the remedy.
 
     Example:
-        >>> from areal_core.chat import PromptSettings, prompt_of
+        >>> from areal_core.chat import IMAGE_KEYS, PromptSettings, prompt_of
         >>> settings = PromptSettings(prompt_key="question", chat_template="always", system="Answer with a number.")
         >>> for message in prompt_of({"question": "2+2?", "answer": "4"}, settings).messages:
         ...     print(message)
@@ -92,13 +92,9 @@ def prompt_of(row: Mapping[str, Any], settings: PromptSettings, *, images: bool 
         {'role': 'user', 'content': '2+2?'}
         >>> prompt_of({"prompt": "2+2="}, PromptSettings())
         '2+2='
-
-        A workflow that shows images keeps the parts that stand for them, and reads the images from the row:
-
-        >>> from areal_core.chat import IMAGE_KEYS
         >>> content = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
         >>> row = {"prompt": [{"role": "user", "content": content}], "image": "cat.png"}
-        >>> prompt_of(row, PromptSettings(), images=True).messages
+        >>> prompt_of(row, PromptSettings(), images=True).messages  # for a workflow that shows images
         [{'role': 'user', 'content': [{'type': 'image'}, {'type': 'text', 'text': 'What is it?'}]}]
         >>> [row[key] for key in IMAGE_KEYS if key in row]
         ['cat.png']
