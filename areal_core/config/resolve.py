@@ -132,13 +132,8 @@ def resolve(
         >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
         >>> from areal_core.config import Resolved, RunConfig, resolve, selections
-        >>> text = '''
-        ... steps: 100
-        ... model: {path: /models/small}
-        ... dataset: parts.py:Rows
-        ... train_engine: parts.py:Engine
-        ... algorithm: parts.py:Method
-        ... '''
+        >>> text = "steps: 100\nmodel: {path: /models/small}\ndataset: parts.py:Rows\n"
+        >>> text += "train_engine: parts.py:Engine\nalgorithm: parts.py:Method\n"
         >>> with TemporaryDirectory() as folder:
         ...     _ = Path(folder, "parts.py").write_text("class Rows: ...\nclass Engine: ...\nclass Method: ...\n")
         ...     _ = Path(folder, "run.yaml").write_text(text)
@@ -200,13 +195,8 @@ def load_run(
         >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
         >>> from areal_core.config import CONFIG_FILE, load_run
-        >>> text = '''
-        ... steps: 100
-        ... model: {path: /models/small}
-        ... dataset: parts.py:Rows
-        ... train_engine: parts.py:Engine
-        ... algorithm: parts.py:Method
-        ... '''
+        >>> text = "steps: 100\nmodel: {path: /models/small}\ndataset: parts.py:Rows\n"
+        >>> text += "train_engine: parts.py:Engine\nalgorithm: parts.py:Method\n"
         >>> with TemporaryDirectory() as folder:
         ...     _ = Path(folder, "parts.py").write_text("class Rows: ...\nclass Engine: ...\nclass Method: ...\n")
         ...     _ = Path(folder, CONFIG_FILE).write_text(text)

@@ -152,11 +152,10 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
         >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
         >>> from areal_core.library import Run, open_run
+        >>> metrics = '{"step": 1, "reward/mean": 0.25}\n{"step": 2, "reward/mean": 0.5}\n'
         >>> with TemporaryDirectory() as folder:  # stands for "runs/mine", which a run has written
         ...     _ = Path(folder, "config.yaml").write_text("steps: 2\n")
-        ...     _ = Path(folder, "metrics.jsonl").write_text(
-        ...         '{"step": 1, "reward/mean": 0.25}\n{"step": 2, "reward/mean": 0.5}\n'
-        ...     )
+        ...     _ = Path(folder, "metrics.jsonl").write_text(metrics)
         ...     run: Run = open_run(folder)
         ...     run.metrics["reward/mean"]
         [0.25, 0.5]
