@@ -68,7 +68,14 @@ def let_go(stream: TextIO) -> None:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Format an error with its traceback. The last line of an exception group also names its first error."""
+    """Format an error with its traceback. The last line of an exception group also names its first error.
+
+    Example:
+        >>> from areal_core.errors import traceback_of
+        >>> group = ExceptionGroup("2 tasks failed", [OSError("disk full"), ValueError("no answer")])
+        >>> traceback_of(group).splitlines()[-1]
+        '2 tasks failed (2 sub-exceptions): OSError: disk full'
+    """
     first = error
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
@@ -89,12 +96,40 @@ def line_of(error: BaseException) -> str:
 
 
 def writable(text: object) -> str:
-    """Replace unpaired surrogates, which UTF-8 cannot encode, with escapes."""
+    r"""Return `str(text)` with escapes in place of unpaired surrogates, which UTF-8 cannot encode.
+
+    File names that are not UTF-8 and answers of strangers have them.
+
+    Example:
+        >>> from areal_core.errors import writable
+        >>> print(writable("caf\udce9"))
+        caf\udce9
+        >>> writable("caf\udce9").encode()  # without `writable` a UnicodeEncodeError
+        b'caf\\udce9'
+    """
     return str(text).encode("utf-8", "backslashreplace").decode()
 
 
 class ArealError(Exception):
-    """Base of all errors: a message, hints, and the exit code of the program."""
+    """Base of all errors: a message, hints, and the exit code of the program.
+
+    Args:
+        message: what was requested and what is wrong, in one line.
+        hints: lines below it: first the command or edit that repairs it, then what is available.
+        exit_code: of the program; by default that of the class.
+
+    Attributes:
+        message, hints, exit_code: as in the arguments. `hints` is a tuple.
+
+    Example:
+        >>> from areal_core.errors import ArealError
+        >>> error = ArealError("there is no folder 'rnus'", hints=["did you mean 'runs'?"])
+        >>> print(error)
+        there is no folder 'rnus'
+          did you mean 'runs'?
+        >>> error.exit_code
+        2
+    """
 
     exit_code = 2
 
@@ -110,11 +145,37 @@ class ArealError(Exception):
 
 
 class UsageError(ArealError):
-    """The command line is wrong: an unknown word, a missing file, two options that exclude each other."""
+    """The command line is wrong: an unknown word, a missing file, two options that exclude each other.
+
+    Example:
+        >>> from areal_core.errors import UsageError
+        >>> def main(arguments: list[str]) -> int:  # a command of a plugin
+        ...     if not arguments:
+        ...         raise UsageError("no run folder is given", hints=["for example: areal mine plot runs/last"])
+        ...     return 0
+        >>> try:
+        ...     main([])
+        ... except UsageError as error:
+        ...     print(error)
+        no run folder is given
+          for example: areal mine plot runs/last
+    """
 
 
 class ConfigError(ArealError):
-    """A config is wrong. `problems` has every mistake with its place."""
+    """A config is wrong. `problems` has every mistake with its place.
+
+    Example:
+        >>> from areal_core.config import resolve
+        >>> from areal_core.errors import ConfigError
+        >>> try:
+        ...     resolve("run.yaml", overrides=["steps=", "seed="], environment={})
+        ... except ConfigError as error:
+        ...     for problem in error.problems:
+        ...         print(problem)
+        command line: the value of steps is empty; write null to clear it, '' for an empty text
+        command line: the value of seed is empty; write null to clear it, '' for an empty text
+    """
 
     def __init__(self, message: str, *, hints: Iterable[str] = (), problems: Sequence[str] = ()) -> None:
         super().__init__(message, hints=hints)
@@ -125,6 +186,23 @@ class PluginError(ArealError):
     """A problem with plugins. The message names the plugin, its distribution and its version.
 
     If there are several problems, one error is raised and `parts` has an error for each. Otherwise `parts` has itself.
+
+    Example:
+        >>> from areal_core.errors import PluginBrokenError, PluginConflictError, PluginError
+        >>> from areal_core.errors import PluginIncompatibleError, PluginMissingError
+        >>> from areal_core.plugins import PluginManager
+        >>> remedies = {
+        ...     PluginMissingError: "install it",
+        ...     PluginBrokenError: "report it to its authors",
+        ...     PluginIncompatibleError: "upgrade the plugin or areal-core",
+        ...     PluginConflictError: "uninstall one of the two",
+        ... }
+        >>> try:
+        ...     PluginManager.load(["no_such_plugin"])
+        ... except PluginError as error:
+        ...     for part in error.parts:
+        ...         print(f"{part.message}: {remedies[type(part)]}")
+        no plugin named 'no_such_plugin' is installed: install it
     """
 
     def __init__(self, message: str, *, hints: Iterable[str] = (), parts: Sequence[PluginError] = ()) -> None:
@@ -163,4 +241,18 @@ class RunError(ArealError):
 
 
 class LostError(RunError):
-    """A process or a node of the run was killed, hung, or stopped responding. The request is not at fault."""
+    """A process or a node of the run was killed, hung, or stopped responding. The request is not at fault.
+
+    The run restarts from its last checkpoint. A component may raise it as well, in any process of the run.
+
+    Example:
+        >>> from areal_core.errors import LostError, RunError
+        >>> try:
+        ...     raise LostError("the sandbox host has not answered for 30 s", hints=["its log is logs/sandboxes.log"])
+        ... except RunError as error:
+        ...     print(error)
+        ...     print(type(error).__name__, error.exit_code)
+        the sandbox host has not answered for 30 s
+          its log is logs/sandboxes.log
+        LostError 1
+    """

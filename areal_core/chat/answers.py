@@ -53,7 +53,7 @@ def end_mark(tokenizer: Any, conversation: Conversation | None = None) -> str:
 
     Args:
         tokenizer: of the model.
-        conversation: whose template arguments count.
+        conversation: gives the template its arguments and tools; its messages do not matter.
     """
     if not template_text(tokenizer):
         return ""
@@ -78,10 +78,12 @@ def template_opening(tokenizer: Any, conversation: Conversation, text: str) -> s
     Templates of reasoning models open the thought, so that the model's own tokens have no `<think>`. It is what the
     opened turn has beyond the beginning of an assistant's turn that is over, or a tag that is left open at the end.
 
+    For an example see `answer_text`.
+
     Args:
         tokenizer: of the model.
-        conversation: that the policy is to continue.
-        text: the same as the template writes it, the policy's turn opened.
+        conversation: the conversation that the policy continues.
+        text: its rendering by `render_conversation`, with `add_generation_prompt`.
     """
     past = [*conversation.messages, {"role": "assistant", "content": PROBE}]
     try:
@@ -103,8 +105,29 @@ def answer_text(tokenizer: Any, output_ids: Sequence[int], ends: Collection[int]
     Args:
         tokenizer: of the model.
         output_ids: sampled tokens, the end token included.
-        ends: tokens that end an answer; empty for those of the tokenizer alone. See `end_tokens`.
+        ends: ids of the tokens that end an answer, such as `WorkflowContext.end_ids`. If empty: the tokenizer's end
+            token, and the one that the chat template writes after an answer.
         opened: see `template_opening`.
+
+    Example:
+        >>> from tokenizers import Tokenizer, decoders, models
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> from areal_core.chat import Conversation, answer_text, end_mark, render_conversation, template_opening
+        >>> letters = Tokenizer(models.BPE({chr(code): code for code in range(128)}, []))
+        >>> letters.decoder = decoders.Fuse()
+        >>> tokenizer = PreTrainedTokenizerFast(
+        ...     tokenizer_object=letters,
+        ...     eos_token="<end>",
+        ...     chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}<end>{% endfor %}"
+        ...     "{% if add_generation_prompt %}assistant: <think>{% endif %}",
+        ... )
+        >>> conversation = Conversation([{"role": "user", "content": "2+2?"}])
+        >>> prompt = render_conversation(tokenizer, conversation, add_generation_prompt=True)
+        >>> opened = template_opening(tokenizer, conversation, prompt)
+        >>> opened, end_mark(tokenizer)
+        ('<think>', '<end>')
+        >>> answer_text(tokenizer, tokenizer.encode("two pairs</think>4<end>"), [tokenizer.eos_token_id], opened)
+        '<think>two pairs</think>4'
     """
     ends = ends or end_tokens(tokenizer)
     count = len(output_ids)
@@ -125,10 +148,25 @@ def unrendered(tokenizer: Any, conversation: Conversation) -> list[str]:
 
     Args:
         tokenizer: of the model.
-        conversation: in the form of `chat.messages`.
+        conversation: in the form that `read_conversation` returns.
 
     Raises:
         RowError: the template refuses the conversation.
+
+    Example:
+        >>> from tokenizers import Tokenizer, models
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> from areal_core.chat import Conversation, unrendered, unrendered_problem
+        >>> tokenizer = PreTrainedTokenizerFast(
+        ...     tokenizer_object=Tokenizer(models.BPE({chr(code): code for code in range(128)}, [])),
+        ...     chat_template="{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
+        ... )
+        >>> messages = [{"role": "system", "content": "Answer with a number."}, {"role": "user", "content": "2+2?"}]
+        >>> missing = unrendered(tokenizer, Conversation(messages))
+        >>> missing
+        ['message 0 (system)']
+        >>> unrendered_problem(missing)
+        'the chat template leaves out message 0 (system): take another template, or change the row'
     """
     text = render_conversation(tokenizer, conversation, add_generation_prompt=True)
     messages = conversation.messages

@@ -39,6 +39,16 @@ def learned_text(tokenizer: Any, prompt: str, answer: str, *, has_special_tokens
 
     Raises:
         RowError: the tokenizer has no end token, or a text cannot be encoded.
+
+    Example:
+        >>> from tokenizers import Tokenizer, models
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> from areal_core.chat import Pieces, learned_text
+        >>> letters = Tokenizer(models.BPE({chr(code): code for code in range(128)}, []))
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="</s>")
+        >>> pieces: Pieces = learned_text(tokenizer, "2+2=", "4")
+        >>> pieces  # 128 is </s>
+        [([50, 43, 50, 61], False), ([52, 128], True)]
     """
     end = tokenizer.eos_token_id
     if end is None:
@@ -73,6 +83,19 @@ def undecided_text(tokenizer: Any, row: Mapping[str, Any], keys: Sequence[str], 
         row: of the data set.
         keys: of the row, whose values may be text.
         setting: name of the setting that the message asks for.
+
+    Example:
+        >>> from tokenizers import Tokenizer, models
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> from areal_core.chat import undecided_text
+        >>> letters = Tokenizer(models.BPE({chr(code): code for code in range(128)}, []))
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="</s>")
+        >>> setting = "workflow.text_has_special_tokens"
+        >>> print(undecided_text(tokenizer, {"prompt": "<s>2+2=</s>"}, ["prompt"], setting))
+        'prompt' spells '</s>', a special token of this model: set workflow.text_has_special_tokens to true
+        if the text was written with a chat template, or to false to take it as ordinary text
+        >>> undecided_text(tokenizer, {"prompt": "2+2="}, ["prompt"], setting)
+        ''
     """
     for key in keys:
         if isinstance(text := row.get(key), str) and (spelling := spelled_special_token(tokenizer, text)):
@@ -103,6 +126,27 @@ def learned_turns(
 
     Raises:
         RowError: no turn is learned, the template writes no end, or it drops a thought that is to be learned.
+
+    Example:
+        >>> from tokenizers import Tokenizer, decoders, models
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> from areal_core.chat import Conversation, learned_turns
+        >>> letters = Tokenizer(models.BPE({chr(code): code for code in range(128)}, []))
+        >>> letters.decoder = decoders.Fuse()
+        >>> tokenizer = PreTrainedTokenizerFast(
+        ...     tokenizer_object=letters,
+        ...     eos_token="<end>",
+        ...     chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}<end>{% endfor %}"
+        ...     "{% if add_generation_prompt %}assistant: {% endif %}",
+        ... )
+        >>> turns = [("user", "2+2?"), ("assistant", "4"), ("user", "3+3?"), ("assistant", "6")]
+        >>> conversation = Conversation([{"role": role, "content": content} for role, content in turns])
+        >>> for token_ids, is_learned in learned_turns(tokenizer, conversation)[0]:
+        ...     print(is_learned, repr(tokenizer.decode(token_ids)))
+        False 'user: 2+2?<end>assistant: '
+        True '4<end>'
+        False 'user: 3+3?<end>assistant: '
+        True '6<end>'
     """
     unknown = getattr(tokenizer, "unk_token_id", None)
     if end_token is not None and tokenizer.convert_tokens_to_ids(end_token) in (None, unknown):

@@ -93,12 +93,22 @@ def read_conversation(value: Any, where: str, *, images: bool = False, sampled: 
 def read_message(
     message: Mapping[str, Any], where: str, *, images: bool = False, sampled: bool = False
 ) -> list[Message]:
-    """Return a message in the one form; results of tools in Anthropic's blocks become messages of their own.
+    """Return a message in the one form. Results of tools in Anthropic's blocks become messages of their own, before it.
 
     For the arguments see `read_conversation`.
 
     Raises:
         RowError: the form is not understood.
+
+    Example:
+        >>> from areal_core.chat import ROLES, read_message
+        >>> read_message({"from": "gpt", "value": "4"}, "prompt[1]")
+        [{'role': 'assistant', 'content': '4'}]
+        >>> ROLES["gpt"]
+        'assistant'
+        >>> result = {"type": "tool_result", "tool_use_id": "call_1", "content": "4"}
+        >>> read_message({"role": "user", "content": [result, {"type": "text", "text": "and 3+3?"}]}, "prompt[2]")
+        [{'role': 'tool', 'content': '4', 'tool_call_id': 'call_1'}, {'role': 'user', 'content': 'and 3+3?'}]
     """
     fields = _without_nulls(message)
     for place, text in strings(fields, where):
@@ -148,7 +158,16 @@ def _transposed(value: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def is_conversation(value: Any) -> bool:
-    """Return whether a value has the outer form of a conversation: a list of objects that name a role."""
+    """Return whether a value has the outer form of a conversation: a list of objects that name a role.
+
+    Example:
+        >>> from areal_core.chat import is_conversation, looks_like_a_conversation
+        >>> is_conversation([{"role": "user", "content": "2+2?"}])
+        True
+        >>> as_text = '[{"role": "user", "content": "2+2?"}]'  # stored as a string by mistake
+        >>> is_conversation(as_text), looks_like_a_conversation(as_text)
+        (False, True)
+    """
     value = plain(value)
     value = [value] if isinstance(value, Mapping) else value
     return (
@@ -182,6 +201,12 @@ def read_tools(value: Any, where: str = "tools") -> list[dict[str, Any]]:
 
     Raises:
         RowError: a tool is none of these.
+
+    Example:
+        >>> from areal_core.chat import read_tools
+        >>> read_tools({"name": "add", "input_schema": {"type": "object", "properties": {"a": {"type": "number"}}}})
+        [{'type': 'function', 'function': {'name': 'add',
+          'parameters': {'type': 'object', 'properties': {'a': {'type': 'number'}}}}}]
     """
     value = plain(value)
     if isinstance(value, str) and value.strip():
@@ -225,9 +250,16 @@ def read_call(call: Any, where: str, *, sampled: bool = False) -> dict[str, Any]
 
 
 def read_arguments(written: Any) -> Any:
-    """Return the arguments of a call as an object if they are one; as they were written if not.
+    """Return the arguments of a call as an object if they are one, otherwise as they were written.
 
-    JSON is read, also if it was written as JSON twice, as some data sets have it.
+    JSON is parsed, also if it was encoded as JSON twice, as some data sets have it.
+
+    Example:
+        >>> from areal_core.chat import read_arguments
+        >>> read_arguments('{"a": 2}')
+        {'a': 2}
+        >>> read_arguments("a = 2")  # a policy's own call need not be well formed
+        'a = 2'
     """
     for _ in range(2):
         if not isinstance(written, str):
@@ -240,10 +272,18 @@ def read_arguments(written: Any) -> Any:
 
 
 def read_json(text: str) -> Any:
-    """Return what a text has in JSON, if templates and tokenizers can take it.
+    """Parse a text as JSON, and refuse values that no chat template or tokenizer can use.
 
     Raises:
-        ValueError: it is not JSON, is nested too deeply, or holds half a character (a lone surrogate).
+        ValueError: it is not JSON, has more than 100 levels, or has half a character (a lone surrogate).
+
+    Example:
+        >>> from areal_core.chat import read_json
+        >>> read_json('{"a": [1, 2]}')
+        {'a': [1, 2]}
+        >>> read_json("[" * 101 + "]" * 101)
+        Traceback (most recent call last):
+        ValueError: it is nested too deeply
     """
     try:
         normalized = json.loads(text)
@@ -261,7 +301,16 @@ def read_json(text: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return arrays and tuples as lists, at the outer level: tables hand out NumPy's arrays."""
+    """Return an array or a tuple as a list, and any other value as it is. Only the outer level is converted.
+
+    Tables return NumPy arrays where a row has a list.
+
+    Example:
+        >>> import numpy
+        >>> from areal_core.chat import plain
+        >>> plain(numpy.array([1, 2])), plain(("a", ("b",))), plain("text")
+        ([1, 2], ['a', ('b',)], 'text')
+    """
     if hasattr(value, "tolist") and not isinstance(value, bytes | str | Mapping):
         value = value.tolist()
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else value
@@ -431,6 +480,13 @@ def _schema_without_nulls(value: Any) -> Any:
 
 
 def type_name_of(value: Any) -> str:
-    """Name the type of a value for a person."""
+    """Name the type of a value in the words of JSON, for an error that a user reads.
+
+    Example:
+        >>> from areal_core.chat import type_name_of
+        >>> row = {"prompt": 7}
+        >>> f"'prompt' is {type_name_of(row['prompt'])}; it must be text, or a list of messages"
+        "'prompt' is a number; it must be text, or a list of messages"
+    """
     names = {type(None): "null", str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list"}
     return names.get(type(value), "an object" if isinstance(value, Mapping) else type(value).__name__)

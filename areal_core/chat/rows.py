@@ -81,7 +81,23 @@ def prompt_of(row: Mapping[str, Any], settings: PromptSettings, *, images: bool 
         images: keep parts that are images; without it they are refused.
 
     Raises:
-        RowError: see `read_prompt`.
+        RowError: the row has no prompt, or one that cannot be used. The message names the field and the remedy.
+
+    Example:
+        >>> from areal_core.chat import IMAGE_KEYS, PromptSettings, prompt_of
+        >>> settings = PromptSettings(prompt_key="question", chat_template="always", system="Answer with a number.")
+        >>> for message in prompt_of({"question": "2+2?", "answer": "4"}, settings).messages:
+        ...     print(message)
+        {'role': 'system', 'content': 'Answer with a number.'}
+        {'role': 'user', 'content': '2+2?'}
+        >>> prompt_of({"prompt": "2+2="}, PromptSettings())
+        '2+2='
+        >>> content = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
+        >>> row = {"prompt": [{"role": "user", "content": content}], "image": "cat.png"}
+        >>> prompt_of(row, PromptSettings(), images=True).messages  # for a workflow that shows images
+        [{'role': 'user', 'content': [{'type': 'image'}, {'type': 'text', 'text': 'What is it?'}]}]
+        >>> [row[key] for key in IMAGE_KEYS if key in row]
+        ['cat.png']
     """
     key = settings.prompt_key
     if key not in row:
@@ -124,7 +140,23 @@ def prompt_of(row: Mapping[str, Any], settings: PromptSettings, *, images: bool 
 def conversation_of(row: Mapping[str, Any], messages: Sequence[Message], settings: PromptSettings) -> Conversation:
     """Return messages with a system message, the row's tools, and the arguments of the row and the settings.
 
-    The system message is that of the messages; else the row's `system`; else the settings'.
+    The system message is that of the messages, or else the row's `system`, or else that of the settings.
+
+    Args:
+        row: of the data set.
+        messages: in the form that `read_conversation` returns; at least one.
+        settings: the key of the tools, the system message, and arguments of the template.
+
+    Raises:
+        RowError: the row's system message, tools or template arguments cannot be used.
+
+    Example:
+        >>> from areal_core.chat import PromptSettings, conversation_of
+        >>> row = {"question": "2+2?", "answer": "4", "system": "Answer with a number.", "tools": [{"name": "add"}]}
+        >>> messages = [{"role": "user", "content": row["question"]}, {"role": "assistant", "content": row["answer"]}]
+        >>> conversation = conversation_of(row, messages, PromptSettings())
+        >>> [message["role"] for message in conversation.messages], conversation.tools
+        (['system', 'user', 'assistant'], [{'type': 'function', 'function': {'name': 'add'}}])
     """
     system = plain(row.get("system")) or settings.system
     if system and messages[0]["role"] not in ("system", "developer"):
@@ -136,8 +168,19 @@ def conversation_of(row: Mapping[str, Any], messages: Sequence[Message], setting
 def template_arguments(row: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the chat template's arguments: those of the settings, the row's `chat_template_kwargs` and `documents`.
 
+    Args:
+        row: of the data set. Its arguments take precedence over the settings, key by key.
+        settings: the value of the setting `chat_template_kwargs`.
+
     Raises:
-        RowError: the row's are no object, or name something that the run decides.
+        RowError: the row's arguments are no object, or name something that the run decides, such as `tokenize`.
+
+    Example:
+        >>> from areal_core.chat import TemplateSettings, template_arguments
+        >>> settings = TemplateSettings(chat_template_kwargs={"enable_thinking": True, "language": "en"})
+        >>> row = {"prompt": "2+2?", "chat_template_kwargs": {"enable_thinking": False}}
+        >>> template_arguments(row, settings.chat_template_kwargs)
+        {'enable_thinking': False, 'language': 'en'}
     """
     row_arguments = row.get(TEMPLATE_KEY)
     if isinstance(row_arguments, str) and row_arguments.strip():

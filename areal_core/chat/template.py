@@ -55,7 +55,23 @@ _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 
 
 class RewrittenPrefixError(ValueError):
-    """The template writes earlier turns differently once others follow, so tokens cannot be appended to them."""
+    """The template writes earlier turns differently once others follow, so tokens cannot be appended to them.
+
+    Example:
+        >>> from tokenizers import Tokenizer, models
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> from areal_core.chat import RewrittenPrefixError, between_turns
+        >>> tokenizer = PreTrainedTokenizerFast(
+        ...     tokenizer_object=Tokenizer(models.BPE({chr(code): code for code in range(128)}, [])),
+        ...     chat_template="{{ messages | length }} messages: {{ messages | map(attribute='content') | join }}",
+        ... )
+        >>> question, answer = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+        >>> try:
+        ...     between_turns(tokenizer, [question], answer, [{"role": "user", "content": "3+3?"}], output_ids=[52])
+        ... except RewrittenPrefixError:
+        ...     print("start a new trajectory")
+        start a new trajectory
+    """
 
 
 @dataclass(frozen=True)
@@ -63,9 +79,26 @@ class Conversation:
     """Everything that a chat template is given.
 
     Attributes:
-        messages: in the form of `chat.messages`.
+        messages: in the form that `read_conversation` returns.
         tools: function tools; see `read_tools`.
         arguments: further arguments of the template, such as `enable_thinking` and `documents`.
+
+    Example:
+        >>> from tokenizers import Tokenizer, models
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> from areal_core.chat import Conversation, Message, encode, render_conversation
+        >>> tokenizer = PreTrainedTokenizerFast(
+        ...     tokenizer_object=Tokenizer(models.BPE({chr(code): code for code in range(128)}, [])),
+        ...     chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
+        ...     "{% if add_generation_prompt %}assistant:{% endif %}",
+        ... )
+        >>> question: Message = {"role": "user", "content": "2+2?"}
+        >>> text = render_conversation(tokenizer, Conversation([question]), add_generation_prompt=True)
+        >>> text
+        'user: 2+2? assistant:'
+        >>> input_ids, text = encode(tokenizer, text)
+        >>> len(input_ids)
+        21
     """
 
     messages: Sequence[Message]
@@ -283,7 +316,18 @@ def spelled_out(tokenizer: Any, text: str) -> str:
 def with_begin(tokenizer: Any, ids: Sequence[int]) -> list[int]:
     """Return the tokens of a plain text after what the tokenizer puts in front of one, such as BOS.
 
-    A template writes that token itself.
+    Use it for a text that no chat template has rendered: a template writes this token itself.
+
+    Example:
+        >>> from tokenizers import Tokenizer, models, processors
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> from areal_core.chat import with_begin
+        >>> letters = Tokenizer(models.BPE({chr(code): code for code in range(128)}, []))
+        >>> letters.add_special_tokens(["<s>"])
+        1
+        >>> letters.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 128)])
+        >>> with_begin(PreTrainedTokenizerFast(tokenizer_object=letters), [50, 43, 50])
+        [128, 50, 43, 50]
     """
     begin = _begin(tokenizer)
     return list(ids) if tuple(ids[: len(begin)]) == begin else [*begin, *ids]

@@ -15,7 +15,17 @@ if TYPE_CHECKING:
 
 
 class LauncherSettings(Section):
-    """Settings that every launcher has. The core reads them; a launcher derives its own settings from this class."""
+    """Settings that every launcher has. The core reads them; a launcher derives its own settings from this class.
+
+    Example:
+        >>> from pydantic import Field
+        >>> from areal_core.config import LauncherSettings
+        >>> class CloudSettings(LauncherSettings):
+        ...     region: str = Field("eu-west", description="Region in which machines are rented.")
+        >>> settings = CloudSettings(trainer_processes=4)
+        >>> settings.region, settings.trainer_processes, settings.threads_per_process
+        ('eu-west', 4, 1)
+    """
 
     trainer_processes: int | None = Field(None, ge=1)
     """Number of trainer ranks, over which the model is sharded. null: one for each GPU in placement.training, or

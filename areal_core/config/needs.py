@@ -20,7 +20,7 @@ def needs_of(part: object, updates: int) -> Iterator[Role | ForwardPass]:
 
     Args:
         part: settings, or a selection. A component without a settings model declares its needs with an attribute
-            `needs`: a function of the number of updates.
+            `needs`: a function of the number of updates. For an example see `roles_of`.
         updates: optimizer updates per batch.
 
     Raises:
@@ -49,6 +49,17 @@ def roles_of(algorithm: Selection, updates: int) -> dict[str, Role]:
     Raises:
         ConfigError: two components define a role differently, the first role does not learn, or an EMA is not one of
             a role that learns with the same head.
+
+    Example:
+        >>> from areal_core.config import Selection, Settings, needs_of, roles_of
+        >>> from areal_core.sdk import ACTOR, REFERENCE, ForwardPass
+        >>> class MethodSettings(Settings):
+        ...     def needs(self, updates):
+        ...         return [ACTOR, ForwardPass(REFERENCE, "logprobs", column="reference_logprobs")]
+        >>> list(roles_of(Selection("algorithms", "mine/method", MethodSettings()), updates=1))
+        ['actor', 'reference']
+        >>> [need.column for need in needs_of(MethodSettings(), updates=1) if isinstance(need, ForwardPass)]
+        ['reference_logprobs']
     """
     roles: dict[str, Role] = {}
     for need in needs_of(algorithm, updates):

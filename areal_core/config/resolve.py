@@ -111,11 +111,7 @@ def resolve(
     *,
     imports: bool = False,
 ) -> Resolved:
-    """Read a config, apply overrides, load the plugins and check everything.
-
-        resolved = resolve("math.yaml", overrides=["steps=20", "rewards.0.weight=2"])
-        resolved.config.steps       # 20
-        resolved.origins["steps"]   # "command line"
+    r"""Read a config, apply overrides, load the plugins and check everything.
 
     One error reports all problems, each with its file and line.
 
@@ -131,6 +127,23 @@ def resolve(
 
     Raises:
         ArealError: the config is wrong, a file does not exist, or a plugin cannot be loaded.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from areal_core.config import Resolved, RunConfig, resolve, selections
+        >>> text = "steps: 100\nmodel: {path: /models/small}\ndataset: parts.py:Rows\n"
+        >>> text += "train_engine: parts.py:Engine\nalgorithm: parts.py:Method\n"
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "parts.py").write_text("class Rows: ...\nclass Engine: ...\nclass Method: ...\n")
+        ...     _ = Path(folder, "run.yaml").write_text(text)
+        ...     resolved: Resolved = resolve(Path(folder, "run.yaml"), overrides=["steps=20"], environment={})
+        ...     config: RunConfig = resolved.config
+        ...     chosen = {path: selection.reference for path, selection in selections(config)}
+        >>> config.steps, resolved.origins["steps"], resolved.origins["seed"]
+        (20, 'command line', 'default')
+        >>> chosen[("launcher",)]
+        'core/local'
     """
     environment = os.environ if environment is None else environment
     assignments = [override for override in overrides if "=" in override]
@@ -165,7 +178,9 @@ def resolve(
 def load_run(
     run_dir: Path, overrides: Sequence[str] = (), plugins: Sequence[str] = (), *, imports: bool = False
 ) -> Resolved:
-    """Read the config of a run folder. Every process of the run reads the same one: the environment does not change it.
+    r"""Read the config of a run folder. Every process of the run reads the same one.
+
+    The environment does not change it.
 
     Args:
         run_dir: folder of the run.
@@ -175,6 +190,19 @@ def load_run(
 
     Raises:
         ArealError: the folder is not that of a run, or the config is wrong.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from areal_core.config import CONFIG_FILE, load_run
+        >>> text = "steps: 100\nmodel: {path: /models/small}\ndataset: parts.py:Rows\n"
+        >>> text += "train_engine: parts.py:Engine\nalgorithm: parts.py:Method\n"
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "parts.py").write_text("class Rows: ...\nclass Engine: ...\nclass Method: ...\n")
+        ...     _ = Path(folder, CONFIG_FILE).write_text(text)
+        ...     resolved = load_run(Path(folder), overrides=["steps=200"])
+        >>> resolved.config.steps, resolved.config.model.path
+        (200, '/models/small')
     """
     path = Path(run_dir) / CONFIG_FILE
     if not path.is_file():

@@ -56,7 +56,16 @@ class RoleTerm(Section):
 
 
 class RewardTerm(Section):
-    """Keys beside `type:` in an item of `rewards`, for every reward function."""
+    """Keys beside `type:` in an item of `rewards`, for every reward function.
+
+    Example:
+        >>> from areal_core.config import NoSettings, RewardTerm, Selection, Settings, component
+        >>> class BestOfSettings(Settings):
+        ...     rewards: list[Selection] = component("reward_functions", common=RewardTerm)
+        >>> brief = Selection("reward_functions", "mine/brief", NoSettings(), common=RewardTerm(weight=0.5))
+        >>> [chosen.common.weight for chosen in BestOfSettings(rewards=[brief]).rewards]
+        [0.5]
+    """
 
     name: str | None = None
     """Name of the reward in metrics. null: the name of the component."""
@@ -283,7 +292,16 @@ MOST_SERVERS = 100_000
 
 
 class ServerBounds(Section):
-    """Bounds of an elastic fleet, whose servers come and go with their nodes."""
+    """Bounds of an elastic fleet, whose servers come and go with their nodes.
+
+    Example:
+        >>> from pydantic import Field
+        >>> from areal_core.config import ServerBounds, Settings
+        >>> class EngineSettings(Settings):
+        ...     servers: int | ServerBounds = Field(1, description="Number of servers, or its bounds.")
+        >>> print(EngineSettings(servers={"minimum": 2, "maximum": 8}).servers)
+        2 to 8
+    """
 
     minimum: int = Field(1, ge=1, le=MOST_SERVERS)
     """Number of ready servers with which the run begins, including servers from elsewhere. If fewer are left later, the
@@ -299,7 +317,15 @@ class ServerBounds(Section):
 
 
 class EvaluationSection(Section):
-    """Evaluation on held-out data during the run."""
+    """Evaluation on held-out data during the run.
+
+    Example:
+        >>> from areal_core.config import EvaluationSection, NoSettings, Selection
+        >>> held_out = Selection("datasets", "mine/held_out", NoSettings())
+        >>> evaluation = EvaluationSection(dataset=held_out, temperature=0, limit=200)
+        >>> evaluation.temperature, evaluation.samples_per_prompt
+        (0.0, 1)
+    """
 
     dataset: Selection = component("datasets")
     """Held-out data set."""

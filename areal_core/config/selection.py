@@ -315,14 +315,21 @@ class Selection:
 def selections(settings: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Selection]]:
     """Yield every selection in a tree of settings, nested ones included, with its path of keys.
 
-        for path, chosen in selections(config):
-            print(path, chosen.target)   # ("rewards", 0) rewards/math
-
     Within `leaving_unread`, selections inside unread settings are left out.
 
     Args:
         settings: a settings model, a selection, or a list or mapping of them.
         path: keys that lead to `settings`.
+
+    Example:
+        >>> from areal_core.config import NoSettings, Selection, Settings, component, selections
+        >>> class MethodSettings(Settings):
+        ...     advantage: Selection = component("advantages")
+        >>> settings = MethodSettings(advantage=Selection("advantages", "mine/plain", NoSettings()))
+        >>> for path, chosen in selections(Selection("algorithms", "mine/method", settings), ("algorithm",)):
+        ...     print(path, chosen.target)
+        ('algorithm',) mine/method
+        ('algorithm', 'advantage') mine/plain
     """
     if isinstance(settings, Selection):
         yield path, settings

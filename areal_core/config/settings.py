@@ -56,6 +56,17 @@ class Settings(BaseModel):
         idle_steps(role)         of an algorithm: number of steps in which a role does not learn
         replays_routed_experts   of a train engine: whether it trains each token of an MoE with the same experts that
                                  sampled it
+
+    Example:
+        >>> from pydantic import Field
+        >>> from areal_core.config import LocalPath, Seconds, Secret, Settings
+        >>> class JudgeSettings(Settings):
+        ...     rubric: LocalPath = Field(description="File with the judge's instructions.")
+        ...     timeout_s: Seconds = Field(60.0, gt=0, description="Timeout of one request in seconds.")
+        ...     key: Secret | None = Field(None, description="API key of the judge, as env:NAME.")
+        >>> settings = JudgeSettings(rubric="/data/rubric.txt", timeout_s=5, key="env:JUDGE_KEY")
+        >>> settings.rubric, settings.timeout_s, settings.key
+        (PosixPath('/data/rubric.txt'), 5.0, Secret(reference='env:JUDGE_KEY'))
     """
 
     model_config = ConfigDict(
@@ -109,6 +120,17 @@ class Settings(BaseModel):
             if info.context is None:
                 raise
             raise RejectedError(from_validation(error, cls.model_fields)) from error
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Leave the example of the docstring out of the description: the readers of a schema write YAML."""
+        described = handler(schema)
+        model = handler.resolve_ref_schema(described)
+        if "description" in model:
+            model["description"] = model["description"].partition("\n\nExample:")[0]
+        return described
 
     # `config` is an `areal_core.config.RunConfig`. RunConfig derives from this class, so the annotation here is `Any`.
     # A derived class can annotate it with `RunConfig`.
@@ -218,7 +240,13 @@ def takes_only_numbers(annotation: Any) -> bool:
 
 
 class NoSettings(Settings):
-    """The settings of a component that has none. Its class is called without them."""
+    """The settings of a component that has none. Its class is called without them.
+
+    Example:
+        >>> from areal_core.config import NoSettings, Selection
+        >>> Selection("advantages", "mine/plain", NoSettings()).keywords()
+        {}
+    """
 
 
 class Section(Settings):
@@ -235,6 +263,18 @@ class Secret:
 
     Attributes:
         reference: `env:NAME`.
+
+    Raises:
+        ValueError: `reference` is not of the form `env:NAME`, such as the secret itself.
+
+    Example:
+        >>> import os
+        >>> from unittest.mock import patch
+        >>> from areal_core.config import Secret
+        >>> key = Secret("env:JUDGE_KEY")
+        >>> with patch.dict(os.environ, {"JUDGE_KEY": "sk-123"}):
+        ...     key.get()
+        'sk-123'
     """
 
     reference: str
@@ -278,6 +318,15 @@ def public_environment(text: str = "") -> dict[str, str]:
 
     Args:
         text: a config as YAML. The result keeps the secrets that it names as `env:NAME`.
+
+    Example:
+        >>> import os
+        >>> from unittest.mock import patch
+        >>> from areal_core.config import public_environment
+        >>> with patch.dict(os.environ, {"HF_TOKEN": "hf-123", "JUDGE_KEY": "sk-123"}):
+        ...     environment = public_environment("rewards: [{type: rewards/judge, key: env:JUDGE_KEY}]")
+        >>> "HF_TOKEN" in environment, environment["JUDGE_KEY"]
+        (False, 'sk-123')
     """
     kept = {secret.removeprefix("env:") for secret in _SECRET.findall(text)}
     public = {name: value for name, value in os.environ.items() if name in kept or not _SECRET_NAME.search(name)}

@@ -85,7 +85,7 @@ class Document:
 
 
 def parse_yaml(text: str, name: str) -> Document:
-    """Parse one YAML 1.2 document.
+    r"""Parse one YAML 1.2 document.
 
     Args:
         text: the document.
@@ -97,6 +97,20 @@ def parse_yaml(text: str, name: str) -> Document:
 
     Raises:
         ConfigError: the text is not valid YAML, has a key twice, or is larger or deeper than any config.
+
+    Example:
+        >>> from areal_core.config import parse_yaml
+        >>> from areal_core.errors import ConfigError
+        >>> document = parse_yaml("steps: 20\ntrain_engine: {learning_rate: 3e-4}\n", "run.yaml")
+        >>> document.values
+        {'steps': 20, 'train_engine': {'learning_rate': 0.0003}}
+        >>> document.lines["train_engine", "learning_rate"]
+        2
+        >>> try:
+        ...     parse_yaml("steps: 20\nsteps: 30\n", "run.yaml")
+        ... except ConfigError as error:
+        ...     print(error)
+        run.yaml:2: the key 'steps' occurs twice
     """
     try:
         node = yaml.compose(text, _Loader)

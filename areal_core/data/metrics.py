@@ -102,7 +102,17 @@ class Metric:
 
 
 def combine(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
-    """Combine the metrics of several parts by name. A metric may be missing in some parts."""
+    """Combine the metrics of several parts by name. A metric may be missing in some parts.
+
+    Raises:
+        ValueError: two parts use one name for metrics of different kinds.
+
+    Example:
+        >>> from areal_core.data import Metric, combine
+        >>> microbatches = [{"loss": Metric.mean(torch.tensor([1.0, 3.0]))}, {"loss": Metric.mean(8.0)}]
+        >>> combine(microbatches)["loss"].as_numbers("loss")
+        {'loss': 4.0}
+    """
     combined: dict[str, Metric] = {}
     for part in parts:
         for name, metric in part.items():
@@ -116,7 +126,18 @@ def combine(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
 def reduce_over_ranks(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     """Combine the metrics of all ranks. Every rank gets the result on the CPU. Ranks may have different names.
 
-    This is a collective operation.
+    This is a collective operation: every rank must call it. Without a process group, the result is the rank's own.
+
+    Raises:
+        ValueError: ranks use one name for different metrics. All ranks raise it.
+
+    Example:
+        >>> from areal_core.data import Metric, reduce_over_ranks
+        >>> own = {"loss": Metric.mean(torch.tensor([1.0, 3.0])), "tokens": Metric.sum(2)}
+        >>> for name, metric in reduce_over_ranks(own).items():  # in a run of one rank
+        ...     print(metric.as_numbers(name))
+        {'loss': 2.0}
+        {'tokens': 2.0}
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return {name: replace(m, values=m.values.cpu(), weights=m.weights.cpu()) for name, m in metrics.items()}

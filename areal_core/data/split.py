@@ -19,6 +19,11 @@ def split_by_tokens(lengths: list[int], parts: int) -> list[list[int]]:
 
     Returns:
         The indices of the sequences of each part, ascending.
+
+    Example:
+        >>> from areal_core.data import split_by_tokens
+        >>> split_by_tokens([700, 300, 200, 100], parts=2)
+        [[0], [1, 2, 3]]
     """
     shares: list[list[int]] = [[] for _ in range(parts)]
     lightest = [(0, 0, part) for part in range(parts)]
@@ -41,6 +46,11 @@ def split_into_microbatches(lengths: list[int], max_tokens: int) -> list[list[in
 
     Returns:
         The indices of the sequences of each micro-batch, ascending.
+
+    Example:
+        >>> from areal_core.data import split_into_microbatches
+        >>> split_into_microbatches([600, 500, 400, 300], max_tokens=1000)
+        [[0, 3], [1, 2]]
     """
 
     def fits(parts: int) -> bool:

@@ -38,6 +38,16 @@ class ArrowRows:
 
     Args:
         table: a `datasets.Dataset`, or an `IterableDataset`, which has no length.
+
+    Example:
+        >>> import datasets
+        >>> from areal_core.data import ArrowRows
+        >>> calls = [{"name": "add", "strict": None}, {"name": "exit", "strict": True}]
+        >>> rows = ArrowRows(datasets.Dataset.from_list([{"prompt": "2+2?", "calls": calls}]))
+        >>> len(rows), rows.columns
+        (1, ['prompt', 'calls'])
+        >>> rows[0]
+        {'prompt': '2+2?', 'calls': [{'name': 'add'}, {'name': 'exit', 'strict': True}]}
     """
 
     def __init__(self, table: Any) -> None:

@@ -29,6 +29,15 @@ class TokenIds(Sequence[int]):
 
     Raises:
         TypeError: an id is not an integer.
+
+    Example:
+        >>> from areal_core.data import TokenIds
+        >>> conversation = TokenIds([1, 2, 3])
+        >>> conversation.extend([4, 5])
+        >>> conversation[-2:], bytes(conversation.json())
+        ([4, 5], b'[1,2,3,4,5]')
+        >>> conversation.followed_by([6]).tolist()
+        [1, 2, 3, 4, 5, 6]
     """
 
     __slots__ = ("_ids", "_text", "_written")
@@ -101,6 +110,16 @@ class SampledTokens:
 
     Raises:
         TypeError, OverflowError: a value does not fit these types.
+
+    Example:
+        >>> from areal_core.data import SampledTokens
+        >>> sampled = SampledTokens()
+        >>> sampled.extend([4, 5], logprobs=[-0.5, -0.25], versions=[0, 0])
+        >>> sampled.extend([9], logprobs=[float("nan")], versions=[1])
+        >>> len(sampled), sampled.versions.tolist()
+        (3, [0, 0, 1])
+        >>> sampled.fault(vocabulary=32)
+        'nan as a log-probability'
     """
 
     __slots__ = ("ids", "logprobs", "versions")

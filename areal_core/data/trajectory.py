@@ -181,19 +181,24 @@ class Trajectory:
 class TrajectoryBuilder:
     """Builds a trajectory by appending context and generations in order.
 
-    To add a key per token, set it in the result: `trajectory.tokens["score"] = numpy.zeros(len(trajectory))`. It must
-    have the length of the trajectory and be in every trajectory of the run. Losses and advantages find it under this
-    name, shifted by one like all keys per token: position t has the value of token t + 1.
+    To add a key per token, set it in the result, as `score` in the example. It must have the length of the trajectory
+    and be in every trajectory of the run. Losses and advantages find it under this name, shifted by one like all keys
+    per token: position t has the value of token t + 1.
 
     Attributes:
         input_ids: all tokens so far, which the next generation continues.
 
     Example:
+        >>> from areal_core.data import FinishReason, Generation, TrajectoryBuilder, Values
         >>> builder = TrajectoryBuilder()
         >>> builder.add_context([1, 2, 3])
         >>> builder.add_generation(Generation([4, 5], [-0.1, -0.2], [0, 0], FinishReason.STOP))
-        >>> builder.build().tokens["loss_mask"].tolist()
+        >>> trajectory = builder.build()
+        >>> trajectory.tokens["loss_mask"].tolist()
         [False, False, False, True, True]
+        >>> score: Values = np.zeros(len(trajectory), np.float32)
+        >>> trajectory.tokens["score"] = score
+        >>> trajectory.check()
     """
 
     def __init__(self) -> None:

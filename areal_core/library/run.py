@@ -143,9 +143,21 @@ class Run:
 
 
 def open_run(folder: str | os.PathLike[str]) -> Run:
-    """Return the run in a folder, to read its results or to resume it.
+    r"""Return the run in a folder, to read its results or to resume it.
 
     Raises:
         UsageError: the folder has no run.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from areal_core.library import Run, open_run
+        >>> metrics = '{"step": 1, "reward/mean": 0.25}\n{"step": 2, "reward/mean": 0.5}\n'
+        >>> with TemporaryDirectory() as folder:  # stands for "runs/mine", which a run has written
+        ...     _ = Path(folder, "config.yaml").write_text("steps: 2\n")
+        ...     _ = Path(folder, "metrics.jsonl").write_text(metrics)
+        ...     run: Run = open_run(folder)
+        ...     run.metrics["reward/mean"]
+        [0.25, 0.5]
     """
     return Run(folder)

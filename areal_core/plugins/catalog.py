@@ -51,7 +51,7 @@ def install_command(*names: str, extra: str = "") -> str:
 
     Args:
         names: of the plugins, without `areal-`.
-        extra: of each of them; empty for none.
+        extra: of each of them; empty for none. For an example see `extra_module`.
     """
     prefix, note = ("areal-", "") if is_from_index() else ("./plugins/areal_", " (in a clone of areal)")
     requirements = " ".join(f"'{prefix}{name}[{extra}]'" if extra else f"{prefix}{name}" for name in names)
@@ -61,8 +61,24 @@ def install_command(*names: str, extra: str = "") -> str:
 def extra_module(module: str, plugin: str, extra: str) -> Any:
     """Import and return a module that an extra of a plugin of this project installs.
 
+    Args:
+        module: the full name, such as `areal_vision.images`.
+        plugin: name of the plugin, without `areal-`.
+        extra: name of its extra that installs the module.
+
     Raises:
         RunError: the module is not installed. The hint is the command that installs it.
+
+    Example:
+        >>> from areal_core.errors import RunError
+        >>> from areal_core.plugins import extra_module, install_command
+        >>> try:
+        ...     extra_module("no_such_library", "hf", "vision")
+        ... except RunError as error:
+        ...     print(error.message)
+        ...     print(error.hints == (install_command("hf", extra="vision"),))
+        no_such_library is needed here, and is not installed
+        True
     """
     try:
         return importlib.import_module(module)

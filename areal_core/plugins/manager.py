@@ -45,6 +45,20 @@ class PluginManager:
         catalog: the installed plugins.
         failed: names of plugins that could not be loaded.
         events: calls the event hooks.
+
+    Example:
+        >>> from areal_core.errors import ComponentNotFoundError
+        >>> from areal_core.plugins import KINDS, PluginManager
+        >>> manager = PluginManager()  # has the core's own components; `add` loads plugins
+        >>> manager.find("launchers", "core/local").summary
+        'runs all processes on this machine'
+        >>> try:
+        ...     manager.find("launchers", "core/locla")
+        ... except ComponentNotFoundError as error:
+        ...     print(error.hints[0])
+        did you mean 'core/local'?
+        >>> KINDS["launchers"].hook  # by which a plugin supplies further ones
+        'areal_launchers'
     """
 
     def __init__(self, *, catalog: Catalog | None = None) -> None:

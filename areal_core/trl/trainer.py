@@ -52,7 +52,20 @@ _UNUSED: Final = {
 
 
 class TrainOutput(NamedTuple):
-    """The result of `GRPOTrainer.train`, with the fields of transformers'."""
+    """The result of `GRPOTrainer.train`, with the fields of transformers' class.
+
+    Attributes:
+        global_step: optimizer updates so far.
+        training_loss: mean of the losses of all steps.
+        metrics: the same as `train_loss`.
+
+    Example:
+        >>> from areal_core.trl import TrainOutput
+        >>> def report(output: TrainOutput) -> str:
+        ...     return f"{output.global_step} updates, loss {output.training_loss:.4f}"
+        >>> report(TrainOutput(200, 0.0125, {"train_loss": 0.0125}))  # in a script: report(trainer.train())
+        '200 updates, loss 0.0125'
+    """
 
     global_step: int
     training_loss: float
@@ -66,6 +79,13 @@ class TrainerState:
     Attributes:
         global_step: optimizer updates so far.
         log_history: an entry per step of areal, with the metrics by TRL's and by areal's names.
+
+    Example:
+        >>> from areal_core.trl import TrainerState
+        >>> def best_reward(state: TrainerState) -> float:
+        ...     return max(entry["reward"] for entry in state.log_history)
+        >>> best_reward(TrainerState(2, [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.25}]))
+        0.5
     """
 
     global_step: int = 0

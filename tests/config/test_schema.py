@@ -16,6 +16,17 @@ class Inner(Settings):
     size: int = 1
 
 
+class Documented(Settings):
+    """Two parts.
+
+    The second paragraph.
+
+    Example:
+        >>> Documented()
+        Documented()
+    """
+
+
 class Everything(Settings):
     rate: float = Field(gt=0, le=1)
     names: list[str] = Field(default_factory=lambda: ["a", "b"])
@@ -59,3 +70,7 @@ def test_settings_are_told_in_words(name, values, default):
     part = settings["properties"][name]
     assert (describe_values(part), describe_default(part)) == (values, default)
     assert (name in settings["required"]) == (name == "rate")
+
+
+def test_the_example_of_a_docstring_is_not_in_the_schema():
+    assert Documented.model_json_schema()["description"] == "Two parts.\n\nThe second paragraph."
