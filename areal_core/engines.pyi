@@ -2,7 +2,6 @@ from areal_core.interfaces.training import TrainEngine as TrainEngine
 from areal_core.interfaces.training import AdapterEngine as AdapterEngine
 from areal_core.interfaces.training import SelectiveEngine as SelectiveEngine
 from areal_core.interfaces.training import SnapshotEngine as SnapshotEngine
-from areal_core.interfaces.training import DescribingEngine as DescribingEngine
 from areal_core.interfaces.training import MeasuringEngine as MeasuringEngine
 from areal_core.interfaces.training import ComparingEngine as ComparingEngine
 from areal_core.interfaces.training import OptimizerSettings as OptimizerSettings

@@ -59,7 +59,6 @@ from areal_core.interfaces.slots import SlotLease as SlotLease
 from areal_core.interfaces.tracker import Tracker as Tracker
 from areal_core.interfaces.training import AdapterEngine as AdapterEngine
 from areal_core.interfaces.training import ComparingEngine as ComparingEngine
-from areal_core.interfaces.training import DescribingEngine as DescribingEngine
 from areal_core.interfaces.training import MeasuringEngine as MeasuringEngine
 from areal_core.interfaces.training import OptimizerSettings as OptimizerSettings
 from areal_core.interfaces.training import SelectiveEngine as SelectiveEngine

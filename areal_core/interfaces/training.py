@@ -169,14 +169,6 @@ class MeasuringEngine(Protocol):
 
 
 @runtime_checkable
-class DescribingEngine(Protocol):
-    """Deprecated: every `TrainEngine` has this method."""
-
-    def named_meta_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `TrainEngine.named_meta_parameters`."""
-
-
-@runtime_checkable
 class SelectiveEngine(Protocol):
     """A `TrainEngine` that does not read all tensors in the model's files.
 

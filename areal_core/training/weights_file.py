@@ -18,7 +18,6 @@ import torch
 
 from areal_core.background import start_thread
 from areal_core.interfaces.inference import TensorDescription
-from areal_core.interfaces.training import DescribingEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -43,15 +42,10 @@ _last: tuple[TrainEngine, tuple[TensorDescription, ...]] | None = None
 
 
 def describe_weights(engine: TrainEngine) -> tuple[TensorDescription, ...]:
-    """Return names, dtypes and whole shapes of the tensors that an engine syncs, in its order. Collective.
-
-    An engine of an older plugin, without `named_meta_parameters`, gathers all parameters in the first call.
-    """
+    """Return names, dtypes and whole shapes of the tensors that an engine syncs, in its order. Collective."""
     global _last  # noqa: PLW0603 - see above
     if _last is None or _last[0] is not engine:
-        described = engine.named_meta_parameters() if isinstance(engine, DescribingEngine) else None
-        named = engine.named_full_parameters() if described is None else described
-        _last = engine, tuple(_described(name, value) for name, value in named)
+        _last = engine, tuple(_described(name, value) for name, value in engine.named_meta_parameters())
     return _last[1]
 
 

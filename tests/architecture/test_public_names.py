@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import re
 from importlib import import_module
 from pathlib import Path
@@ -103,6 +104,32 @@ def test_the_suites_import_few_private_names() -> None:
 def test_every_allowed_private_name_is_still_imported() -> None:
     imported = {name for folder in FOLDERS for path in folder.rglob("*.py") for _, name in private_imports(path)}
     assert imported == PRIVATE
+
+
+def names_in_examples() -> Iterator[str]:
+    """Yield each name in examples that tests run: those of docstrings and pages, and the programs of `examples/`."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "areal_core").rglob("*.py")]
+    docstrings = [
+        ast.get_docstring(node) or "" for tree in trees for node in ast.walk(tree) if isinstance(node, documented)
+    ]
+    sources = [example.source for text in docstrings for example in doctest.DocTestParser().get_examples(text)]
+    sources += [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
+    sources += [path.read_text(encoding="utf-8") for path in (ROOT / "examples").rglob("*.py")]
+    for source in sources:
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Name):
+                yield node.id
+            elif isinstance(node, ast.Attribute):
+                yield node.attr
+            elif isinstance(node, ast.alias):
+                yield node.name
+
+
+def test_every_public_name_is_in_an_example() -> None:
+    shown = set(names_in_examples())
+    missing = {module: sorted(public_names(module) - shown) for module in exports.PUBLIC_MODULES}
+    assert {module: names for module, names in missing.items() if names} == {}
 
 
 @pytest.mark.parametrize("statement", ["import areal_core.rollout.tally", "from areal_core.disk import weight_files"])

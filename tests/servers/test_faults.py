@@ -60,6 +60,10 @@ class Parameters:
         self.place = place
         self.on_tensor = None
 
+    def named_meta_parameters(self):
+        weights = load_file(self.place.models[self.place.version] / "model.safetensors")
+        return ((name, value.to("meta")) for name, value in weights.items())
+
     def named_full_parameters(self):
         weights = load_file(self.place.models[self.place.version] / "model.safetensors")
         for number, (name, value) in enumerate(weights.items()):

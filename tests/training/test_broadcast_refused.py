@@ -13,6 +13,7 @@ from areal_core.errors import RunError
 from areal_core.interfaces.inference import BroadcastGroup
 from areal_core.messages.rollouts import FormGroup
 from areal_core.training.broadcast import Broadcast
+from tests.training.engines import engine_that_gathers
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -50,7 +51,7 @@ class Rollouts:
 
 
 def broadcast(rollouts: Rollouts) -> bool:
-    engine = SimpleNamespace(named_full_parameters=lambda: iter([("weight", torch.ones(2, 2))]))
+    engine = engine_that_gathers(lambda: iter([("weight", torch.ones(2, 2))]))
     made: Any = Broadcast
     rollouts.sender = made(engine, rollouts)
     return bool(rollouts.sender.send(1, 1))
@@ -117,7 +118,7 @@ def test_a_transfer_that_completes_with_an_error_fails_the_broadcast(monkeypatch
         return True
 
     monkeypatch.setattr(Broadcast, "_join_group", form_failing_group)
-    engine = SimpleNamespace(named_full_parameters=lambda: iter([("weight", torch.ones(2, 2))]))
+    engine = engine_that_gathers(lambda: iter([("weight", torch.ones(2, 2))]))
     make_broadcast: Any = Broadcast
     with pytest.raises(TransferFailedError):
         make_broadcast(engine, QuietRollouts()).send(1, 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +19,7 @@ from areal_core.messages.rollouts import Readers, ReadTensors, Synced, SyncWeigh
 from areal_core.training import ipc
 from areal_core.training.ipc import CudaIpc
 from areal_core.training.weight_sync import WeightFolder, WeightSync
+from tests.training.engines import engine_that_gathers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,7 @@ def gathered() -> Iterator[tuple[str, torch.Tensor]]:
         yield name, view
 
 
-ENGINE: Any = SimpleNamespace(named_full_parameters=gathered)
+ENGINE: Any = engine_that_gathers(gathered)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from areal_core.rollout.logprob_check import check_answers
 from areal_core.training import weight_sync as module
 from areal_core.training.weight_sync import WeightFolder, WeightSync
 from areal_core.training.weights_file import describe_weights, size_of, write_weights
+from tests.training.engines import engine_that_gathers
 
 SIZE = 4 << 20
 
@@ -48,7 +49,7 @@ class Rollouts:
 def synced(tmp_path, monkeypatch, one_rank):
     """Return a function that syncs a version of 4 MiB, with as many MiB free in each folder as the test sets."""
     free = {"memory": 100, "disk": 100}
-    engine = SimpleNamespace(named_full_parameters=lambda: iter([("weight", torch.zeros(SIZE // 4))]))
+    engine = engine_that_gathers(lambda: iter([("weight", torch.zeros(SIZE // 4))]))
     monkeypatch.setattr(
         module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free[folder.name] << 20, total=1 << 30)
     )
@@ -165,6 +166,9 @@ def test_a_file_is_written_tensor_by_tensor(tmp_path):
         def __init__(self, *, writes):
             self.writes = writes
 
+        def named_meta_parameters(self):
+            return ((name, value.to("meta")) for name, value in wanted.items())
+
         def named_full_parameters(self):
             for name, value in wanted.items():
                 assert not self.writes or all(former() is None for former in held), "the former tensor is still held"
@@ -195,7 +199,7 @@ def memory(tmp_path, one_rank):
     def gather():
         return iter([(name, torch.full((3, 5), number).to(dtype).t()) for name, dtype in MIXED.items()])
 
-    folder = WeightFolder(SimpleNamespace(named_full_parameters=gather), [tmp_path], tmp_path)
+    folder = WeightFolder(engine_that_gathers(gather), [tmp_path], tmp_path)
 
     def write(version: int):
         nonlocal number
@@ -251,22 +255,18 @@ def test_a_version_that_somebody_reads_is_not_overwritten(memory, how):
             child.wait()
 
 
-def test_parameters_are_gathered_once_to_be_described_or_not_at_all():
-    gathered = []
+def test_parameters_are_described_once_and_not_gathered():
+    described = []
 
     class Engine:
-        def named_full_parameters(self):
-            gathered.append(type(self).__name__)
-            yield "matrix", torch.zeros(5, 3)
-
-    class Describing(Engine):
         def named_meta_parameters(self):
+            described.append(self)
             yield "matrix", torch.zeros(5, 3, device="meta")
 
-    for engine in (Engine(), Describing()):
-        for _ in range(2):
-            assert describe_weights(engine) == (TensorDescription("matrix", "float32", (5, 3)),)
-    assert gathered == ["Engine"]
+    engine = Engine()
+    for _ in range(2):
+        assert describe_weights(engine) == (TensorDescription("matrix", "float32", (5, 3)),)
+    assert described == [engine]
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -304,8 +304,10 @@ def test_all_is_gathered_where_the_disk_refuses(tmp_path):
             gathered.append(number)
             yield str(number), torch.zeros(2)
 
-    engine = SimpleNamespace(named_full_parameters=gather)
+    engine = SimpleNamespace(
+        named_full_parameters=gather, named_meta_parameters=lambda: ((str(n), torch.zeros(2)) for n in range(3))
+    )
     made = WeightSync(WeightSyncSection(), engine, Rollouts(), None, WeightFolder(engine, [tmp_path]))
     with pytest.raises(RunError, match="cannot be written"):
         made.sync(0)
-    assert gathered == [0, 1, 2] * 2, "once for their names, once for their values"
+    assert gathered == [0, 1, 2]

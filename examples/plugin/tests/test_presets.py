@@ -1,7 +1,7 @@
 """The preset."""
 
-from areal_core.cli import main
+from areal_core.config import resolve
 
 
 def test_small_run_is_valid():
-    assert main(["config", "check", "example/small_run"]) == 0
+    assert resolve("example/small_run").config.steps == 3

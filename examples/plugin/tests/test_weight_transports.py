@@ -8,8 +8,8 @@ from areal_example.weight_transports import TimedBroadcast
 
 
 class OneWeight:
-    def named_full_parameters(self):
-        yield "weight", torch.zeros(2)
+    def named_meta_parameters(self):
+        yield "weight", torch.zeros(2, device="meta")
 
 
 @pytest.fixture
