@@ -30,12 +30,12 @@ def execute_run(arguments: argparse.Namespace) -> int:
         >>> from areal_core.programs import add_run_arguments, execute_run
         >>> parser = argparse.ArgumentParser()
         >>> add_run_arguments(parser)
-        >>> arguments = parser.parse_intermixed_args(["--resume", "/dev/null/run"])
+        >>> arguments = parser.parse_intermixed_args(["no-such.yaml"])
         >>> try:
         ...     execute_run(arguments)
         ... except UsageError as error:
         ...     print(error.message)
-        /dev/null/run is not a run folder: it has no config.yaml
+        there is no config file no-such.yaml
     """
     from areal_core.cli.commands import run
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import doctest
+import os
+import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from areal_core.files import KeptSources
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [(ROOT, "areal_core"), *((folder, ".") for folder in sorted(ROOT.glob("plugins/*/src")))]
@@ -26,11 +30,19 @@ def test_the_examples_of_a_module(name: str) -> None:
     if name in LIBRARIES:
         pytest.importorskip(LIBRARIES[name])
     module = import_module(name)
+    before = state_of_this_process()
     result = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert result.failed == 0
+    assert state_of_this_process() == before, "the next tests of this process would see it"
     assert module.__file__ is not None
     written = examples_in(Path(module.__file__).read_text(encoding="utf-8"))
     assert result.attempted == len(written), "doctest skips some, such as those of a @contextmanager"
+
+
+def state_of_this_process() -> tuple[object, ...]:
+    """What an example must leave as it was."""
+    variables = {name: value for name, value in os.environ.items() if name.startswith("AREAL_")}  # libraries set others
+    return Path.cwd(), KeptSources.folder, sys.path[:], variables
 
 
 def examples_in(source: str) -> list[doctest.Example]:
