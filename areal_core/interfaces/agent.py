@@ -71,12 +71,12 @@ class Tool(Protocol):
     Example:
         >>> from areal_core.sdk import Tool
         >>> def multiply(a: int, b: int) -> int:
-        ...     '''Multiply two numbers.
+        ...     \"\"\"Multiply two numbers.
         ...
         ...     Args:
         ...         a: the first factor.
         ...         b: the second factor.
-        ...     '''
+        ...     \"\"\"
         ...     return a * b
         >>> tool: Tool = multiply
         >>> tool(a=6, b=7)
