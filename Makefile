@@ -45,7 +45,7 @@ test-nightly: $(VENV)/test-all servers
 # The tests that need no torch, on each further Python of this machine.
 find_python = $(shell for found in python$(1) $$HOME/.pyenv/versions/$(1)*/bin/python; do \
 	$$found -c pass 2>/dev/null && echo $$found && break; done)
-PYTHONS := $(foreach version,3.12 3.13,$(if $(call find_python,$(version)),$(version)))
+PYTHONS := $(strip $(foreach version,3.12 3.13,$(if $(call find_python,$(version)),$(version))))
 TORCH_FREE := tests/config tests/cli --ignore=tests/cli/test_new_plugin.py tests/plugins \
 	tests/checks/test_fingerprints.py tests/runtime \
 	--ignore=tests/runtime/test_ending.py --ignore=tests/runtime/test_members_that_share_gpus.py
