@@ -63,7 +63,7 @@ FILES: Final = ("*.*", "LICENSE", "src/*/*.*", "tests/*.py", ".github/workflows/
 
 
 def write_plugin(asked: str, kinds: Collection[str]) -> str:
-    """Write the folder `areal-NAME` here; what was written, and how to go on.
+    """Write the folder `areal-NAME` here, and return a message that lists its files and the next commands.
 
     Raises:
         UsageError: the name cannot be one of a new plugin, or the folder is there or cannot be made.
@@ -83,8 +83,8 @@ def write_plugin(asked: str, kinds: Collection[str]) -> str:
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}") from None
     written = "\n".join(f"  {folder}/{path}" for path in files)
-    commands = (f"cd {folder} && pip install -e '.[test]'", "python -m pytest", "areal run run.yaml")
-    return "\n".join(["wrote", written, "go on with", *(f"  {command}" for command in commands)])
+    commands = (f"cd {folder} && pip install -e '.[run,test]'", "python -m pytest", "areal run run.yaml")
+    return "\n".join(["wrote", written, "next:", *(f"  {command}" for command in commands)])
 
 
 def _checked(asked: str) -> str:

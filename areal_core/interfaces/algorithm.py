@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 class PolicyTerms:
     """Inputs of corrections, policy losses and regularizers: flat [T] tensors of whole sequences.
 
+    Outside `mask` values may be infinite. areal removes the loss there, but a gradient of 0 times infinity is NaN:
+    apply `.where(terms.mask, 0.0)` to a difference of log-probabilities before `exp` or a product.
+
     Attributes:
         logprobs: float32, current policy, with gradients.
         proximal_logprobs: float32, the policy at the start of the batch, detached: the center of clipping.
@@ -78,13 +81,14 @@ class Advantage(Protocol):
 
     Example:
         >>> import torch
-        >>> from areal_core.data import PackedBatch, Ragged
+        >>> from areal_core.data import PackedBatch, Ragged, group_mean
         >>> from areal_core.sdk import Advantage
         >>> def centered(batch, *, scale=1.0):
-        ...     return scale * (batch["reward"] - batch["reward"].mean())
+        ...     return scale * (batch["reward"] - group_mean(batch, batch["reward"]))
         >>> advantage: Advantage = centered
         >>> tokens = Ragged(torch.tensor([2, 1]), {"input_ids": torch.tensor([5, 6, 7])})
-        >>> advantage(PackedBatch(tokens, {"reward": torch.tensor([1.0, 0.0])}))
+        >>> columns = {"reward": torch.tensor([1.0, 0.0]), "group_id": torch.tensor([3, 3])}
+        >>> advantage(PackedBatch(tokens, {**columns, "episode_id": torch.tensor([0, 1])}))
         tensor([ 0.5000, -0.5000])
     """
 
@@ -252,14 +256,17 @@ class ExampleTokenizer(Protocol):
         >>> from areal_core.data import FinishReason, Generation, Trajectory
         >>> from areal_core.sdk import ExampleTokenizer
         >>> def completion_only(row, tokenizer):
-        ...     prompt, answer = tokenizer.encode(row["prompt"]), tokenizer.encode(row["completion"])
+        ...     texts = row["prompt"], row["completion"]
+        ...     prompt, answer = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+        ...     answer = [*answer, tokenizer.eos_token_id]
         ...     sampled = Generation(answer, [0.0] * len(answer), [-1] * len(answer), FinishReason.STOP)
         ...     return [Trajectory.from_generation(prompt, sampled)]
         >>> example_tokenizer: ExampleTokenizer = completion_only
-        >>> characters = SimpleNamespace(encode=lambda text: [ord(character) for character in text])
+        >>> encode = lambda text, add_special_tokens: [ord(character) for character in text]
+        >>> characters = SimpleNamespace(encode=encode, eos_token_id=0)
         >>> [sequence] = example_tokenizer({"prompt": "6*7=", "completion": "42"}, characters)
         >>> sequence.tokens["loss_mask"].tolist()
-        [False, False, False, False, True, True]
+        [False, False, False, False, True, True, True]
     """
 
     def __call__(self, row: Mapping[str, Any], tokenizer: Any) -> Sequence[Trajectory]:
@@ -281,11 +288,13 @@ class BatchTransform(Protocol):
         >>> from areal_core.data import PackedBatch, Ragged
         >>> from areal_core.sdk import BatchTransform
         >>> def length_penalty(batch, context, *, per_token=0.25):
-        ...     return {"reward": batch["reward"] - per_token * batch.lengths}
+        ...     mask, row = batch["loss_mask"].float(), batch.tokens.row_index
+        ...     sampled = mask.new_zeros(len(batch)).index_add(0, row, mask)  # tokens of each answer
+        ...     return {"reward": batch["reward"] - per_token * sampled}
         >>> transform: BatchTransform = length_penalty
-        >>> tokens = Ragged(torch.tensor([2, 1]), {"input_ids": torch.tensor([5, 6, 7])})
+        >>> tokens = Ragged(torch.tensor([2, 1]), {"loss_mask": torch.tensor([False, True, False])})
         >>> transform(PackedBatch(tokens, {"reward": torch.tensor([1.0, 1.0])}), context=None)
-        {'reward': tensor([0.5000, 0.7500])}
+        {'reward': tensor([0.7500, 1.0000])}
     """
 
     def __call__(self, batch: PackedBatch, context: Context) -> Mapping[str, torch.Tensor]:

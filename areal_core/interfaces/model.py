@@ -101,13 +101,14 @@ class ModelSource(Protocol):
         >>> from areal_core.engines import ModelResolver, ModelSource
         >>> class TinyModel(ModelSource):
         ...     def prepare(self, cache):
-        ...         folder = cache / "tiny"
-        ...         folder.mkdir(exist_ok=True)
-        ...         (folder / "config.json").write_text('{"model_type": "qwen3"}')  # then weights and tokenizer
-        ...         return folder
+        ...         if self.find(cache) is None:
+        ...             unfinished = Path(tempfile.mkdtemp(dir=cache))
+        ...             (unfinished / "config.json").write_text('{"model_type": "qwen3"}')  # then weights and tokenizer
+        ...             unfinished.rename(cache / "tiny")  # a killed process leaves no folder of this name
+        ...         return cache / "tiny"
         ...
         ...     def find(self, cache):  # with this method it is a `ModelResolver`, too
-        ...         return cache / "tiny" if (cache / "tiny" / "config.json").is_file() else None
+        ...         return cache / "tiny" if (cache / "tiny").is_dir() else None
         >>> source = TinyModel()
         >>> isinstance(source, ModelResolver)
         True

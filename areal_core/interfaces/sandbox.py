@@ -36,8 +36,9 @@ class Sandbox(Protocol):
         >>> import asyncio
         >>> import subprocess
         >>> from areal_core.sdk import Sandbox, SandboxResult
-        >>> class NoSandbox:
+        >>> class NoSandbox:  # shows the signature; it isolates nothing and takes no files
         ...     async def run(self, command, *, files=None, input_text="", timeout_s=None):
+        ...         assert not files
         ...         options = {"input": input_text, "timeout": timeout_s, "capture_output": True, "text": True}
         ...         ended = await asyncio.to_thread(subprocess.run, command, **options)
         ...         return SandboxResult(ended.returncode, ended.stdout, ended.stderr)

@@ -26,7 +26,7 @@ class Tracker(Protocol):
         ...         self.file = (run_dir / "rewards.csv").open("a")
         ...
         ...     def log(self, step, metrics):
-        ...         print(step, metrics["reward/mean"], sep=",", file=self.file)
+        ...         print(step, metrics.get("reward/mean"), sep=",", file=self.file)
         ...
         ...     def close(self):
         ...         self.file.close()

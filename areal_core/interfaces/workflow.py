@@ -152,6 +152,8 @@ class Environment(Protocol):
         ...         return [{"role": "user", "content": "Guess my number between 1 and 10."}]
         ...
         ...     async def step(self, completion):
+        ...         if not completion.strip().isdecimal():
+        ...             return StepResult("Answer with a number.")
         ...         guess = int(completion)
         ...         if guess == self.number:
         ...             return StepResult(reward=1.0, terminated=True)

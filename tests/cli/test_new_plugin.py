@@ -125,7 +125,7 @@ def test_without_a_kind_it_has_a_reward(capsys: pytest.CaptureFixture[str], fold
     said = capsys.readouterr().out
     assert [path for path in files if f"  areal-shortest/{path}\n" not in said] == []
     assert said.splitlines()[-3:] == [
-        "  cd areal-shortest && pip install -e '.[test]'", "  python -m pytest", "  areal run run.yaml",
+        "  cd areal-shortest && pip install -e '.[run,test]'", "  python -m pytest", "  areal run run.yaml",
     ]  # fmt: skip
     assert "src/areal_shortest/rewards.py" in files
     project = tomllib.loads(files["pyproject.toml"])

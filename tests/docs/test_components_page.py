@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import inspect
 import json
@@ -42,10 +41,10 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("ExampleTokenizerSuite", "my_tokenizer.py:completion_only", {"rows": ROWS}),
     ("TrackerSuite", "my_tracker.py:Lines", {"logged": lambda self, run_dir: logged(run_dir)}),
 ]
-NAMES = ("agent", "tools", "sandbox", "model", "engine", "transport", "launcher", "plugin")
+NAMES = ("agent", "tools", "model", "engine", "transport", "launcher", "plugin")
 BY_HAND = {"agents", "tools", "sandboxes", "models", "train_engines", "inference_engines", "weight_transports"}
 BY_HAND |= {"launchers", "presets", "commands", "health_checks"}
-"""Kinds whose examples the other tests import and call."""
+"""Kinds whose examples the other tests import and call. Sandboxes and servers have theirs in examples/plugin."""
 
 
 def logged(run_dir: Path) -> dict[tuple[int, str], float]:
@@ -110,13 +109,6 @@ def test_a_config_is_valid(
     fine_tuning = ["workflow=null", "inference_engine=null", "rewards=[]", "evaluation=null"] if "/sft" in text else []
     words = ["config", "check", "grpo/addition", f"{key}={json.dumps(value)}", *fine_tuning]
     assert main(words) == 0, capsys.readouterr().err
-
-
-def test_the_sandbox_runs_a_command(folder: Path) -> None:
-    sandbox = imported(folder, "my_sandbox").Plain()
-    done = asyncio.run(sandbox.run(["/bin/cat", "a.txt", "-"], files={"a.txt": "file "}, input_text="input"))
-    assert (done.exit_code, done.output, done.limit) == (0, "file input", "")
-    assert asyncio.run(sandbox.run(["/bin/sleep", "9"], timeout_s=0.1)).limit == "time"
 
 
 def test_the_records_of_the_plugin(folder: Path) -> None:

@@ -61,7 +61,7 @@ class TestToyServer(InferenceEngineSuite):
 
 @pytest.mark.nightly
 def test_a_run_starts_it_again_and_goes_on(workplace: Workplace) -> None:
-    words = [f"inference_engine.type={EXAMPLE}/adapter.py:ToyEngine", "inference_engine.servers=2", "steps=6"]
+    words = [f"inference_engine.type={EXAMPLE}/inference_engines.py:ToyEngine", "inference_engine.servers=2", "steps=6"]
     words += ["rollout.batch_size=4", "evaluation.every=100", "run_dir=run"]
     run = workplace.start("run", "--plugins", "grpo", *words)
     workplace.wait_for(lambda: len(workplace.metrics()) > 0, run)

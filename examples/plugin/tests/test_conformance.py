@@ -150,12 +150,14 @@ class TestTokenCounting(TrainEngineSuite):
         return TokenCounting(FSDPConfig(**settings))
 
 
+@pytest.fixture(scope="module")
+def addresses(server_of_each_shape):
+    """Servers for `toy_engine`."""
+    return server_of_each_shape(ToyAdapter())
+
+
 class TestToyEngine(InferenceEngineSuite):
     tokens_in_flight = 96  # the server computes the whole sequence for each of them
-
-    @pytest.fixture(scope="class")
-    def addresses(self, server_of_each_shape):
-        return server_of_each_shape(ToyAdapter())
 
     @pytest.fixture(autouse=True)
     def _with_servers(self, engine_by_model, addresses):

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from areal_core import open_run
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -14,6 +16,5 @@ def count_steps(arguments: Sequence[str]) -> int:
     """Print how many steps a run has trained, and return the exit code."""
     parser = argparse.ArgumentParser(prog="areal example count_steps", description=count_steps.__doc__)
     parser.add_argument("run", type=Path, help="folder of the run")
-    metrics = parser.parse_args(arguments).run / "metrics.jsonl"
-    print(len(metrics.read_text(encoding="utf-8").splitlines()) if metrics.is_file() else 0)
+    print(len(open_run(parser.parse_args(arguments).run).metrics))
     return 0

@@ -1,4 +1,4 @@
-"""Settings that areal reads before it imports torch: of what is composed, and of what declares something."""
+"""Settings models. areal reads them without importing torch."""
 
 from __future__ import annotations
 

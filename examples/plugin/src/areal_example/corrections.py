@@ -16,7 +16,10 @@ def near_only(
     *,
     bound: Annotated[float, Field(gt=1, description="Tokens whose ratio is at least this are left out.")] = 2.0,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """M_t = π_prox / π_behavior < bound; a mask, [T] bool. Floats would be importance weights."""
+    """Leave out tokens that have become far more likely: M_t = π_prox / π_behavior < bound, a mask, [T] bool.
+
+    A correction that returns floats gives importance weights.
+    """
     difference = (terms.proximal_logprobs - terms.behavior_logprobs).where(terms.mask, 0.0)
     ratio = difference.clamp(-20, 20).exp()
     return ratio < bound, {"far": (ratio >= bound).float()}

@@ -38,7 +38,8 @@ class ToyConfig(FleetSettings):
 
     def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:
         """See `FleetSettings.server_command`."""
-        return ToyAdapter().command(model, host, port)
+        command = ToyAdapter().command(model, host, port)
+        return ServerCommand(command.arguments, {"TOY_API_KEY": self.with_key(run_dir, host).key})
 
 
 class ToyAdapter(HTTPAdapter):
@@ -109,4 +110,5 @@ class ToyEngine(ServerFleet):
     Config = ToyConfig
 
     def __init__(self, settings: ToyConfig, log_dir: Path, member: Any = None, gpus: Any = None) -> None:
+        settings = settings.with_key(log_dir.parent, member.host if member else "")
         super().__init__(settings, ToyAdapter(), log_dir, member, gpus)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def square_root_length(minibatch: PackedBatch) -> torch.Tensor:
-    """w_t = 1/√|y_i| over the sum of √|y_j|: between token mean and sequence mean; [T] float32, sum 1."""
+    """Weigh an answer by the square root of its length: w_t = 1/√|y_i| over the sum of √|y_j|, [T] float32, sum 1."""
     mask, row = minibatch["loss_mask"].float(), minibatch.tokens.row_index
     root = mask.new_zeros(len(minibatch)).index_add(0, row, mask).clamp(min=1).sqrt()
     return mask / root[row] / root.sum()

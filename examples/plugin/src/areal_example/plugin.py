@@ -76,7 +76,7 @@ def areal_algorithms() -> list[Component]:
         Component(
             "better",
             "the advantage and the loss of this plugin combined",
-            target="areal_core.algorithms.composition:PolicyGradient",
+            target="areal_core.sdk:PolicyGradient",
             config="areal_example.config:BetterSettings",
         )
     ]

@@ -14,6 +14,6 @@ if TYPE_CHECKING:
 def stay_close(
     terms: PolicyTerms, *, coefficient: Annotated[float, Field(ge=0, description="Weight of the term.")] = 0.01
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """c (log π(y_t) - log π_behavior(y_t))², toward the policy that sampled; [T] float32."""
+    """Stay close to the policy that sampled: c (log π(y_t) - log π_behavior(y_t))², [T] float32."""
     distance = (terms.logprobs - terms.behavior_logprobs).where(terms.mask, 0.0)
     return coefficient * distance.square(), {"distance": distance.abs()}

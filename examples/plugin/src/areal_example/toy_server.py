@@ -8,8 +8,11 @@ The adapter in `inference_engines.py` starts it, sends it requests and changes i
 from __future__ import annotations
 
 import argparse
+import hmac
 import json
+import os
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,8 +48,7 @@ class Model:
             with self.turn:
                 self.turn.wait_for(lambda: not self.is_paused or self.aborts != aborts)
                 if self.aborts != aborts:
-                    yield {"ids": [], "logprobs": [], "finish": "abort", "spans": spans}
-                    return
+                    break
                 token, logprob = self.draw(request, output, generator)
                 label = self.label
             output.append(token)
@@ -58,6 +60,9 @@ class Model:
             elif len(output) == request["max_new_tokens"]:
                 finish = "length"
             yield {"ids": [token], "logprobs": [logprob], "finish": finish, "spans": spans}
+        else:
+            return
+        yield {"ids": [], "logprobs": [], "finish": "abort", "spans": spans}  # no lock is held while a client reads
 
     @torch.no_grad()
     def draw(self, request: dict[str, Any], output: list[int], generator: torch.Generator) -> tuple[int, float]:
@@ -74,21 +79,36 @@ class Model:
         return token, float(logprobs[token])
 
     def change(self, path: str, request: dict[str, Any]) -> None:
-        """Pause, resume, end all requests, load weights, or label them."""
+        """Pause, resume, end all requests, load weights, or label them.
+
+        Raises:
+            ValueError: the weights are not those of this model. Its weights and label are then unchanged.
+        """
         with self.turn:
             if path == "/load":
-                self.model.load_state_dict(load_file(Path(request["folder"]) / "model.safetensors"), strict=False)
+                self.load(load_file(Path(request["folder"]) / "model.safetensors"))
             self.label = request.get("label", self.label)
             self.is_paused = path == "/pause" or (self.is_paused and path != "/resume")
             self.aborts += path == "/abort"
             self.turn.notify_all()
 
+    def load(self, weights: dict[str, torch.Tensor]) -> None:
+        """Take over weights. Tied weights may be missing, others may not: old ones would stay under the new label."""
+        tied = set(getattr(self.model, "_tied_weights_keys", None) or ())
+        own = self.model.state_dict()
+        missing, unexpected = own.keys() - weights.keys() - tied, weights.keys() - own.keys()
+        if missing or unexpected:
+            raise ValueError(f"weights are missing: {sorted(missing)}, or unknown: {sorted(unexpected)}")
+        self.model.load_state_dict(weights, strict=False)
+
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection. `model` is set before the server starts."""
+    """One connection. `model` and `key` are set before the server starts."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     model: Model
+    key = ""
 
     def do_GET(self) -> None:
         """Answer health checks, and say which model this is."""
@@ -98,26 +118,37 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Generate, or change the model."""
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}")
-        if self.path != "/generate":
-            self.model.change(self.path, request)
-            self.answer({})
-            return
+        if self.key and not hmac.compare_digest(self.headers.get("Authorization", ""), f"Bearer {self.key}"):
+            self.answer({"error": {"message": "the key is wrong"}}, 401)
+        elif self.path == "/generate":
+            with suppress(BrokenPipeError, ConnectionResetError):  # the client has disconnected
+                self.stream(request)
+        else:
+            try:
+                self.model.change(self.path, request)
+                self.answer({})
+            except ValueError as error:
+                self.answer({"error": {"message": str(error)}}, 400)
+
+    def stream(self, request: dict[str, Any]) -> None:
+        """Send an event for each token."""
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for event in self.model.generate(request):  # a client that disconnects ends this by a broken pipe
+        for event in self.model.generate(request):
             self.send_chunk(f"data: {json.dumps(event)}\n\n")
         self.send_chunk("data: [DONE]\n\n")
         self.send_chunk("")
 
     def send_chunk(self, text: str) -> None:
         """Send a part of a streamed answer."""
-        self.wfile.write(f"{len(text):x}\r\n{text}\r\n".encode())
+        data = text.encode()
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
 
-    def answer(self, value: dict[str, Any]) -> None:
+    def answer(self, value: dict[str, Any], status: int = 200) -> None:
         """Send a whole answer."""
         data = json.dumps(value).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -135,6 +166,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     Handler.model = Model(arguments.model)
+    Handler.key = os.environ.get("TOY_API_KEY", "")  # not on the command line, which every user of the machine sees
     ThreadingHTTPServer((arguments.host, arguments.port), Handler).serve_forever()
 
 

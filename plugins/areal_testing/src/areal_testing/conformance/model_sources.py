@@ -78,13 +78,18 @@ class ModelSourceSuite(ComponentSuite):
         process = subprocess.Popen(words, start_new_session=True)
         try:
             deadline = time.monotonic() + DEADLINE_S
-            while process.poll() is None and sum(path.is_file() for path in cache.rglob("*")) < files:
+            while process.poll() is None and _count_files(cache) < files:
                 assert time.monotonic() < deadline, f"prepare has not come back within {DEADLINE_S:g} s"
                 time.sleep(0.001)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _count_files(folder: Path) -> int:
+    """Count files while another process writes and removes folders, which `os.walk` passes over."""
+    return sum(len(names) for _, _, names in os.walk(folder))
 
 
 def _state(folder: Path) -> dict[str, tuple[int, int]]:
