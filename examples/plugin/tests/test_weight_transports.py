@@ -14,9 +14,8 @@ class OneWeight:
 
 @pytest.fixture
 def trainer_of_one_rank():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
+    if not torch.distributed.is_initialized():  # a training engine in this process may have begun
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 
 
 @pytest.mark.usefixtures("trainer_of_one_rank")

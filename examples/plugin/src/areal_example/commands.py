@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def count_steps(arguments: Sequence[str]) -> int:
     """Print how many steps a run has trained, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="areal example count_steps", description=count_steps.__doc__)
+    parser = argparse.ArgumentParser("areal example count_steps")
     parser.add_argument("run", type=Path, help="folder of the run")
     print(len(open_run(parser.parse_args(arguments).run).metrics))
     return 0

@@ -1,4 +1,4 @@
-"""An example tokenizer, for fine-tuning: a row becomes the sequences that are learned from."""
+"""A tokenizer of rows, for fine-tuning: a row becomes the sequences that are learned from."""
 
 from __future__ import annotations
 

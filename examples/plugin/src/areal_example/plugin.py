@@ -145,7 +145,7 @@ def areal_loss_aggregations() -> list[Component]:
 
 @hookimpl
 def areal_example_tokenizers() -> list[Component]:
-    """Chosen by `algorithm: {type: finetuning/sft, example_tokenizer: example/completion_only}`."""
+    """Chosen by `algorithm: {example_tokenizer: example/completion_only}`."""
     return [
         Component(
             "completion_only",
@@ -157,7 +157,7 @@ def areal_example_tokenizers() -> list[Component]:
 
 @hookimpl
 def areal_train_engines() -> list[Component]:
-    """Chosen by `train_engine: example/token_counting`. Its settings are those of FSDP."""
+    """Chosen by `train_engine: example/token_counting`."""
     return [
         Component(
             "token_counting",
@@ -182,7 +182,7 @@ def areal_weight_transports() -> list[Component]:
 
 @hookimpl
 def areal_presets() -> list[Preset]:
-    """Chosen by `areal run example/small_run`, or by `areal run --plugins example` alone: it is the default."""
+    """Chosen by `areal run example/small_run`; it is the default."""
     return [
         Preset(
             "small_run",

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class TokenCounting(FSDPEngine):
-    """FSDP that counts the tokens of each update."""
+    """FSDP that counts the tokens of each update, those of prompts too."""
 
     def train(self, works: Sequence[LossSpec]) -> dict[str, Metric]:
         """See `areal_core.engines.TrainEngine.train`."""
         tokens = sum(work.batch.token_count for work in works)
-        return {**super().train(works), "tokens": Metric.sum(float(tokens))}
+        return {**super().train(works), "tokens_with_prompts": Metric.sum(float(tokens))}
