@@ -51,6 +51,7 @@ FILES_OF_KINDS: Final = {
     "sandboxes.py": "sandbox",
     "small_run.yaml": "preset",
     "test_agents.py": "agent",
+    "test_toy_server.py": "inference_engine",
     "test_weight_transports.py": "weight_transport",
     "toy_server.py": "inference_engine",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import doctest
 import re
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 import areal_testing
 from areal_core import exports
+from tests.docstring_examples import examples_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,12 +108,8 @@ def test_every_allowed_private_name_is_still_imported() -> None:
 
 def names_in_examples() -> Iterator[str]:
     """Yield each name in examples that tests run: those of docstrings and pages, and the programs of `examples/`."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "areal_core").rglob("*.py")]
-    docstrings = [
-        ast.get_docstring(node) or "" for tree in trees for node in ast.walk(tree) if isinstance(node, documented)
-    ]
-    sources = [example.source for text in docstrings for example in doctest.DocTestParser().get_examples(text)]
+    modules = [path.read_text(encoding="utf-8") for path in (ROOT / "areal_core").rglob("*.py")]
+    sources = [example.source for text in modules for example in examples_in(text)]
     sources += [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
     sources += [path.read_text(encoding="utf-8") for path in (ROOT / "examples").rglob("*.py")]
     for source in sources:

@@ -74,6 +74,7 @@ SUITES = {
 WITH_MODELS = {"advantage", "algorithm", "auxiliary_loss"}
 """Kinds whose settings are in config.py."""
 FURTHER_FILES = {"inference_engine": {"toy_server.py"}, "preset": {"small_run.yaml"}}
+FURTHER_TESTS = {"inference_engine": {"tests/test_toy_server.py"}}
 BROUGHT = {"algorithm": {"advantage", "policy_loss", "algorithm"}}
 
 
@@ -109,6 +110,7 @@ def test_a_kind_has_no_trace_of_another(kind: str) -> None:
         ".gitignore", "pyproject.toml", "README.md", "LICENSE", "run.yaml", "tests/test_conformance.py",
         ".github/workflows/ci.yml", ".github/workflows/release.yml", *(f"src/areal_shortest/{name}" for name in code),
         *(f"tests/test_{TESTED_ALONE[one]}.py" for one in chosen & {*TESTED_ALONE}),
+        *FURTHER_TESTS.get(kind, ()),
     }  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import doctest
 import os
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from areal_core.files import KeptSources
+from tests.docstring_examples import examples_in
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [(ROOT, "areal_core"), *((folder, ".") for folder in sorted(ROOT.glob("plugins/*/src")))]
@@ -43,10 +43,3 @@ def state_of_this_process() -> tuple[object, ...]:
     """What an example must leave as it was."""
     variables = {name: value for name, value in os.environ.items() if name.startswith("AREAL_")}  # libraries set others
     return Path.cwd(), KeptSources.folder, sys.path[:], variables
-
-
-def examples_in(source: str) -> list[doctest.Example]:
-    """The examples in the docstrings of a module."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docstrings = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
-    return [example for text in docstrings for example in doctest.DocTestParser().get_examples(text)]

@@ -9,6 +9,7 @@ The run starts its servers, restarts those that die, and gives them new weights 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ class ToyConfig(FleetSettings):
     def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:
         """See `FleetSettings.server_command`."""
         command = ToyAdapter().command(model, host, port)
-        return ServerCommand(command.arguments, {"TOY_API_KEY": self.with_key(run_dir, host).key})
+        return replace(command, environment={"TOY_API_KEY": self.with_key(run_dir, host).key})
 
 
 class ToyAdapter(HTTPAdapter):
