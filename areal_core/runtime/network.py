@@ -59,8 +59,8 @@ def own_address() -> str:
     Example:
         >>> import ipaddress
         >>> from areal_core.processes import own_address
-        >>> ipaddress.ip_address(own_address()).version
-        4
+        >>> ipaddress.ip_address(own_address()).is_unspecified
+        False
     """
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(_OUTSIDE)  # sends nothing: the kernel only chooses an interface
