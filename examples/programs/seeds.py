@@ -1,6 +1,6 @@
 """Run a config with several seeds, one run after the other.
 
-    python seeds.py grpo/addition steps=20 --seeds 0 1 2 --output seeds [--dry-run]
+python seeds.py grpo/addition steps=20 --seeds 0 1 2 --output seeds [--dry-run]
 """
 
 from __future__ import annotations
