@@ -60,6 +60,7 @@ def make_run(engine: str, folder: Path, model: Path) -> Path:
         section["dataset"]["type"] = str(HERE.parent / "examples" / "few_shot.py:FewShot")
     config |= {"model": {"path": str(model), "dtype": "bfloat16"}, "evaluation": None, "steps": 5}
     config["weight_sync"] = {"transport": "memory"}
+    config["checkpoint"] = {"every_s": 0, "export": False}
     path = folder / f"{engine}.yaml"
     path.write_text(yaml.safe_dump(config))
     return path
@@ -140,7 +141,7 @@ def main() -> None:
     parser.add_argument("--python", default="python3")
     parser.add_argument("--tokenizer", required=True, help="folder of a model whose tokenizer the models get")
     parser.add_argument("--gpu", default="0")
-    parser.add_argument("--sizes", nargs="+", default=["1.5b", "qwen3.5-2b", "30b-a3b-slice"])
+    parser.add_argument("--sizes", nargs="+", default=["0.5b", "1.5b", "30b-a3b-slice"])
     parser.add_argument("--plan-alone", action="store_true", help="for a machine without a GPU")
     arguments = parser.parse_args()
     for size in arguments.sizes:

@@ -3,6 +3,8 @@
     python benchmarks/one_gpu.py FOLDER --model MODEL --gpus 0 1 --seeds 3 --steps 60 --sglang SGLANG_SITE/python
       --vllm VLLM_SITE/python --trl TRL_SITE/python
     python benchmarks/one_gpu.py FOLDER                 # the table and FOLDER/chart.svg of the runs that are there
+    python benchmarks/one_gpu.py SWEEP --model MODEL --sglang PYTHON --trl PYTHON --rows sync trl-colocated
+      --change train_engine.learning_rate=4e-5          # a sweep: a folder for each value
 
 The task is that of one_gpu_sglang.yaml. Every run has a GPU to itself. The interpreters have areal with its plugins
 beside the framework, such as those that gpu_host_kit.sh makes; a framework without one is left out. areal's servers run
@@ -90,8 +92,8 @@ class Bench:
         self._folder.mkdir(parents=True, exist_ok=True)
         engines = [engine for engine in SERVERS if self._python(engine)]
         if self._python("trl"):
-            for seed in range(self._arguments.seeds):
-                self._trl.put((KINDS[-1], seed))
+            for kind, seed in self._runs("trl"):
+                self._trl.put((kind, seed))
         gpus = self._arguments.gpus
         lanes: dict[str, list[str]] = {gpu: [] for gpu in gpus}
         for number, engine in enumerate(engines):
@@ -105,8 +107,7 @@ class Bench:
     def _work(self, gpu: str, engines: list[str]) -> None:
         self._take_trl(gpu)
         for engine in engines:
-            kinds = [kind for kind in KINDS if kind.framework == engine]
-            runs = [(kind, seed) for kind in kinds for seed in range(self._arguments.seeds)]
+            runs = self._runs(engine)
             if all((kind.folder(self._folder, seed) / "ended").exists() for kind, seed in runs):
                 continue
             with self._servers(engine, gpu) as addresses:
@@ -117,6 +118,12 @@ class Bench:
                     self._run(kind, seed, gpu, words)
         while self._take_trl(gpu):
             pass
+
+    def _runs(self, framework: str) -> list[tuple[Kind, int]]:
+        """Return the runs of a framework that are asked for, with all kinds of one seed before the next seed."""
+        rows = self._arguments.rows
+        kinds = [kind for kind in KINDS if kind.framework == framework and (not rows or kind.row in rows)]
+        return [(kind, seed) for seed in range(self._arguments.seeds) for kind in kinds]
 
     def _take_trl(self, gpu: str) -> bool:
         with contextlib.suppress(queue.Empty):
@@ -142,7 +149,7 @@ class Bench:
             self._config(kind.framework),
             *self._model(),
         ]
-        command += [f"steps={self._arguments.steps}", *words]
+        command += [f"steps={self._arguments.steps}", *words, *self._arguments.change]
         command += ["--rows", f"{kind.row}/{seed}", "--output", str(own / "curve.json"), "--folder", str(own)]
         command += ["--limit-s", str(min(self._arguments.run_s, max(1.0, self._deadline - time.monotonic())))]
         command += ["--trl-gpus", gpu, "--trl-python", self._python("trl") or sys.executable]
@@ -262,6 +269,8 @@ def main() -> None:
     parser.add_argument("--gpus", nargs="+", default=["0"], help="names in CUDA_VISIBLE_DEVICES")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rows", nargs="+", default=[], choices=sorted({kind.row for kind in KINDS}))
+    parser.add_argument("--change", nargs="+", default=[], metavar="KEY=VALUE", help="of the config, for every run")
     parser.add_argument("--score", type=float, default=0.5, help="held-out score whose seconds are reported")
     parser.add_argument("--run-s", type=float, default=600.0, help="limit of one run")
     parser.add_argument("--limit-s", type=float, default=7200.0, help="after which no run begins or goes on")
