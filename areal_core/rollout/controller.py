@@ -386,11 +386,13 @@ class RolloutController:
     def describe(self) -> str:
         """Return one line with the number of groups in each state."""
         counts = self.counts
-        events = ", ".join(f"{count} {name}" for name, count in sorted(self._tally.events.items()))
+        events = [f"{count} {name}" for name, count in sorted(self._tally.events.items())]
+        if rewards := self._tally.rewards:
+            events.append(f"mean reward {sum(rewards) / len(rewards):.3g} of {len(rewards)} episodes")
         return (
             f"{counts.ready} groups ready for batches of {self.section.batch_size}, {counts.running} running, "
             f"weights of version {self.version}"
-            + (f"; since the last batch: {events}" if events else "")
+            + (f"; since the last batch: {', '.join(events)}" if events else "")
             + (f"; tried again: {self._buffer.refused}" if self._buffer.refused else "")
         )
 
