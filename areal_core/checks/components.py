@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import sys
-import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from areal_core.checks.findings import reported
+from areal_core.checks.installed import is_installed
 from areal_core.checks.rewards import reward_arguments
 from areal_core.config import selections
 from areal_core.config.problems import dotted
@@ -113,12 +113,12 @@ def imported_modules(resolved: Resolved) -> dict[str, str]:
     These come from no plugin, from no installed package and not with Python. Files that the config names are left out:
     `Resolved.files` has their hashes.
     """
-    installed = [sysconfig.get_path("stdlib"), *(record.location for record in resolved.plugins.provenance())]
+    plugins = [record.location for record in resolved.plugins.provenance()]
     modules = {}
     for name, module in list(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or "")
         if not path.is_file() or name == "__main__" or str(path) in resolved.files:
             continue
-        if not {"site-packages", "dist-packages"} & {*path.parts} and not any(map(path.is_relative_to, installed)):
+        if not is_installed(path) and not any(map(path.is_relative_to, plugins)):
             modules[name] = str(path)
     return modules

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from areal_core.checks.installed import is_installed
 from areal_core.config import public_environment
 from areal_core.disk import open_private
 from areal_core.files import KeptSources
@@ -117,7 +118,6 @@ def _state(path: Path) -> str:
         return "missing"
     if stat.S_ISDIR(status.st_mode):
         return hashlib.sha256("/".join(_names(path)).encode(errors="surrogateescape")).hexdigest()
-    is_installed = "site-packages" in path.parts or path.is_relative_to(sys.base_prefix)
-    if is_installed or status.st_size > _LARGEST_HASHED or not stat.S_ISREG(status.st_mode):
+    if is_installed(path) or status.st_size > _LARGEST_HASHED or not stat.S_ISREG(status.st_mode):
         return f"{status.st_size} {status.st_mtime_ns}"
     return hashlib.sha256(path.read_bytes()).hexdigest()
