@@ -220,7 +220,7 @@ def test_a_workflow_that_shows_images_needs_an_engine_that_takes_them(found, see
     [
         ("value = 3", "agent.py:value' is 3, and must be a function or a class"),
         ("def value(question, endpoint): ...", "the agent asks for question; it is offered row, endpoint, "),
-        ("def value(row, /): ...", "the agent takes row by place, and arguments come by name"),
+        ("def value(row, /): ...", "the agent has positional parameters (row), but areal passes keywords"),
         ("def value(prompt, endpoint, limit=3): ...", ""),
         ("class Agent:\n    async def __call__(self, prompt, base_url): ...\nvalue = Agent()", ""),
     ],

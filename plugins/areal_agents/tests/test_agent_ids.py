@@ -54,7 +54,7 @@ def test_an_agent_nobody_asked_for_is_refused(play):
 
 
 def test_an_agent_who_is_left_out_is_refused(play):
-    with pytest.raises(ValueError, match="agent_rewards leaves out solver, who was asked for: name each agent, or"):
+    with pytest.raises(ValueError, match="agent_rewards leaves out solver, which was asked for: name each agent, or"):
         play(policy(), plan_and_solve({"agent_rewards": {"planner": 1}}))
 
 

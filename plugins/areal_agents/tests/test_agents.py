@@ -111,7 +111,7 @@ def test_a_function_that_asks_for_what_there_is_not_is_told_what_there_is(play):
 
 
 def test_an_agent_that_asks_for_nothing_leaves_nothing_to_train_on(play):
-    with pytest.raises(ValueError, match="asked the policy for nothing"):
+    with pytest.raises(ValueError, match="received no answer from the policy"):
         play(policy(), lambda: 1.0)
 
 
@@ -154,7 +154,7 @@ def test_a_command_in_another_language(play, tmp_path):
     (tmp_path / "agent.js").write_text(NODE)
     said = policy()
     play(said, CommandAgent(CommandSettings(command=["node", str(tmp_path / "agent.js")])), {"question": "four"})
-    assert said.scored[0]["completion"] == "answer 0", "its last line is no JSON: it is the answer"
+    assert said.scored[0]["completion"] == "answer 0", "its last line is not JSON: it is the answer"
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,10 @@ def test_a_command_in_another_language(play, tmp_path):
         ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
         ("print('{\"rewrad\": 1}')", "returned rewrad, which is none of reward, rewards, turn_rewards, agent_rewards"),
         ("print('{\"reward\": NaN}')", "must be finite"),
-        ("print({'reward': 1})", "begins with { and is no JSON: .*a dict as Python prints it: print json.dumps"),
-        ("print('\\ufeff{\"reward\": 1')", "begins with { and is no JSON"),
-        ("print('{\"answer\": ' + '[' * 5000)", "is no JSON: it is nested too deeply"),
-        ('print(\'{"answer": "\\\\ud800"}\')', "is no JSON: .*surrogates not allowed"),
+        ("print({'reward': 1})", "starts with { but is not JSON: .*it looks like a Python dict: print json.dumps"),
+        ("print('\\ufeff{\"reward\": 1')", "starts with { but is not JSON"),
+        ("print('{\"answer\": ' + '[' * 5000)", "is not JSON: it is nested too deeply"),
+        ('print(\'{"answer": "\\\\ud800"}\')', "is not JSON: .*surrogates not allowed"),
         ("import os; os.kill(os.getpid(), 40)", "was killed by signal 40"),
     ],
 )
@@ -209,11 +209,11 @@ def test_only_ends_of_lines_end_the_lines_of_a_command(sign):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"command": ["/etc/passwd"]}, ["command: /etc/passwd is not a program that can be started here"]),
-        ({"command": ["/nonexistent/x"]}, ["command: /nonexistent/x is not a program"]),
-        ({"command": ["no-such-program"]}, ["command: no-such-program is not a program"]),
+        ({"command": ["/etc/passwd"]}, ["command: the program /etc/passwd was not found or is not executable"]),
+        ({"command": ["/nonexistent/x"]}, ["command: the program /nonexistent/x was not found"]),
+        ({"command": ["no-such-program"]}, ["command: the program no-such-program was not found"]),
         ({"command": ["./agent"], "folder": "FOLDER"}, []),
-        ({"command": ["./other"], "folder": "FOLDER"}, ["command: ./other is not a program"]),
+        ({"command": ["./other"], "folder": "FOLDER"}, ["command: the program ./other was not found"]),
         ({"command": [sys.executable], "folder": "FOLDER/none"}, ["folder: there is no folder"]),
     ],
 )
@@ -362,9 +362,9 @@ def test_a_service_plays_episodes_and_its_failures_are_told(play):
         assert play(policy(), agent, {"question": "?"}).reward == 3.0
         with pytest.raises(Exception, match="answered 500: out of order"):
             play(policy(), agent, {"question": "?", "fails": True})
-        with pytest.raises(AgentFailedError, match="cannot be asked: TooManyRedirects"):
+        with pytest.raises(AgentFailedError, match="failed: TooManyRedirects"):
             play(policy(), agent, {"question": "?", "turns": True})
-        patch.setattr(agents, "MOST_OUTPUT", 1000)
+        patch.setattr(agents, "MAX_OUTPUT_BYTES", 1000)
         with pytest.raises(AgentFailedError, match="answered with more than 1000 bytes"):
             play(policy(), agent, {"question": "?", "rambles": True})
 

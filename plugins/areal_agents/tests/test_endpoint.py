@@ -67,7 +67,7 @@ def test_what_is_not_served_is_refused_in_the_form_of_the_protocol(play):
 
     async def agent(base_url: str, api_key: str) -> float:
         async with ask(base_url, api_key, max_retries=0) as client:
-            with pytest.raises(openai.NotFoundError, match="served are /v1/chat/completions, ") as lost:
+            with pytest.raises(openai.NotFoundError, match="the endpoint serves /v1/chat/completions, ") as lost:
                 await client.embeddings.create(model="any", input="?")
             assert lost.value.code == "not_found"
             assert "POST /v1/embeddings: 404" in str(lost.value)

@@ -148,7 +148,7 @@ def test_a_setting_of_the_template_gives_way_to_a_requests_own(asked):
         ({"role": "user", "content": [{"type": "image", "source": {}}]}, "messages[1].content[0] is an image"),
         ({"role": "user", "content": "\ud800"}, "surrogate"),
         ({"content": "x"}, "messages[1] has no role"),
-        ({"role": "asistant", "content": "x"}, "message 1: the role 'asistant' is none of system, developer, user"),
+        ({"role": "asistant", "content": "x"}, "message 1 has the role 'asistant'; it must be one of system, "),
         ({"role": "assistant", "tool_calls": [{"id": "x"}]}, "messages[1].tool_calls[0] has no name of a function"),
         ({"role": "assistant", "tool_calls": 5}, "messages[1].tool_calls[0] is a number"),
     ],

@@ -26,7 +26,7 @@ def broken(schema: Any) -> Any:
         ({"messages": IMAGE}, "messages[0].content[0] is an image, and this run shows the model none"),
         ({"messages": []}, "messages is an empty list"),
         ({"messages": "hi"}, "messages must be a list of objects"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "the role 'wizard' is none of"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "has the role 'wizard'; it must be one of"),
         ({"messages": USER, "tools": [{"type": "web_search"}]}, "a hosted tool of type 'web_search' is not served"),
         ({"messages": USER, "tools": [{"type": "function", "function": {}}]}, "tools[0] is no function with a name"),
         *(
@@ -47,11 +47,11 @@ def broken(schema: Any) -> Any:
             "messages[0].tool_calls[0] has no name of a function",
         ),
         ({"messages": USER, "n": 0}, "n is 0; it must be a whole number from 1"),
-        ({"messages": USER, "n": 99}, "asked for 0 answers, asks for 99 more, and may for 4: workflow.max_answers"),
+        ({"messages": USER, "n": 99}, "asks for 99 more; the limit is 4 (workflow.max_answers)"),
         ({"messages": USER, "stop": [""]}, "stop must be a text or a list of texts"),
         (
             {"messages": [{"role": "user", "content": "word " * 600}]},
-            "conversations have at most 300: workflow.max_tok",
+            "the limit is 300 (workflow.max_tok",
         ),
     ],
 )

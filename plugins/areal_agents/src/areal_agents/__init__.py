@@ -1,1 +1,1 @@
-"""Agents that talk to the policy over HTTP."""
+"""Train agents that call the policy over HTTP, and policies that use tools or play in environments."""

@@ -1,4 +1,4 @@
-"""From sampled tokens to a message: reasoning, text and tool calls, in the model family's own form."""
+"""Parse sampled tokens into a message with reasoning, text and tool calls, in the format of the model family."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from areal_core.chat import Message
     from areal_core.data import Generation
 
-_LONGEST_OPENING: Final = 16
-"""Tokens that spell an opened thought."""
+_OPENING_TOKENS: Final = 16
+"""Tokens at the end of a prompt that are checked for an opened `<think>` tag."""
 ANCHOR: Final = "\x02answer\x02"
-"""Begins what is parsed: the text that the chat template has already written for the policy, and the answer."""
+"""Marks where parsing starts: before the text that the chat template opened the turn with."""
 REASONING: Final = {"open": "<think>", "close": "</think>", "content": "text", "repeats": True, "join": "\n"}
 CONTENT: Final = {"content": "text", "repeats": True, "join": "\n"}
 
 
 def _form(**calls: Any) -> dict[str, Any]:
-    """A response template of transformers: regions of a text. Calls are kept as written, to tell malformed ones."""
+    """Return a response template of transformers. It keeps the text of calls, so that malformed ones can be counted."""
     fields = {"reasoning_content": REASONING, "content": CONTENT}
     if calls:
         fields["calls"] = {"content": "text", "repeats": True, **calls}
@@ -43,18 +43,18 @@ FORMS: Final[Mapping[str, dict[str, Any]]] = {
     "llama": _form(open="<|python_tag|>", close="<|eom_id|>"),
     "none": _form(),
 }
-"""How model families write calls of tools."""
+"""Response templates by tool-call format."""
 SIGNS: Final = {"<function=": "xml", "<tool_call>": "hermes", "[TOOL_CALLS]": "mistral", "<|python_tag|>": "llama"}
-"""What a chat template that teaches such a form has in it."""
+"""Formats by a marker in the chat template, in the order in which they are checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the policy said.
+    """An answer of the policy, parsed.
 
     Attributes:
-        message: as an agent receives it; calls have identifiers, and their arguments are objects.
-        malformed: calls that cannot be read; they stay in the text.
+        message: the answer as an assistant message. Calls have ids, and their arguments are objects.
+        malformed: number of calls that could not be parsed. They stay in the text.
     """
 
     message: Message
@@ -62,20 +62,21 @@ class Answer:
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """Of tools."""
+        """Tool calls of the message."""
         return list(self.message.get("tool_calls", ()))
 
 
 class AnswerReader:
-    """Reads answers of one model.
+    """Parses the answers of one model.
 
     Args:
-        tokenizer: of the model. Where it brings a response template of its own, that is used.
-        form: one of `FORMS`; "auto" looks for signs in the chat template.
-        chat_template: in place of the tokenizer's own.
+        tokenizer: tokenizer of the model. With `form="auto"` its `response_template` is used if it has one.
+        form: key of `FORMS`, or "auto" to detect the format from the chat template.
+        chat_template: replaces the chat template of the tokenizer. None: keep the tokenizer's.
 
     Attributes:
-        tokenizer: with the chat template of the conversations.
+        tokenizer: the tokenizer, with the chat template that conversations use.
+        form: key of `FORMS` that is in use.
     """
 
     def __init__(self, tokenizer: Any, form: str = "auto", chat_template: str | None = None) -> None:
@@ -83,20 +84,20 @@ class AnswerReader:
             tokenizer = copy.copy(tokenizer)
             tokenizer.chat_template = chat_template
         self.tokenizer = tokenizer
-        self._own = getattr(tokenizer, "response_template", None) if form == "auto" else None
-        written = str(getattr(tokenizer, "chat_template", "") or "")
-        found = next((name for sign, name in SIGNS.items() if sign in written), "none")
-        self.form = found if form == "auto" else form
+        self._response_template = getattr(tokenizer, "response_template", None) if form == "auto" else None
+        template = str(getattr(tokenizer, "chat_template", "") or "")
+        detected = next((name for sign, name in SIGNS.items() if sign in template), "none")
+        self.form = detected if form == "auto" else form
         self._ends = {*getattr(tokenizer, "all_special_ids", ())}
         self._texts = TokenTexts(tokenizer)
 
     def begun(self, prompt_ids: Sequence[int]) -> str:
-        """What the chat template has written at the beginning of the policy's turn, and an answer continues."""
-        opened = self.tokenizer.decode(prompt_ids[-_LONGEST_OPENING:], skip_special_tokens=False).rstrip()
+        """Return the text with which the chat template has opened the policy's turn: "<think>", or empty."""
+        opened = self.tokenizer.decode(prompt_ids[-_OPENING_TOKENS:], skip_special_tokens=False).rstrip()
         return "<think>" if opened.endswith("<think>") else ""
 
     def logprobs(self, generation: Generation) -> list[dict[str, Any]]:
-        """Return those of the sampled tokens, as OpenAI's chat completions write them."""
+        """Return the log-probabilities of the sampled tokens, in the format of OpenAI's chat completions."""
         pieces = self._texts.of(generation.output_ids)
         return [
             {"token": text, "logprob": logprob, "bytes": written, "top_logprobs": []}
@@ -111,36 +112,36 @@ class AnswerReader:
         stop: Sequence[str] = (),
         first_call: int = 0,
     ) -> Answer:
-        """A generation as a message.
+        """Parse a generation into a message.
 
         Args:
-            generation: what was sampled.
-            begun: see `begun`.
-            tools: that the agent has; where there are none, what looks like a call is text.
-            stop: texts at which the answer ends, without them.
-            first_call: number of its first call among those of the episode, for their identifiers.
+            generation: the sampled tokens.
+            begun: text that the chat template has opened the turn with; see `begun`.
+            tools: tools that the agent offers. Without tools, calls are left as text.
+            stop: texts at which the answer ends. They are not part of the message.
+            first_call: index of the answer's first call among all calls of the episode; call ids count from it.
         """
         ids = generation.output_ids
         while ids and ids[-1] in self._ends:
             ids = ids[:-1]
         text = self.tokenizer.decode(ids, skip_special_tokens=False)
-        if places := [place for ending in stop if (place := text.find(ending)) >= 0]:
-            text = text[: min(places)]
-        if self._own is not None:
-            parser = ResponseParser(self._own, prefix="")
+        if positions := [position for ending in stop if (position := text.find(ending)) >= 0]:
+            text = text[: min(positions)]
+        if self._response_template is not None:
+            parser = ResponseParser(self._response_template, prefix="")
         else:
             parser = ResponseParser(FORMS[self.form if tools else "none"], prefix=ANCHOR + begun)
         try:
             events = parser.feed(text)
-            found, last_events = parser.finalize()
-            written = [_own_call(call, tools) for call in found.get("tool_calls", ())]
-        except Exception:  # noqa: BLE001 - a tokenizer's own template may raise anything at what does not follow it
+            parsed, last_events = parser.finalize()
+            written = [_template_call(call, tools) for call in parsed.get("tool_calls", ())]
+        except Exception:  # noqa: BLE001 - a tokenizer's own template may raise any error on text that does not match
             return Answer({"role": "assistant", "content": text}, 1)
-        if self._own is None:
+        if self._response_template is None:
             regions = [(e["field"], e["value"]) for e in [*events, *last_events] if e["type"] == "region_close"]
         else:
-            regions = [("content", found.get("content") or "")]
-        return self._message(regions, found.get("reasoning_content") or "", written, tools, first_call)
+            regions = [("content", parsed.get("content") or "")]
+        return self._message(regions, parsed.get("reasoning_content") or "", written, tools, first_call)
 
     def _message(
         self,
@@ -150,7 +151,7 @@ class AnswerReader:
         tools: Sequence[Any],
         first_call: int,
     ) -> Answer:
-        """Return a message of an answer's regions; calls that cannot be read stay in the text, where they stood."""
+        """Return the message for an answer's regions. Calls that cannot be parsed stay in the text, in their place."""
         texts, calls, malformed = [], [], 0
         for field, text in regions:
             if field == "content":
@@ -163,10 +164,10 @@ class AnswerReader:
                 written += read
         content = "\n".join(filter(None, texts))
         if self.form == "llama" and not written and (read := _json_calls(content, tools)):
-            content, written = "", read  # these models leave the tag out where the function is a user's
+            content, written = "", read  # Llama omits the tag for the user's own functions
         for number, (name, arguments) in enumerate(written, first_call):
             function = {"name": name, "arguments": arguments}
-            # Nine letters and digits, which is what Mistral's templates insist on.
+            # Mistral's templates require ids of nine letters and digits.
             calls.append({"id": f"call{number:05d}", "type": "function", "function": function})
         message: Message = {"role": "assistant", "content": content}
         if thought:
@@ -179,22 +180,23 @@ class AnswerReader:
 Call = tuple[str, Any]
 
 
-def _own_call(call: Any, tools: Sequence[Any]) -> Call:
-    function = read_json(json.dumps(call))  # what can be written can be given to the template again
+def _template_call(call: Any, tools: Sequence[Any]) -> Call:
+    """Return a call that the tokenizer's response template has parsed. Raises an error if JSON cannot encode it."""
+    function = read_json(json.dumps(call))  # the chat template will have to encode the call again
     function = function.get("function", function)
     name, arguments = function["name"], read_arguments(function.get("arguments"))
     return name, typed_arguments(name, arguments, tools) if isinstance(arguments, dict) else arguments
 
 
 def _json_calls(text: str, tools: Sequence[Any]) -> list[Call]:
-    """`{"name": ..., "arguments": {...}}`, one or a list of them."""
+    """Parse `{"name": ..., "arguments": {...}}`, or a list of such objects. Return no calls if one is malformed."""
     del tools
     try:
-        found = read_json(text)
+        decoded = read_json(text)
     except ValueError:
         return []
     calls = []
-    for call in found if isinstance(found, list) else [found]:
+    for call in decoded if isinstance(decoded, list) else [decoded]:
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
             return []
         arguments = read_arguments(call.get("arguments", call.get("parameters")))
@@ -205,25 +207,25 @@ def _json_calls(text: str, tools: Sequence[Any]) -> list[Call]:
 
 
 def _mistral_calls(text: str, tools: Sequence[Any]) -> list[Call]:
-    """A list in JSON, or `name[ARGS]{...}`."""
+    """Parse a JSON list of calls, or `name[ARGS]{...}`."""
     name, sign, arguments = text.partition("[ARGS]")
     if not sign:
         return _json_calls(text, tools)
-    found = read_arguments(arguments.strip())
-    return [(name.strip(), found)] if isinstance(found, dict) else []
+    decoded = read_arguments(arguments.strip())
+    return [(name.strip(), decoded)] if isinstance(decoded, dict) else []
 
 
 _FUNCTION: Final = re.compile(r"\s*<function=([^>\s]+)>(.*?)</function>\s*", re.DOTALL)
 _PARAMETER: Final = re.compile(r"\s*<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|\Z)", re.DOTALL)
-"""A value ends where another parameter or the end of the function follows: it may hold a closing tag itself."""
+"""A value ends where the next parameter or the end of the function follows, because it may contain a closing tag."""
 
 
 def _xml_calls(text: str, tools: Sequence[Any]) -> list[Call]:
-    """Read `<function=NAME><parameter=NAME>VALUE</parameter></function>`; values have the types of the tool."""
-    found = _FUNCTION.fullmatch(text)
-    if found is None or _PARAMETER.sub("", found[2]).strip():
+    """Parse `<function=NAME><parameter=NAME>VALUE</parameter></function>`. Values are typed by the tool's schema."""
+    match = _FUNCTION.fullmatch(text)
+    if match is None or _PARAMETER.sub("", match[2]).strip():
         return []
-    return [(found[1], typed_arguments(found[1], dict(_PARAMETER.findall(found[2])), tools))]
+    return [(match[1], typed_arguments(match[1], dict(_PARAMETER.findall(match[2])), tools))]
 
 
 _READERS: Final = {"hermes": _json_calls, "llama": _json_calls, "mistral": _mistral_calls, "xml": _xml_calls}

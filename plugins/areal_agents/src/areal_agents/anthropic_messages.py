@@ -1,4 +1,4 @@
-"""Anthropic's messages: https://docs.anthropic.com/en/api/messages."""
+"""Anthropic's messages API: https://docs.anthropic.com/en/api/messages."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 
 HONORED = frozenset({"max_tokens", "messages", "model", "stop_sequences", "stream", "system", "tool_choice", "tools"})
-"""Keys of a request that the endpoint follows."""
+"""Request keys that the endpoint honors."""
 
 
 def read(body: Mapping[str, Any]) -> AgentRequest:
-    """Return what a request asks for.
+    """Parse a request.
 
     Raises:
-        RefusedError, RowError: it cannot be answered.
+        RefusedError: a key has an invalid value, or the request needs a hosted tool.
+        RowError: a message or a tool is invalid.
     """
     messages = read_conversation(objects(body, "messages"), "messages", sampled=True)
     if body.get("system"):
@@ -37,14 +38,14 @@ def read(body: Mapping[str, Any]) -> AgentRequest:
         tools=tools_of(body, "custom"),
         max_tokens=positive(body, "max_tokens"),
         stop=stop_texts(body.get("stop_sequences"), "stop_sequences"),
-        # Anthropic's models continue an answer that the request begins; here it is a turn before the policy's.
+        # Anthropic's models continue a trailing assistant message; here it counts as a finished turn.
         not_honored=(*not_honored(body, HONORED), *(["prefill"] if messages[-1]["role"] == "assistant" else [])),
         model=str(body.get("model") or ""),
     )
 
 
 def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> dict[str, Any]:
-    """An answer as a whole."""
+    """Return the complete response."""
     del reader
     (turn,) = turns
     message = turn.answer.message
@@ -72,7 +73,7 @@ def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) 
 
 
 def stream(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> Iterator[Event]:
-    """The same in pieces."""
+    """Yield the same response as stream events."""
     whole = write(body, turns, reader)
     used = whole["usage"]
     begun = {**whole, "content": [], "stop_reason": None, "usage": {**used, "output_tokens": 0}}
@@ -95,7 +96,7 @@ def stream(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader)
 
 
 def problem(error: RefusedError) -> dict[str, Any]:
-    """A refusal."""
+    """Return the body of an error response."""
     kinds = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
     kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": str(error)}}

@@ -1,4 +1,4 @@
-"""Settings of workflows and agents. Imports no torch."""
+"""Settings of workflows and agents. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Form = Literal["auto", "hermes", "xml", "mistral", "llama", "none"]
 
 
 class ConversationSettings(Settings):
-    """What every workflow of conversations has."""
+    """Settings that all conversation workflows share."""
 
     max_tokens: int = Field(
         default=4096, ge=2, description="Maximum number of tokens in one conversation, answers included."
@@ -59,7 +59,7 @@ class ConversationSettings(Settings):
 
     @field_validator("chat_template_kwargs")
     @classmethod
-    def _are_the_templates(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _check_template_arguments(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         try:
             template_arguments({}, value or {})
         except RowError as error:
@@ -68,7 +68,7 @@ class ConversationSettings(Settings):
 
 
 class AgentSettings(ConversationSettings):
-    """An agent that talks to an endpoint."""
+    """Settings of a workflow in which an agent calls an endpoint."""
 
     agent: Selection = component(
         "agents", description="Agent that runs the episode: a function, a command or a service."
@@ -83,7 +83,7 @@ class AgentSettings(ConversationSettings):
 
 
 class CommandSettings(Settings):
-    """A program of any language."""
+    """Settings of an agent that is a program in any language."""
 
     command: list[str] = Field(
         min_length=1, description="Program and its arguments. It gets the row on standard input, as JSON."
@@ -97,30 +97,42 @@ class CommandSettings(Settings):
     )
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The program must be there, and the folder; what lies on nodes elsewhere is not known here."""
+        """Check that the program and its folder exist. Paths on other nodes are not checked."""
         yield from missing_program(self.command[0], self.folder or Path(), self.environment, config, "command")
 
 
-def filled(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables of a setting, with those of this process that they name as `env:NAME`."""
+def resolve_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables with each value `env:NAME` replaced by this process's variable NAME.
+
+    Raises:
+        ConfigError: this process has no such variable.
+    """
     return {name: Secret(text).get() if text.startswith("env:") else text for name, text in environment.items()}
 
 
 def missing_program(
     program: str, folder: Path, environment: Mapping[str, str], config: RunConfig, key: str
 ) -> Iterator[str]:
-    """Why a program of a setting cannot be started in a folder; what lies on nodes elsewhere is not known here."""
+    """Yield why a program of a setting cannot be started in a folder. Paths on other nodes are not checked.
+
+    Args:
+        program: name of a program on PATH, or its path relative to `folder`.
+        folder: working directory.
+        environment: variables of the setting; its PATH takes precedence.
+        config: run config; its launcher decides whether paths can be checked here.
+        key: name of the setting, for the message.
+    """
     if config.launcher.target != "core/local" and "/" in program:
         return
     if not folder.is_dir():
         yield f"folder: there is no folder {folder}"
-    place = str((folder / program).absolute()) if "/" in program else program
-    if shutil.which(place, path=environment.get("PATH")) is None:
-        yield f"{key}: {program} is not a program that can be started here; install it or write its path"
+    path = str((folder / program).absolute()) if "/" in program else program
+    if shutil.which(path, path=environment.get("PATH")) is None:
+        yield f"{key}: the program {program} was not found or is not executable; install it or write its path"
 
 
 class ServiceSettings(Settings):
-    """A service that is called for each episode."""
+    """Settings of an agent that is an HTTP service."""
 
     url: str = Field(
         pattern=r"^https?://[^/:?#]",

@@ -1,8 +1,8 @@
-"""The conversations of an episode, as a tree of answers that keeps the exact tokens of each.
+"""Store the conversations of an episode as a tree of answers with their exact tokens.
 
-A request whose messages continue an earlier answer continues its **token ids**: what the policy has written is never
-tokenized again, and what others add is the difference of two renderings of the chat template. A template that writes
-earlier turns anew, and a conversation that could continue either of two answers, begin a new tree, and are counted.
+A request whose messages continue an earlier answer continues its **token ids**. The policy's tokens are never tokenized
+again; the tokens of the messages in between are the difference of two renderings of the chat template. A new tree
+begins, and is counted, if the template rewrites earlier turns or if the request could continue several answers.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class Prompt:
-    """What an answer continues.
+    """The prompt of an answer, as a continuation of an earlier answer.
 
     Attributes:
-        parent: the answer before it in the same tree; None for the first one.
-        context_ids: tokens between the end of `parent` and the answer; the whole prompt for a first one.
-        messages: the conversation so far; an answer of the policy's as it was sampled, not as it came back.
-        key: stands for the conversation so far.
-        broken: why it begins a tree although it continues an answer: "rewritten" by the template, or "ambiguous";
-            empty where it does not.
+        parent: the previous answer in the same tree; None if the answer begins a tree.
+        context_ids: tokens between the end of `parent` and the answer; the whole prompt if there is no parent.
+        messages: the conversation so far. The policy's answers are stored as sampled, not as the agent sent them back.
+        key: hash of the conversation so far.
+        broken: why the answer begins a tree although it continues a conversation: "rewritten" (the template changes
+            earlier turns) or "ambiguous" (several answers fit). Empty if neither applies.
     """
 
     parent: Turn | None
@@ -49,26 +49,27 @@ class Prompt:
 
     @property
     def ids(self) -> list[int]:
-        """All tokens so far."""
+        """All token ids of the prompt."""
         return (self.parent.ids if self.parent else []) + self.context_ids
 
     @property
     def length(self) -> int:
-        """Number of tokens so far."""
+        """Number of tokens of the prompt."""
         return (self.parent.length if self.parent else 0) + len(self.context_ids)
 
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """An answer of the policy's.
+    """One answer of the policy.
 
     Attributes:
-        prompt: what it continues.
-        generation: what was sampled.
-        answer: the same as a message.
-        agent_id: the part that the policy played: the model that was asked for.
-        identifier: under which an agent knows it.
-        children: answers that continue it.
+        prompt: the prompt that was answered.
+        generation: the sampled tokens.
+        answer: the sampled tokens, parsed into a message.
+        agent_id: model name of the request.
+        identifier: id of the response that the agent received.
+        children: answers that continue this one.
+        length: number of tokens of the prompt and the answer.
     """
 
     prompt: Prompt
@@ -78,28 +79,27 @@ class Turn:
     identifier: str = field(default_factory=lambda: uuid.uuid4().hex)
     children: list[Turn] = field(default_factory=list)
     length: int = field(init=False)
-    """Number of tokens up to its end."""
 
     def __post_init__(self) -> None:
         self.length = self.prompt.length + len(self.generation.output_ids)
 
     @property
     def own_ids(self) -> list[int]:
-        """Tokens behind those of the answer before it."""
+        """Token ids after the end of the parent: its context and the answer."""
         return self.prompt.context_ids + self.generation.output_ids
 
     @property
     def ids(self) -> list[int]:
-        """All tokens up to its end."""
+        """All token ids of the prompt and the answer."""
         return [token for turn in self.path() for token in turn.own_ids]
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation with it."""
+        """The conversation up to and including the answer."""
         return (*self.prompt.messages, self.answer.message)
 
     def path(self) -> list[Turn]:
-        """From the first answer of its tree to this one."""
+        """Return the answers from the root of the tree to this one."""
         turns, turn = [], self
         while True:
             turns.append(turn)
@@ -109,14 +109,14 @@ class Turn:
 
 
 class Conversations:
-    """Of one episode.
+    """The conversations of one episode.
 
     Args:
-        tokenizer: of the model.
-        template_arguments: of the run; those of a request take precedence.
+        tokenizer: tokenizer of the model.
+        template_arguments: the run's arguments of the chat template. Arguments of a request take precedence.
 
     Attributes:
-        turns: answers that were given, in order.
+        turns: answers in the order in which they were generated.
     """
 
     def __init__(self, tokenizer: Any, template_arguments: Mapping[str, Any] | None = None) -> None:
@@ -126,10 +126,10 @@ class Conversations:
         self.turns: list[Turn] = []
 
     def find(self, identifier: str) -> Turn:
-        """An answer by its identifier.
+        """Return an answer by its identifier.
 
         Raises:
-            RefusedError: there is none in this episode.
+            RefusedError: this episode has no such answer.
         """
         for turn in self.turns:
             if turn.identifier == identifier:
@@ -137,10 +137,10 @@ class Conversations:
         raise RefusedError(f"there is no answer {identifier!r:.80} in this episode", 404, "not_found")
 
     def place(self, request: AgentRequest) -> Prompt:
-        """The tokens that answer a request continues.
+        """Return the prompt for a request, as a continuation of an earlier answer where one fits.
 
         Raises:
-            RefusedError: the chat template does not take the messages.
+            RefusedError: the chat template rejects the messages, or `request.previous` is unknown.
         """
         if request.prompt_ids:
             return self._place_ids(list(request.prompt_ids))
@@ -155,28 +155,29 @@ class Conversations:
         arguments = Conversation(messages, request.tools, merged).template_arguments
         keys = list(self._keys(messages, arguments))
         candidates, count = self._continued(messages, keys)
-        parent = _the_one_meant(candidates, messages[count - 1], request.previous)
+        parent = _choose_parent(candidates, messages[count - 1], request.previous)
         if parent is None:
             return self._first(tuple(messages), keys[-1], arguments, "ambiguous" if candidates else "")
         later = messages[count:]
         history = (*parent.messages, *later)
-        before, said = parent.prompt.messages, parent.answer.message
+        before, answered = parent.prompt.messages, parent.answer.message
+        output_ids = parent.generation.output_ids
         try:
-            with _sent_to_the_agent():
-                ids, _ = between_turns(self._tokenizer, before, said, later, parent.generation.output_ids, **arguments)
+            with _refuse_bad_rows():
+                ids, _ = between_turns(self._tokenizer, before, answered, later, output_ids, **arguments)
         except RewrittenPrefixError:
             return self._first(history, keys[-1], arguments, "rewritten")
         return Prompt(parent, ids, history, keys[-1])
 
     def _continued(self, messages: Sequence[Message], keys: Sequence[bytes]) -> tuple[list[Turn], int]:
-        """The latest answer among these messages, or several equal ones, and how many messages it ends."""
+        """Return the latest answer that these messages contain, or all that are equal to it, and its message count."""
         for count in range(len(messages), 0, -1):
             if candidates := self._known.get(keys[count]):
                 return candidates, count
         return [], 0
 
     def add(self, prompt: Prompt, generation: Generation, answer: Answer, agent_id: str) -> Turn:
-        """An answer is about to be given; what continues it will be known."""
+        """Store an answer, so that later requests can continue it. Call this before the answer is sent."""
         turn = Turn(prompt, generation, answer, agent_id)
         self.turns.append(turn)
         self._known[_extended(prompt.key, answer.message)].append(turn)
@@ -185,7 +186,7 @@ class Conversations:
         return turn
 
     def discard(self, turns: Iterable[Turn]) -> None:
-        """These answers never arrived; they are as if they had not been given."""
+        """Remove answers that never reached the agent."""
         for turn in turns:
             if turn in self.turns:
                 self.turns.remove(turn)
@@ -194,7 +195,10 @@ class Conversations:
                     turn.prompt.parent.children.remove(turn)
 
     def _keys(self, messages: Sequence[Message], arguments: Mapping[str, Any]) -> Iterator[bytes]:
-        """One for no message, and one for each more. Of a sampled answer the thought may be missing or not."""
+        """Yield the hash of each prefix of the messages, from the empty one on.
+
+        A sampled answer is also found if the agent sends it back without its reasoning.
+        """
         key = hashlib.sha256(_canonical(arguments)).digest()
         yield key
         for message in messages:
@@ -204,32 +208,35 @@ class Conversations:
             yield key
 
     def _first(self, messages: tuple[Message, ...], key: bytes, arguments: Mapping[str, Any], broken: str) -> Prompt:
-        with _sent_to_the_agent():
+        with _refuse_bad_rows():
             ids, _ = apply_template(self._tokenizer, messages, **arguments)
         return Prompt(None, ids, messages, key, broken)
 
     def _place_ids(self, ids: list[int]) -> Prompt:
-        """The longest answer that these tokens begin with is what they continue."""
+        """Return the prompt for token ids, as a continuation of the longest answer that they begin with."""
         parent: Turn | None = None
-        known, turns = 0, [turn for turn in self.turns if turn.prompt.parent is None]
-        while fitting := [turn for turn in turns if ids[known : known + len(turn.own_ids)] == turn.own_ids]:
+        matched, turns = 0, [turn for turn in self.turns if turn.prompt.parent is None]
+        while fitting := [turn for turn in turns if ids[matched : matched + len(turn.own_ids)] == turn.own_ids]:
             parent = max(fitting, key=lambda turn: len(turn.own_ids))
-            known, turns = known + len(parent.own_ids), parent.children
+            matched, turns = matched + len(parent.own_ids), parent.children
         key = hashlib.sha256(json.dumps(ids).encode()).digest()
-        return Prompt(parent, ids[known:], ({"role": "user", "content": ""},), key)
+        return Prompt(parent, ids[matched:], ({"role": "user", "content": ""},), key)
 
 
 @contextmanager
-def _sent_to_the_agent() -> Iterator[None]:
-    """Refuse a conversation that the chat template does not take, in the same words as a row."""
+def _refuse_bad_rows() -> Iterator[None]:
+    """Refuse a conversation that the chat template rejects, with the message that a row would get."""
     try:
         yield
     except RowError as error:
         raise RefusedError(str(error)) from error
 
 
-def _the_one_meant(candidates: Sequence[Turn], message: Message, previous: str) -> Turn | None:
-    """That of several equal answers which a message repeats, by what an agent may have sent back; None if unknown."""
+def _choose_parent(candidates: Sequence[Turn], message: Message, previous: str) -> Turn | None:
+    """Return which of several equal answers a message repeats, or None if that is unknown.
+
+    Agents may send back the id of the response, the ids of its calls, or its reasoning.
+    """
     identifiers = {call.get("id") for call in message.get("tool_calls") or ()}
     thought = message.get("reasoning_content")
     signs = (
@@ -245,13 +252,13 @@ def _the_one_meant(candidates: Sequence[Turn], message: Message, previous: str) 
 
 def _extended(key: bytes, message: Message) -> bytes:
     calls = [call.get("function", {}) for call in message.get("tool_calls") or ()]
-    told = {
+    content = {
         "role": message.get("role"),
         "content": message.get("content") or "",
         "calls": [[call.get("name"), call.get("arguments")] for call in calls],
         "name": message.get("name") or "",
     }
-    return hashlib.sha256(key + _canonical(told)).digest()
+    return hashlib.sha256(key + _canonical(content)).digest()
 
 
 def _canonical(value: Any) -> bytes:

@@ -1,7 +1,7 @@
-"""The address that agents talk to: one in every process that runs episodes.
+"""HTTP endpoint that agents call. Each process that runs episodes has one.
 
-A request is read by the module of its protocol, answered by the session that its key stands for, and written by that
-module. An answer that does not arrive is taken back: its client has gone, and asks again or not at all.
+The module of the protocol parses a request, the session of its key generates the answer, and the module writes the
+response. If a response cannot be delivered, its answer is discarded: the agent never saw it.
 """
 
 from __future__ import annotations
@@ -33,36 +33,37 @@ if TYPE_CHECKING:
     from areal_agents.session import Session
 
 LARGEST_BODY: Final = 8 * 2**20
-"""Bytes: two million tokens as text, a million as numbers. While JSON is parsed, in any thread, nothing else runs."""
+"""Limit of a request body in bytes: about two million tokens as text, or one million as numbers. Parsing JSON holds the
+GIL, in any thread, so a larger body would block all episodes of the process."""
 LONG_BODY: Final = 2**16
-"""From which on what was parsed is looked through beside the event loop."""
+"""Bodies of this many characters or more are parsed in a thread instead of on the event loop."""
 PING_S: Final = 10.0
-"""Between signs of life while an answer in pieces is waited for; clients give up after minutes of silence."""
+"""Seconds between comments in a stream that waits for its answer. Clients time out after minutes of silence."""
 ENDED_KEYS: Final = 10_000
-"""Of episodes that have ended, remembered to say so."""
+"""Number of keys of ended episodes that are kept, to tell them from unknown keys in errors."""
 
 
 class AgentProtocol(Protocol):
-    """What a module of a protocol has."""
+    """Functions that the module of a protocol provides."""
 
     def read(self, body: Mapping[str, Any]) -> AgentRequest:
-        """A request."""
+        """Parse a request."""
 
     def write(self, body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> dict[str, Any]:
-        """An answer as a whole."""
+        """Return the complete response."""
 
     def stream(self, body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> Iterator[Event]:
-        """The same in pieces."""
+        """Yield the same response as stream events."""
 
 
 class AgentEndpoint:
-    """Serves the sessions of one process.
+    """Serves the sessions of one process over HTTP.
 
     Args:
-        host: on which it listens.
-        reader: reads answers.
-        refuses_other_sampling: whether a request is refused that has options which the endpoint does not honor.
-        on_other_sampling: receives a message about each such option, once.
+        host: address on which it listens.
+        reader: parser of answers.
+        refuses_other_sampling: whether to refuse requests with options that the endpoint does not honor.
+        on_other_sampling: called with a message about each such option, once.
     """
 
     def __init__(
@@ -84,32 +85,32 @@ class AgentEndpoint:
         self._port = 0
 
     async def start(self) -> None:
-        """Listen."""
-        application = web.Application(client_max_size=LARGEST_BODY, middlewares=[_refuse_in_words])
+        """Start listening on a free port."""
+        application = web.Application(client_max_size=LARGEST_BODY, middlewares=[_write_errors])
         for path, protocol in PROTOCOLS.items():
             application.router.add_post(path, partial(self._answer, protocol))
         application.router.add_post("/v1/messages/count_tokens", self._count_tokens)
         application.router.add_get("/v1/models", self._models)
         application.router.add_get("/v1/models/{name}", self._models)
-        # A client that goes away cancels the handler, and with it what is generated for it.
+        # A client that disconnects cancels its handler, which cancels the generation.
         self._runner = web.AppRunner(application, handler_cancellation=True, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, self._host, 0).start()
         self._port = self._runner.addresses[0][1]
 
     async def close(self) -> None:
-        """Listen no more; safe to call twice."""
+        """Stop listening. May be called twice."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
 
     def open(self, session: Session) -> Endpoint:
-        """Serve a session from now on, and return where."""
+        """Add a session and return its endpoint."""
         self._sessions[session.key] = session
         return Endpoint(f"{http_address(self._host, self._port)}/v1", session.key)
 
     def end(self, session: Session) -> None:
-        """Its key is worth nothing any more; see `Session.close`."""
+        """Remove a session, so that its key is refused, and close it; see `Session.close`."""
         del self._sessions[session.key]
         self._ended[session.key] = None
         while len(self._ended) > ENDED_KEYS:
@@ -117,21 +118,24 @@ class AgentEndpoint:
         session.close()
 
     def _session_of(self, request: web.Request) -> Session:
-        written = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        keys = [key for key in (written, request.headers.get("x-api-key", "")) if key]
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        keys = [key for key in (bearer, request.headers.get("x-api-key", "")) if key]
         session = next((self._sessions[key] for key in keys if key in self._sessions), None)
         if session is None:
-            known = "this key's episode has ended" if self._ended.keys() & keys else "this key is none of an episode's"
-            raise RefusedError(known, 401, "invalid_api_key")
+            has_ended = bool(self._ended.keys() & keys)
+            message = "this key's episode has ended" if has_ended else "this key belongs to no episode"
+            raise RefusedError(message, 401, "invalid_api_key")
         return session
 
     async def _answer(self, protocol: AgentProtocol, request: web.Request) -> web.StreamResponse:
-        session, (body, asked) = self._session_of(request), await _read(request, protocol)
+        session = self._session_of(request)
+        body, parsed = await _read(request, protocol)
         session.counts[REQUESTS[request.path]] += 1
         session.counts["streamed_requests"] += bool(body.get("stream"))
-        self._see_sampling(asked)
-        prompt = await session.place(asked)
-        answering = self._session_of(request).start(asked, prompt)  # unless the episode has ended meanwhile
+        self._check_options(parsed)
+        prompt = await session.place(parsed)
+        # Look up the session again: the episode may have ended during the awaits.
+        answering = self._session_of(request).start(parsed, prompt)
         try:
             if body.get("stream"):
                 return await self._stream(protocol, request, body, answering)
@@ -140,7 +144,7 @@ class AgentEndpoint:
             await response.write_eof()
         except BaseException as error:
             if not isinstance(error, (RefusedError, RunError)):
-                session.counts["lost_answers"] += asked.count
+                session.counts["lost_answers"] += parsed.count
             answering.cancel()
             if answering.done() and not answering.cancelled() and answering.exception() is None:
                 session.lose(answering.result())
@@ -154,7 +158,10 @@ class AgentEndpoint:
         body: Mapping[str, Any],
         answering: asyncio.Task[list[Turn]],
     ) -> web.StreamResponse:
-        """Signs of life until there is an answer, then its pieces. What is refused at once still has its status."""
+        """Stream comments until the answer is complete, then its events.
+
+        An error within the first `PING_S` seconds still becomes an HTTP status.
+        """
         await asyncio.wait({answering}, timeout=PING_S)
         if answering.done():
             answering.result()
@@ -176,20 +183,21 @@ class AgentEndpoint:
         await response.write_eof()
         return response
 
-    def _see_sampling(self, asked: AgentRequest) -> None:
-        """Refuse options that the answer would not follow, or report each of them once."""
-        if self._refuses and asked.not_honored:
-            message = f"the endpoint does not honor {', '.join(asked.not_honored)}: sampling is the run's"
+    def _check_options(self, parsed: AgentRequest) -> None:
+        """Refuse options that the endpoint does not honor, or report each of them once."""
+        if self._refuses and parsed.not_honored:
+            message = f"the endpoint does not honor {', '.join(parsed.not_honored)}: sampling is the run's"
             raise RefusedError(f"{message}, and workflow.other_sampling is 'refuse'", code="other_sampling")
-        if new := [name for name in asked.not_honored if name not in self._reported]:
+        if new := [name for name in parsed.not_honored if name not in self._reported]:
             self._reported.update(new)
             self._on_other_sampling(
                 f"agents ask for {', '.join(new)}, which the endpoint does not honor: sampling is the run's"
             )
 
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
-        session, (_, asked) = self._session_of(request), await _read(request, anthropic_messages)
-        return web.json_response({"input_tokens": len((await session.find_place(asked)).ids)})
+        session = self._session_of(request)
+        _, parsed = await _read(request, anthropic_messages)
+        return web.json_response({"input_tokens": len((await session.find_place(parsed)).ids)})
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         session, name = self._session_of(request), request.match_info.get("name")
@@ -202,13 +210,14 @@ PROTOCOLS: Final = dict(zip(REQUESTS, (openai_chat, openai_responses, anthropic_
 
 
 @web.middleware
-async def _refuse_in_words(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Write every refusal in the form of the protocol, those of the web server itself as well."""
+async def _write_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Write every error in the format of the protocol, including errors of the web server."""
     try:
         return await handler(request)
     except web.HTTPException as error:
         message = (
-            f"{request.method} {request.path:.200}: {error.text}; served are {', '.join(PROTOCOLS)} and /v1/models"
+            f"{request.method} {request.path:.200}: {error.text}; the endpoint serves {', '.join(PROTOCOLS)} and "
+            "/v1/models"
         )
         refused = RefusedError(message, error.status, error.reason.lower().replace(" ", "_"))
     except (RefusedError, RunError) as error:
@@ -224,7 +233,7 @@ def _problem(request: web.Request, refused: RefusedError) -> dict[str, Any]:
 async def _read(request: web.Request, protocol: AgentProtocol) -> tuple[dict[str, Any], AgentRequest]:
     try:
         text = await request.text()
-    except (ValueError, LookupError, web.RequestPayloadError) as error:  # it is not written as its head says
+    except (ValueError, LookupError, web.RequestPayloadError) as error:  # wrong charset or content encoding
         raise RefusedError(f"the body cannot be read as JSON: {error}") from error
     return _parse(text, protocol) if len(text) < LONG_BODY else await asyncio.to_thread(_parse, text, protocol)
 
@@ -237,16 +246,16 @@ def _parse(text: str, protocol: AgentProtocol) -> tuple[dict[str, Any], AgentReq
     if not isinstance(body, dict):
         raise RefusedError("the body must be an object")
     try:
-        asked = protocol.read(body)
+        parsed = protocol.read(body)
     except RowError as error:
         raise RefusedError(str(error)) from error
-    for number, message in enumerate(asked.messages):
+    for number, message in enumerate(parsed.messages):
         if message["role"] not in ROLES.values():
             roles = ", ".join(dict.fromkeys(ROLES.values()))
-            raise RefusedError(f"message {number}: the role {message['role']!r:.40} is none of {roles}")
-    return body, asked
+            raise RefusedError(f"message {number} has the role {message['role']!r:.40}; it must be one of {roles}")
+    return body, parsed
 
 
 def as_refused(error: RefusedError | RunError) -> RefusedError:
-    """What an agent is told."""
+    """Return an error as the refusal that the agent gets. A RunError becomes status 503."""
     return error if isinstance(error, RefusedError) else RefusedError(f"the run has ended: {error}", 503, "run_ended")

@@ -1,4 +1,4 @@
-"""From a session that has ended to the episode of a run."""
+"""Build a run's episode from a session that has ended."""
 
 from __future__ import annotations
 
@@ -16,31 +16,41 @@ if TYPE_CHECKING:
     from areal_agents.session import Session
     from areal_core.sdk import RewardScore, WorkflowContext
 
-COUNTED: tuple[str, ...] = ("answers", "calls", "malformed_calls", "tool_errors", "lost_answers", "other_sampling")
-COUNTED += ("rewritten_prefixes", "ambiguous_prefixes", *REQUESTS.values(), "streamed_requests")
-"""Of each episode, for metrics."""
+COUNTED: tuple[str, ...] = (
+    "answers",
+    "calls",
+    "malformed_calls",
+    "tool_errors",
+    "lost_answers",
+    "other_sampling",
+    "rewritten_prefixes",
+    "ambiguous_prefixes",
+    *REQUESTS.values(),
+    "streamed_requests",
+)
+"""Counts of a session that become metrics `agents/NAME` of every episode."""
 
 
 async def make_episode(
     session: Session, outcome: Outcome, context: WorkflowContext, settings: ConversationSettings, seconds: float
 ) -> Episode:
-    """The trajectories of an episode, and its reward.
+    """Return the trajectories and the reward of an episode.
 
     Args:
-        session: what was said in it.
-        outcome: what the agent says that it was worth.
-        context: scores it otherwise.
-        settings: which conversations are trained on, and what earlier ones are worth.
-        seconds: that it took.
+        session: the session that has ended.
+        outcome: rewards or answer that the agent returned.
+        context: scores the last answer if the agent returned no reward.
+        settings: which conversations are trained on, and the discount of earlier ones.
+        seconds: duration of the episode.
 
     Raises:
-        ValueError: the policy was asked for nothing, or something is to be rewarded that is not there.
+        ValueError: the policy gave no answer that the agent received, or a reward names an unknown answer or agent.
     """
     turns = session.conversations.turns
     ended = ends(turns, settings.trained)
     if not ended:
-        raise ValueError("the agent has asked the policy for nothing that it received: there is nothing to train on")
-    own = answer_rewards(turns, outcome.turn_rewards)
+        raise ValueError("the agent received no answer from the policy: there is nothing to train on")
+    turn_rewards = answer_rewards(turns, outcome.turn_rewards)
     agent_ids = [turn.agent_id for turn in turns]
     reward, rewards = reward_of_agents(outcome, agent_ids), dict(outcome.rewards)
     if reward is None:
@@ -48,14 +58,14 @@ async def make_episode(
         reward = score.value + sum(outcome.turn_rewards.values())
         rewards = {**score.components, **rewards}
     discounts = [settings.turn_discount ** agent_ids[turns.index(end) + 1 :].count(end.agent_id) for end in ended]
-    worth = [outcome.agent_rewards.get(e.agent_id, reward) * d for e, d in zip(ended, discounts, strict=True)]
+    end_rewards = [outcome.agent_rewards.get(e.agent_id, reward) * d for e, d in zip(ended, discounts, strict=True)]
     metrics = {f"agents/{name}": float(session.counts[name]) for name in COUNTED}
     metrics |= {f"agents/{name}": float(n) for name, n in session.counts.items() if name.startswith("other_sampling/")}
     metrics |= {"agents/turns": float(len(turns)), "agents/conversations": float(len(ended))}
     metrics |= {"agents/generating_s": session.generating_s, "agents/elsewhere_s": seconds - session.generating_s}
     texts = [context.tokenizer.decode(end.ids) for end in ended]
     text = texts[0] if len(texts) == 1 else "\n".join(f"[{e.agent_id}] {t}" for e, t in zip(ended, texts, strict=True))
-    learned = trajectories(ended, own, [value - reward for value in worth])
+    learned = trajectories(ended, turn_rewards, [end_reward - reward for end_reward in end_rewards])
     return Episode(learned, reward, {**outcome.agent_rewards, **rewards}, text=text, metrics=metrics)
 
 

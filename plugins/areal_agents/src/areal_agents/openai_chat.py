@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: https://platform.openai.com/docs/api-reference/chat."""
+"""OpenAI's chat completions API: https://platform.openai.com/docs/api-reference/chat."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from areal_core.chat import Message
 
 Event = tuple[str, dict[str, Any]]
-"""Of a stream: its name, empty where the protocol has none, and its data."""
+"""Event of a stream: its name, empty if the protocol has none, and its data."""
 HONORED = frozenset(
     {
         "chat_template_kwargs",
@@ -37,16 +37,17 @@ HONORED = frozenset(
         "tools",
     }
 )
-"""Keys of a request that the endpoint follows."""
+"""Request keys that the endpoint honors."""
 ENDED = "[DONE]"
-"""The last line of a stream."""
+"""Data of the last event of a stream."""
 
 
 def read(body: Mapping[str, Any]) -> AgentRequest:
-    """Return what a request asks for.
+    """Parse a request.
 
     Raises:
-        RefusedError, RowError: it cannot be answered.
+        RefusedError: a key has an invalid value, or the request needs a hosted tool.
+        RowError: a message, a tool or a template argument is invalid.
     """
     if not isinstance(body.get("stream_options") or {}, dict):
         raise RefusedError("stream_options must be an object")
@@ -63,24 +64,24 @@ def read(body: Mapping[str, Any]) -> AgentRequest:
 
 
 def finish_reason(turn: Turn) -> str:
-    """Why an answer ended."""
+    """Return the reason why an answer ended: "length", "tool_calls" or "stop"."""
     if turn.generation.finish_reason is FinishReason.LENGTH:
         return "length"
     return "tool_calls" if turn.answer.calls else "stop"
 
 
 def usage(turns: Sequence[Turn]) -> dict[str, int]:
-    """Return the tokens of a request."""
+    """Return the token counts of a request with all its answers."""
     prompt, written = turns[0].prompt.length, sum(len(turn.generation.output_ids) for turn in turns)
     return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
 
 def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> dict[str, Any]:
-    """An answer as a whole."""
+    """Return the complete response."""
     choices = [
         {
             "index": number,
-            "message": _written(turn),
+            "message": _message_of(turn),
             "finish_reason": finish_reason(turn),
             "logprobs": _logprobs(body, turn, reader),
             **({"token_ids": turn.generation.output_ids} if body.get("return_token_ids") else {}),
@@ -91,16 +92,16 @@ def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) 
 
 
 def stream(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> Iterator[Event]:
-    """The same in pieces."""
+    """Yield the same response as stream events."""
     head = _head(body, turns, "chat.completion.chunk")
 
-    def chunk(number: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> Event:
-        choice = {"index": number, "delta": delta, "finish_reason": finish, "logprobs": None, **more}
+    def chunk(number: int, delta: dict[str, Any], finish: str | None = None, **fields: Any) -> Event:
+        choice = {"index": number, "delta": delta, "finish_reason": finish, "logprobs": None, **fields}
         return "", {**head, "choices": [choice]}
 
     for number, turn in enumerate(turns):
-        message = _written(turn)
-        calls = [{"index": place, **call} for place, call in enumerate(message.pop("tool_calls", []))]
+        message = _message_of(turn)
+        calls = [{"index": index, **call} for index, call in enumerate(message.pop("tool_calls", []))]
         ids: dict[str, Any] = {"token_ids": turn.generation.output_ids} if body.get("return_token_ids") else {}
         name, data = chunk(number, message, logprobs=_logprobs(body, turn, reader), **ids)
         yield name, {**data, **(_prompt(body, turns) if not number else {})}
@@ -116,7 +117,7 @@ def _logprobs(body: Mapping[str, Any], turn: Turn, reader: AnswerReader) -> dict
 
 
 def _prompt(body: Mapping[str, Any], turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return the tokens of the prompt, if they are asked for, under the name that vLLM gives them."""
+    """Return the prompt's token ids under vLLM's name, if the request asks for them."""
     return {"prompt_token_ids": turns[0].prompt.ids} if body.get("return_token_ids") else {}
 
 
@@ -125,7 +126,7 @@ def _head(body: Mapping[str, Any], turns: Sequence[Turn], kind: str) -> dict[str
     return {"id": identifier, "object": kind, "created": int(time.time()), "model": str(body.get("model", ""))}
 
 
-def _written(turn: Turn) -> Message:
+def _message_of(turn: Turn) -> Message:
     message = {"refusal": None, **turn.answer.message}
     if turn.answer.calls:
         message["tool_calls"] = [written_call(call) for call in turn.answer.calls]
@@ -134,12 +135,12 @@ def _written(turn: Turn) -> Message:
 
 
 def written_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call with its arguments as a text."""
+    """Return a call with its arguments encoded as a JSON string."""
     function = call["function"]
     return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
 def problem(error: RefusedError) -> dict[str, Any]:
-    """A refusal."""
+    """Return the body of an error response."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}

@@ -1,4 +1,4 @@
-"""OpenAI's responses: https://platform.openai.com/docs/api-reference/responses."""
+"""OpenAI's responses API: https://platform.openai.com/docs/api-reference/responses."""
 
 from __future__ import annotations
 
@@ -35,25 +35,27 @@ HONORED = frozenset(
         "tools",
     }
 )
-"""Keys of a request that the endpoint follows; of `text` see `_of_text`."""
+"""Request keys that the endpoint honors; `_text_options` lists the parts of `text` that it does not honor."""
 _EMPTY: Final[Mapping[str, dict[str, Any]]] = {"message": {"content": []}, "function_call": {"arguments": ""}}
-"""Of an item, before its pieces have come."""
+"""Fields of an item before its first delta, by item type."""
 
 
 def read(body: Mapping[str, Any]) -> AgentRequest:
-    """Return what a request asks for.
+    """Parse a request.
 
     Raises:
-        RefusedError, RowError: it cannot be answered.
+        RefusedError: a key or an item has an invalid value, or the request needs a hosted tool.
+        RowError: a message, a tool or a template argument is invalid.
     """
-    asked = body.get("input")
-    items = [{"role": "user", "content": asked}] if isinstance(asked, str) else objects(body, "input")
+    input_value = body.get("input")
+    items = [{"role": "user", "content": input_value}] if isinstance(input_value, str) else objects(body, "input")
     previous = str(body.get("previous_response_id") or "")
     messages = _messages(items)
     opening: list[Message] = []
     if body.get("instructions"):
         opening = read_conversation([{"role": "system", "content": body["instructions"]}], "instructions")
-    tools = [{**tool, "strict": None} for tool in objects(body, "tools")]  # it is the provider's, not the model's
+    # `strict` constrains the provider's decoding; the SDK sets it by default, so it is not counted as an option.
+    tools = [{**tool, "strict": None} for tool in objects(body, "tools")]
     return AgentRequest(
         messages=messages if previous else [*opening, *messages],
         tools=tools_of({**body, "tools": tools}),
@@ -61,26 +63,26 @@ def read(body: Mapping[str, Any]) -> AgentRequest:
         max_tokens=positive(body, "max_output_tokens"),
         previous=previous.removeprefix(PREFIX),
         opening=opening if previous else (),
-        not_honored=(*not_honored(body, HONORED), *_of_text(body)),
+        not_honored=(*not_honored(body, HONORED), *_text_options(body)),
         model=str(body.get("model") or ""),
     )
 
 
-def _of_text(body: Mapping[str, Any]) -> list[str]:
-    """Return which settings of the answer's text are not honored: all but a plain format."""
+def _text_options(body: Mapping[str, Any]) -> list[str]:
+    """Return the options of `text` that the endpoint does not honor: all except the plain format."""
     text = body.get("text")
-    asked = text if isinstance(text, dict) else {}
+    settings = text if isinstance(text, dict) else {}
     plain = {"format": {"type": "text"}, "verbosity": "medium"}
-    return [f"text.{name}" for name, value in asked.items() if value is not None and value != plain.get(name)]
+    return [f"text.{name}" for name, value in settings.items() if value is not None and value != plain.get(name)]
 
 
 def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return the messages of a list of items: thoughts and calls belong to the assistant's message beside them."""
+    """Return the messages for a list of items. Reasoning and calls join the assistant message next to them."""
     listed: list[tuple[str, dict[str, Any]]] = []
-    is_thought_open = False  # the last message is only a thought, whose text and calls may follow
+    is_thought_open = False  # the last message holds only reasoning; its text and calls may follow
 
     def assistant(where: str) -> dict[str, Any]:
-        """Return the assistant's message at the end, a new one if another role spoke last."""
+        """Return the trailing assistant message, or append a new one if the last message has another role."""
         if not listed or listed[-1][1]["role"] != "assistant":
             listed.append((where, {"role": "assistant", "content": ""}))
         return listed[-1][1]
@@ -112,12 +114,12 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> dict[str, Any]:
-    """An answer as a whole."""
+    """Return the complete response."""
     del reader
     (turn,) = turns
     is_cut = turn.generation.finish_reason is FinishReason.LENGTH
-    written, read_count = len(turn.generation.output_ids), turn.prompt.length
-    used = {"input_tokens": read_count, "output_tokens": written, "total_tokens": read_count + written}
+    written, prompt_length = len(turn.generation.output_ids), turn.prompt.length
+    used = {"input_tokens": prompt_length, "output_tokens": written, "total_tokens": prompt_length + written}
     cached = {"cached_tokens": 0, "cache_write_tokens": 0}
     details = {"input_tokens_details": cached, "output_tokens_details": {"reasoning_tokens": 0}}
     return {
@@ -143,17 +145,17 @@ def _items(turn: Turn) -> list[dict[str, Any]]:
         items.append({"type": "reasoning", "id": f"rs_{name}", "summary": [], "content": content})
     if message["content"] or not turn.answer.calls:
         text = {"type": "output_text", "text": message["content"], "annotations": [], "logprobs": []}
-        said = {"type": "message", "id": f"msg_{name}", "role": "assistant", "status": "completed"}
-        items.append({**said, "content": [text]})
+        header = {"type": "message", "id": f"msg_{name}", "role": "assistant", "status": "completed"}
+        items.append({**header, "content": [text]})
     for number, call in enumerate(turn.answer.calls):
         function = written_call(call)["function"]
-        asked = {"type": "function_call", "id": f"fc_{name}_{number}", "call_id": call["id"], "status": "completed"}
-        items.append({**asked, **function})
+        header = {"type": "function_call", "id": f"fc_{name}_{number}", "call_id": call["id"], "status": "completed"}
+        items.append({**header, **function})
     return items
 
 
 def stream(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> Iterator[Event]:
-    """The same in pieces."""
+    """Yield the same response as stream events."""
     whole = write(body, turns, reader)
     number = -1
 
@@ -165,10 +167,10 @@ def stream(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader)
     begun = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
     yield event("response.created", response=begun)
     yield event("response.in_progress", response=begun)
-    for place, item in enumerate(whole["output"]):
-        at = {"item_id": item["id"], "output_index": place}
+    for index, item in enumerate(whole["output"]):
+        at = {"item_id": item["id"], "output_index": index}
         empty: dict[str, Any] = _EMPTY.get(item["type"], {})
-        yield event("response.output_item.added", output_index=place, item={**item, **empty, "status": "in_progress"})
+        yield event("response.output_item.added", output_index=index, item={**item, **empty, "status": "in_progress"})
         if item["type"] == "message":
             (part,) = item["content"]
             within = {**at, "content_index": 0}
@@ -178,7 +180,7 @@ def stream(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader)
             yield event("response.content_part.done", **within, part=part)
         elif item["type"] == "function_call":
             yield event("response.function_call_arguments.delta", **at, delta=item["arguments"])
-            told = {"arguments": item["arguments"], "name": item["name"]}
-            yield event("response.function_call_arguments.done", **at, **told)
-        yield event("response.output_item.done", output_index=place, item=item)
+            call = {"arguments": item["arguments"], "name": item["name"]}
+            yield event("response.function_call_arguments.done", **at, **call)
+        yield event("response.output_item.done", output_index=index, item=item)
     yield event(f"response.{whole['status']}", response=whole)

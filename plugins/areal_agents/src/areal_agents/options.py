@@ -1,6 +1,6 @@
-"""Options of a request that the endpoint does not honor.
+"""Find the options of a request that the endpoint does not honor.
 
-Every key of a request is honored, changes no answer, or is named by `not_honored`: none is ignored in silence.
+Every key of a request is honored, is harmless, or is named by `not_honored`. No key is silently ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HARMLESS: Final = frozenset(
         "user",
     }
 )
-"""Keys that change no answer."""
+"""Request keys that do not affect answers."""
 DEFAULTS: Final[Mapping[str, Any]] = {
     "add_generation_prompt": True,
     "best_of": 1,
@@ -48,33 +48,33 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "top_logprobs": 0,
     "truncation": "disabled",
 }
-"""Values that ask for what the endpoint does anyway. Of other keys these are null, false, and what is empty."""
+"""Values that request what the endpoint does anyway. For keys not listed here: null, false and empty values."""
 
 
 def not_honored(body: Mapping[str, Any], honored: Collection[str]) -> tuple[str, ...]:
-    """Return the names of the options of a request that its answer does not follow.
+    """Return the names of a request's options that the answer does not follow.
 
     Args:
-        body: of the request.
+        body: body of the request.
         honored: keys that the protocol's module reads.
     """
-    unknown = [key for key in body if key not in honored and key not in HARMLESS and _asks(key, body[key])]
-    return (*unknown, *_of_tools(body))
+    unknown = [key for key in body if key not in honored and key not in HARMLESS and _changes_something(key, body[key])]
+    return (*unknown, *_tool_options(body))
 
 
-def _asks(key: str, value: Any) -> bool:
-    """Return whether a key asks for something that is not so by default."""
+def _changes_something(key: str, value: Any) -> bool:
+    """Return whether a value differs from what the endpoint does anyway."""
     if isinstance(value, dict):
         value = {name: part for name, part in value.items() if part is not None}
     if value is None or value in ("", [], {}):
         return False
     if key in DEFAULTS:
         return bool(value != DEFAULTS[key])
-    return value is not False  # 0 is something: `seed: 0`, `temperature: 0`
+    return value is not False  # 0 is a setting: `seed: 0`, `temperature: 0`
 
 
-def _of_tools(body: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a request wants of calls beyond offering tools: nothing can force a call or its form."""
+def _tool_options(body: Mapping[str, Any]) -> Iterator[str]:
+    """Yield options that constrain tool calls: the endpoint can neither force a call nor its form."""
     choice = body.get("tool_choice") or "auto"
     settings = choice if isinstance(choice, dict) else {"type": choice}
     if settings.get("type") not in ("auto", "none"):

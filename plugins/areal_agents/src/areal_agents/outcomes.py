@@ -1,4 +1,4 @@
-"""What an agent says that its episode was worth."""
+"""Parse what an agent returns into rewards."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 KEYS = ("reward", "rewards", "turn_rewards", "agent_rewards", "answer")
 _PREFIX = re.compile("^(chatcmpl-|resp_|msg_)")
-"""Before the identifiers of answers, by protocol."""
+"""Prefixes that the protocols add to the identifiers of answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one episode.
+    """Rewards or answer that an agent returned for one episode.
 
     Attributes:
-        reward: None where the run's rewards decide.
+        reward: reward of the episode; None if the run's rewards decide.
         rewards: named components, for metrics.
-        turn_rewards: by the identifiers of answers; parts of the reward.
-        agent_rewards: by the model that was asked for; in place of the reward, for the conversations with that.
-        answer: text that the run's rewards score; None for the policy's last answer.
+        turn_rewards: rewards of single answers, by identifier. Without other rewards, their sum is the episode's.
+        agent_rewards: rewards by model name. Each replaces `reward` for the conversations with that model.
+        answer: text that the run's rewards score; None: the policy's last answer.
     """
 
     reward: float | None = None
@@ -33,10 +33,14 @@ class Outcome:
 
 
 def read_outcome(result: Any) -> Outcome:
-    """From what an agent returned, or its last line said.
+    """Parse the result of an agent.
+
+    Args:
+        result: value as `areal_core.sdk.Agent` describes it: a number, a text, a mapping or None.
 
     Raises:
-        TypeError, ValueError: it is nothing that `Agent` describes.
+        TypeError: a value has the wrong type.
+        ValueError: a mapping has unknown keys, or a number is not finite.
     """
     if result is None:
         return Outcome()
@@ -57,32 +61,35 @@ def read_outcome(result: Any) -> Outcome:
 
 
 def reward_of_agents(outcome: Outcome, agent_ids: Iterable[str]) -> float | None:
-    """The reward of the episode, so far as its agent says it: the mean of the agents' where there is no other.
+    """Return the reward of the episode if the agent's result decides it, or None if the run's rewards do.
+
+    With `agent_rewards` alone, the episode's reward is their mean.
 
     Args:
-        outcome: what the agent says.
-        agent_ids: the models that it asked for.
+        outcome: result of the agent.
+        agent_ids: model names that the agent requested.
 
     Raises:
-        ValueError: an agent is rewarded whom nobody asked for, or one would be left without a reward.
+        ValueError: `agent_rewards` names a model that was never requested, or omits a requested one that then has no
+            reward.
     """
-    rewards, asked = outcome.agent_rewards, sorted(set(agent_ids))
-    if unknown := sorted(rewards.keys() - set(asked)):
-        message = f"{', '.join(unknown)}; the models that were asked for are {', '.join(asked)}"
+    rewards, requested = outcome.agent_rewards, sorted(set(agent_ids))
+    if unknown := sorted(rewards.keys() - set(requested)):
+        message = f"{', '.join(unknown)}; the models that were asked for are {', '.join(requested)}"
         raise ValueError(f"agent_rewards names {message}")
     if outcome.reward is not None or outcome.answer is not None or not rewards:
         return outcome.reward
-    if missing := [agent_id for agent_id in asked if agent_id not in rewards]:
-        words = "who was asked for: name each agent, or return a `reward` or an `answer` beside it for the others"
-        raise ValueError(f"agent_rewards leaves out {', '.join(missing)}, {words}")
+    if missing := [agent_id for agent_id in requested if agent_id not in rewards]:
+        hint = "which was asked for: name each agent, or also return a `reward` or an `answer` for the others"
+        raise ValueError(f"agent_rewards leaves out {', '.join(missing)}, {hint}")
     return sum(rewards.values()) / len(rewards)
 
 
 def _numbers(result: Mapping[str, Any], key: str) -> dict[str, float]:
-    found = result.get(key) or {}
-    if not isinstance(found, Mapping):
-        raise TypeError(f"the agent's {key} is {found!r:.60}; it must be a mapping from names to numbers")
-    return {str(name): _number(f"{key}[{name!r}]", value) for name, value in found.items()}
+    values = result.get(key) or {}
+    if not isinstance(values, Mapping):
+        raise TypeError(f"the agent's {key} is {values!r:.60}; it must be a mapping from names to numbers")
+    return {str(name): _number(f"{key}[{name!r}]", value) for name, value in values.items()}
 
 
 def _number(name: str, value: Any) -> float:

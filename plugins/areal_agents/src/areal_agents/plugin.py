@@ -1,4 +1,4 @@
-"""What this plugin supplies: workflows of agents and of tools, ways to bring an agent, environments of libraries."""
+"""Components of this plugin: workflows with agents and tools, kinds of agents, environments, and a data set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from areal_core.plugins import Component, hookimpl
 
 @hookimpl
 def areal_workflows() -> list[Component]:
-    """How an episode of an agent, or a conversation with tools, is played."""
+    """Workflows that run an agent, or a conversation with tools."""
     return [
         Component(
             "agent",
@@ -26,7 +26,7 @@ def areal_workflows() -> list[Component]:
 
 @hookimpl
 def areal_agents() -> list[Component]:
-    """Ways to bring an agent, beside a function of your own."""
+    """Kinds of agents in addition to Python functions."""
     return [
         Component(
             "command",
@@ -45,7 +45,7 @@ def areal_agents() -> list[Component]:
 
 @hookimpl
 def areal_environments() -> list[Component]:
-    """Worlds of libraries that `core/multi_turn` plays with."""
+    """Environments of other libraries, for `core/multi_turn`."""
     return [
         Component(
             "gymnasium",
@@ -70,7 +70,7 @@ def areal_environments() -> list[Component]:
 
 @hookimpl
 def areal_datasets() -> list[Component]:
-    """Rows for games that need no other data."""
+    """Data sets for games that need no other data."""
     return [
         Component(
             "seeds",

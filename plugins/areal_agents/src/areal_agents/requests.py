@@ -1,4 +1,4 @@
-"""What an agent asks for, whichever protocol it speaks."""
+"""Requests of agents, independent of the protocol."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ REQUESTS: dict[str, str] = {
     "/v1/messages": "messages_requests",
     "/inference/v1/generate": "generate_requests",
 }
-"""What requests for answers are counted as, by their path."""
+"""Names under which requests are counted, by path."""
 
 
 class RefusedError(Exception):
-    """A request that cannot be answered; the agent is told why.
+    """The endpoint refuses a request. The agent gets the message as an error response.
 
     Args:
-        message: what is wrong with it.
-        status: of HTTP.
-        code: short name of the reason, as OpenAI's errors have one.
+        message: what is wrong with the request.
+        status: HTTP status.
+        code: short name of the reason, for the `code` field of OpenAI's errors.
     """
 
     def __init__(self, message: str, status: int = 400, code: str = "invalid_request") -> None:
@@ -36,20 +36,20 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
-    """One request for an answer.
+    """One request for one or more answers.
 
     Attributes:
         messages: the conversation so far.
-        tools: function tools, as chat templates take them.
+        tools: function tools, in the format of chat templates.
         template_arguments: further arguments of the chat template.
-        count: answers that are wished for.
-        max_tokens: of an answer; None leaves it to the run.
+        count: number of answers to generate.
+        max_tokens: maximum tokens of one answer; None: the run's limit.
         stop: texts that end an answer.
-        prompt_ids: the conversation as token ids, in place of messages.
-        previous: identifier of the answer that the messages follow; empty where they are the whole conversation.
-        opening: takes the place of the system message that the conversation of `previous` began with; empty keeps it.
+        prompt_ids: the conversation as token ids, instead of messages.
+        previous: identifier of the answer that the messages continue; empty if they are the whole conversation.
+        opening: system message that replaces the one of the `previous` conversation; empty: keep it.
         not_honored: names of options that the answer does not follow; see `areal_agents.options`.
-        model: the name that was asked for: the part that the policy plays here.
+        model: requested model name; it becomes the agent_id of the answers.
     """
 
     messages: Sequence[Message]
@@ -66,29 +66,33 @@ class AgentRequest:
 
 
 def tools_of(body: Mapping[str, Any], kind: str = "function") -> list[dict[str, Any]]:
-    """Return the tools of a request; none if the request rules out calls.
+    """Return the tools of a request, or none if the request rules out calls.
 
     Args:
-        body: of the request.
-        kind: the type that the protocol gives to a function of the agent's.
+        body: body of the request.
+        kind: the protocol's type name for functions that the agent runs itself.
 
     Raises:
-        RefusedError: a tool is hosted by the provider of a model, which a run is not.
-        RowError: a function cannot be read.
+        RefusedError: a tool is hosted by a model provider, which the endpoint is not.
+        RowError: a function's definition is invalid.
     """
     choice = body.get("tool_choice")
     if "none" in (choice, choice.get("type") if isinstance(choice, dict) else None):
         return []
     tools = objects(body, "tools")
     for number, tool in enumerate(tools):
-        if (found := tool.get("type", kind)) != kind:
-            message = f"a hosted tool of type {found!r:.40} is not served: only functions that the agent calls are"
+        if (type_name := tool.get("type", kind)) != kind:
+            message = f"a hosted tool of type {type_name!r:.40} is not served: use function tools"
             raise RefusedError(f"tools[{number}]: {message}")
     return read_tools(tools)
 
 
 def positive(body: Mapping[str, Any], name: str) -> int | None:
-    """Return a whole number from 1, or None where the request has none."""
+    """Return a positive integer of a request; None if the key is missing.
+
+    Raises:
+        RefusedError: the value is not an integer of at least 1.
+    """
     value = body.get(name)
     if value is not None and (type(value) is not int or value < 1):
         raise RefusedError(f"{name} is {value!r:.40}; it must be a whole number from 1")
@@ -96,7 +100,11 @@ def positive(body: Mapping[str, Any], name: str) -> int | None:
 
 
 def objects(body: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """Return a list of objects; empty where the request has none."""
+    """Return a list of objects of a request; empty if the key is missing.
+
+    Raises:
+        RefusedError: the value is not a list of objects.
+    """
     value = body.get(name) or []
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise RefusedError(f"{name} must be a list of objects")
@@ -104,7 +112,11 @@ def objects(body: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def stop_texts(value: Any, name: str) -> tuple[str, ...]:
-    """Return texts that end an answer."""
+    """Return the texts that end an answer.
+
+    Raises:
+        RefusedError: the value is not a non-empty text or a list of them.
+    """
     texts = [value] if isinstance(value, str) else value or []
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
         raise RefusedError(f"{name} must be a text or a list of texts")

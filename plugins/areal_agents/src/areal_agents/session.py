@@ -1,4 +1,4 @@
-"""An episode as its agent sees it: a key, and answers to what it asks."""
+"""Session of an episode: a key, and answers to the agent's requests."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 KEY_PREFIX = "sk-areal-"
 LONG_TEXT = 20_000
-"""Characters of messages whose tokens are there in milliseconds."""
+"""Characters of messages that are tokenized on the event loop (milliseconds). Longer ones are tokenized in a thread."""
 LONGEST_NAME = 40
-"""Characters of an option's name in a metric; trackers take letters, digits, and few others."""
+"""Characters of an option's name in a metric. Other characters than letters, digits, _ . - are replaced."""
 
 
 class Session:
-    """Of one episode.
+    """Answers the requests of one episode's agent.
 
     Args:
-        context: generates.
-        reader: reads answers.
-        max_tokens: of a conversation, the answer included.
-        most_answers: that an episode may ask for.
-        template_arguments: see `Conversations`.
+        context: generates the answers.
+        reader: parser of answers.
+        max_tokens: maximum tokens of a conversation, answers included.
+        most_answers: maximum number of answers that the episode may request.
+        template_arguments: the run's arguments of the chat template.
 
     Attributes:
-        key: bearer token of the agent's.
-        conversations: what was said.
-        counts: of requests, answers, malformed calls and other sampling settings.
-        generating_s: seconds in which at least one answer was generated.
-        max_tokens: of a conversation.
+        key: bearer token of the episode.
+        conversations: the answers so far, as trees.
+        counts: numbers of requests, answers, calls, malformed calls and options that are not honored.
+        generating_s: seconds during which at least one answer was being generated.
+        max_tokens: maximum tokens of a conversation.
     """
 
     def __init__(
@@ -64,32 +64,36 @@ class Session:
         self._reader = reader
         self.max_tokens = max_tokens
         self._most_answers = most_answers
-        self._under_way = 0
+        self._active_answers = 0
         self._answering: set[asyncio.Task[list[Turn]]] = set()
         self._failure: RunError | None = None
         self._began = time.monotonic()
 
     async def find_place(self, request: AgentRequest) -> Prompt:
-        """See `Conversations.place`; the tokens of a long text are looked for beside the event loop."""
+        """Return the prompt for a request without counting it; see `Conversations.place`."""
         if not request.previous and len(f"{request.messages}{request.tools}") < LONG_TEXT:
             return self.conversations.place(request)
         return await asyncio.to_thread(self.conversations.place, request)
 
     async def place(self, request: AgentRequest) -> Prompt:
-        """The tokens that the answers to a request continue.
+        """Return the prompt for a request, and count the request.
 
         Raises:
-            RefusedError: they cannot be continued; the agent is told why.
+            RefusedError: the chat template rejects the messages, or a limit of the episode is reached.
         """
         prompt = await self.find_place(request)
         if self.max_tokens <= prompt.length:
-            message = f"the conversation has {prompt.length} tokens, and this run's conversations have at most"
-            raise RefusedError(f"{message} {self.max_tokens}: workflow.max_tokens", code="context_length_exceeded")
-        if self.counts["answers"] + request.count > self._most_answers:
-            message = (
-                f"the episode has asked for {self.counts['answers']} answers, asks for {request.count} more, and may"
+            raise RefusedError(
+                f"the conversation has {prompt.length} tokens; the limit is {self.max_tokens} (workflow.max_tokens)",
+                code="context_length_exceeded",
             )
-            raise RefusedError(f"{message} for {self._most_answers}: workflow.max_answers", 429, "too_many_answers")
+        if self.counts["answers"] + request.count > self._most_answers:
+            raise RefusedError(
+                f"the episode has asked for {self.counts['answers']} answers and asks for {request.count} more; "
+                f"the limit is {self._most_answers} (workflow.max_answers)",
+                429,
+                "too_many_answers",
+            )
         self.counts["answers"] += request.count
         if prompt.broken:
             self.counts[f"{prompt.broken}_prefixes"] += 1
@@ -99,17 +103,18 @@ class Session:
         return prompt
 
     def start(self, request: AgentRequest, prompt: Prompt) -> asyncio.Task[list[Turn]]:
-        """`answer` in a task, which ends with the session."""
+        """Run `answer` in a task that `close` cancels."""
         task = asyncio.ensure_future(self.answer(request, prompt))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
         return task
 
     def close(self) -> None:
-        """The episode is over: nothing more is generated for it.
+        """Cancel all generation for this episode.
 
         Raises:
-            RunError: the run cannot go on, whatever the agent made of the refusal that it was told.
+            RunError: generation failed because the run cannot continue. The agent may have swallowed the error that it
+                got.
         """
         for task in self._answering:
             task.cancel()
@@ -117,18 +122,18 @@ class Session:
             raise self._failure
 
     async def answer(self, request: AgentRequest, prompt: Prompt) -> list[Turn]:
-        """Generate what was asked for. Whoever cannot deliver it says so to `lose`."""
+        """Generate the answers to a request. Call `lose` if they cannot be delivered."""
         ids = prompt.ids
-        room = self.max_tokens - len(ids)
-        longest = room if request.max_tokens is None else min(room, request.max_tokens)
-        settings = {"max_new_tokens": longest, "stop": request.stop}
+        max_output = self.max_tokens - len(ids)
+        max_new_tokens = max_output if request.max_tokens is None else min(max_output, request.max_tokens)
+        settings = {"max_new_tokens": max_new_tokens, "stop": request.stop}
         generating = [asyncio.ensure_future(self._generate(ids, **settings)) for _ in range(request.count)]
         self._begin()
         try:
             generations = await asyncio.gather(*generating)
         finally:
             self._end()
-            for task in generating:  # where one has failed
+            for task in generating:  # if one has failed, the others are not needed
                 task.cancel()
         begun = self._reader.begun(ids)
         turns = []
@@ -150,15 +155,15 @@ class Session:
             raise RefusedError(str(error)) from error
 
     def lose(self, turns: Sequence[Turn]) -> None:
-        """These answers did not arrive; they are not trained on."""
+        """Discard answers that did not reach the agent, so that they are not trained on."""
         self.conversations.discard(turns)
 
     def _begin(self) -> None:
-        if not self._under_way:
+        if not self._active_answers:
             self._began = time.monotonic()
-        self._under_way += 1
+        self._active_answers += 1
 
     def _end(self) -> None:
-        self._under_way -= 1
-        if not self._under_way:
+        self._active_answers -= 1
+        if not self._active_answers:
             self.generating_s += time.monotonic() - self._began

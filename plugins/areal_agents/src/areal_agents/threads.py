@@ -1,4 +1,4 @@
-"""Ordinary functions of users beside an event loop."""
+"""Run users' functions in threads, so that they do not block the event loop."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 async def run_in_thread(function: Callable[[], Any]) -> Any:
-    """What a function returns or raises, called in a thread of its own.
+    """Call a function in a new daemon thread and return its result, or raise its exception.
 
-    Nobody can end a thread: one that is not waited for any more goes on until it returns, and holds up no exit.
+    Threads cannot be killed: if the caller is cancelled, the function keeps running until it returns. It does not delay
+    the exit of the process.
     """
     done: Future[Any] = Future()
     done.set_running_or_notify_cancel()
@@ -25,12 +26,12 @@ async def run_in_thread(function: Callable[[], Any]) -> Any:
     def call() -> None:
         try:
             result = context.run(function)
-        except StopIteration as error:  # no future can bring it
+        except StopIteration as error:  # a future cannot hold a StopIteration
             done.set_exception(RuntimeError(f"{function} raised StopIteration: {error}"))
-        except BaseException as error:  # noqa: BLE001 - whoever waits is told, whatever it is
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
             done.set_exception(error)
         else:
             done.set_result(result)
 
-    start_thread(call, "a function of a user's")
+    start_thread(call, "a user's function")
     return await asyncio.wrap_future(done)

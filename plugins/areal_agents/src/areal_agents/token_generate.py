@@ -1,4 +1,4 @@
-"""Token ids in, token ids out, as vLLM's `/inference/v1/generate` has it; verifiers' environments ask so."""
+"""vLLM's `/inference/v1/generate`: token ids in, token ids out. The library verifiers uses it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from areal_agents.openai_chat import Event
 
 HONORED = frozenset({"model", "sampling_params", "stream", "token_ids"})
-"""Keys of a request that the endpoint follows."""
+"""Request keys that the endpoint honors."""
 SETTINGS = frozenset({"max_tokens", "n", "output_kind", "stop"})
-"""The same of `sampling_params`."""
+"""Keys of `sampling_params` that the endpoint honors."""
 
 
 def read(body: Mapping[str, Any]) -> AgentRequest:
-    """A request; raises `RefusedError`."""
+    """Parse a request.
+
+    Raises:
+        RefusedError: a key has an invalid value.
+    """
     ids = body.get("token_ids")
     if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):
         raise RefusedError("token_ids must be a list of at least one token id")
@@ -41,12 +45,12 @@ def read(body: Mapping[str, Any]) -> AgentRequest:
 
 
 def _without_sampled_logprob(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without `logprobs: 0` and `1`: the log-probability of the sampled token is always there."""
+    """Return settings without `logprobs: 0` or `1`: the sampled token's log-probability is always in the response."""
     return {name: value for name, value in settings.items() if name != "logprobs" or value not in (0, 1)}
 
 
 def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> dict[str, Any]:
-    """An answer as a whole."""
+    """Return the complete response."""
     del body, reader
     choices = [
         {
@@ -61,7 +65,7 @@ def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) 
 
 
 def _logprobs(turn: Turn) -> list[dict[str, Any]]:
-    """A token's text would be ambiguous: vLLM names it by its id here, and clients hold it against `token_ids`."""
+    """Return log-probabilities by token id, as vLLM does here: clients compare the ids with `token_ids`."""
     return [
         {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
         for token, logprob in zip(turn.generation.output_ids, turn.generation.logprobs, strict=True)
@@ -69,5 +73,5 @@ def _logprobs(turn: Turn) -> list[dict[str, Any]]:
 
 
 def stream(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> Iterator[Event]:
-    """Nobody asks for it in pieces."""
+    """Yield the complete response as one event, because no client streams this protocol."""
     yield "", write(body, turns, reader)

@@ -1,4 +1,4 @@
-"""The text and the bytes of single tokens, beside their log-probabilities."""
+"""Text and bytes of single tokens, for the log-probabilities of responses."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""A byte in the vocabularies of SentencePiece."""
+"""Spelling of a single byte in SentencePiece's vocabularies."""
 _PRINTED: Final = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-"""Bytes that byte-level vocabularies write as the character of the same number; the others follow from 256."""
+"""Bytes that byte-level vocabularies write as the character with the same number. The others are numbered from 256."""
 _OTHERS: Final = [byte for byte in range(256) if byte not in _PRINTED]
 BYTES: Final = {chr(byte): byte for byte in _PRINTED} | {chr(256 + n): byte for n, byte in enumerate(_OTHERS)}
-"""The byte that each character of a byte-level vocabulary stands for."""
+"""Byte of each character of a byte-level vocabulary."""
 
 
 class TokenTexts:
-    """Reads the text and the bytes of tokens.
+    """Converts tokens to their text and bytes.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     def of(self, ids: Sequence[int]) -> list[tuple[str, list[int]]]:
-        """Return the text of each token and its bytes.
+        """Return the text and the bytes of each token.
 
-        A token that is a part of a character has its bytes, and the replacement character as text.
+        A token that is a part of a character has its own bytes, and the replacement character as text.
         """
         spellings = self._tokenizer.convert_ids_to_tokens(list(ids))
         pieces = [self._bytes(token, spelling or "") for token, spelling in zip(ids, spellings, strict=True)]
@@ -40,13 +40,13 @@ class TokenTexts:
 
     @cached_property
     def _added(self) -> dict[int, str]:
-        """Tokens that stand in no vocabulary of pieces: they are spelled as they are."""
+        """Text of added tokens, by id. It is not encoded the way the vocabulary is."""
         added = getattr(self._tokenizer, "added_tokens_decoder", {})
         return {token: added_token.content for token, added_token in added.items()}
 
     @cached_property
     def _decoder(self) -> str:
-        """How the tokenizer turns pieces into text, as the JSON of its library; empty if that is not known."""
+        """JSON description of how the tokenizer turns pieces into text; empty if unknown."""
         decoder = getattr(getattr(self._tokenizer, "backend_tokenizer", None), "decoder", None)
         return "" if decoder is None else json.dumps(json.loads(decoder.__getstate__()), ensure_ascii=False)
 

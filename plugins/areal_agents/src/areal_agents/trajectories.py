@@ -1,4 +1,4 @@
-"""From the answers of an episode to the trajectories that are trained on."""
+"""Build the trajectories that are trained on from the answers of an episode."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Trained = Literal["all", "last", "longest"]
 
 
 def ends(turns: Sequence[Turn], trained: Trained) -> list[Turn]:
-    """The last answers of the conversations that are trained on.
+    """Return the last answers of the conversations that are trained on.
 
-    Of several choices for one request those count that were continued, and where none was, all: nobody knows which of
-    them the reward is for.
+    If a request got several answers and the agent continued some, only those count. If it continued none, all count,
+    because the reward may be for any of them.
 
     Args:
         turns: all answers of an episode, in order.
@@ -31,23 +31,24 @@ def ends(turns: Sequence[Turn], trained: Trained) -> list[Turn]:
     choices: defaultdict[int, list[Turn]] = defaultdict(list)
     for turn in turns:
         choices[id(turn.prompt)].append(turn)
-    found = [turn for turn in turns if not turn.children and not any(t.children for t in choices[id(turn.prompt)])]
-    if not found:
+    candidates = [turn for turn in turns if not turn.children and not any(t.children for t in choices[id(turn.prompt)])]
+    if not candidates:
         return []
     if trained == "longest":
-        return [max(found, key=lambda turn: turn.length)]
-    return found if trained == "all" else found[-1:]
+        return [max(candidates, key=lambda turn: turn.length)]
+    return candidates if trained == "all" else candidates[-1:]
 
 
 def answer_rewards(turns: Sequence[Turn], turn_rewards: Mapping[str, float]) -> dict[int, float]:
-    """The reward of each answer by itself, by `id`.
+    """Return the rewards of single answers, by the `id` of the turn.
 
     Args:
         turns: all answers of an episode.
-        turn_rewards: by identifier; that of a choice other than the first of its request has `/NUMBER` behind it.
+        turn_rewards: rewards by identifier. A further answer to one request is named by the first one's identifier and
+            its own index: `ID/INDEX`.
 
     Raises:
-        ValueError: an identifier is that of no answer.
+        ValueError: an identifier belongs to no answer.
     """
     names: dict[str, Turn] = {}
     first: dict[int, tuple[str, int]] = {}
@@ -57,24 +58,24 @@ def answer_rewards(turns: Sequence[Turn], turn_rewards: Mapping[str, float]) -> 
         names |= {turn.identifier: turn, f"{name}/{number}": turn}
     if unknown := sorted(turn_rewards.keys() - names.keys()):
         raise ValueError(f"turn_rewards names {', '.join(unknown)}, which is not an answer that this episode received")
-    found: dict[int, float] = {}
+    rewards: dict[int, float] = {}
     for name, value in turn_rewards.items():
-        found[id(names[name])] = found.get(id(names[name]), 0.0) + value
-    return found
+        rewards[id(names[name])] = rewards.get(id(names[name]), 0.0) + value
+    return rewards
 
 
 def trajectories(ended: Sequence[Turn], rewards: Mapping[int, float], extra: Sequence[float]) -> list[Trajectory]:
-    """One for each conversation. An answer that several share is learned from in the first of them alone.
+    """Return a trajectory for each conversation. An answer that several share is trained on only in the first one.
 
     Args:
-        ended: see `ends`.
-        rewards: see `answer_rewards`.
-        extra: the reward of each beside the episode's.
+        ended: last answers of the conversations; see `ends`.
+        rewards: rewards of answers; see `answer_rewards`.
+        extra: reward of each conversation in addition to the episode's.
     """
     seen: set[int] = set()
-    found = []
+    built = []
     for end, extra_reward in zip(ended, extra, strict=True):
-        builder, own = TrajectoryBuilder(), []
+        builder, rewards_of_turns = TrajectoryBuilder(), []
         for turn in end.path():
             builder.add_context(turn.prompt.context_ids)
             if id(turn) in seen:
@@ -82,7 +83,7 @@ def trajectories(ended: Sequence[Turn], rewards: Mapping[int, float], extra: Seq
                 continue
             seen.add(id(turn))
             builder.add_generation(turn.generation)
-            own.append(rewards.get(id(turn), 0.0))
-        turn_rewards = {"turn_rewards": np.array(own, np.float32)}
-        found.append(builder.build(turns=turn_rewards, agent_id=end.agent_id, reward=extra_reward))
-    return found
+            rewards_of_turns.append(rewards.get(id(turn), 0.0))
+        turn_rewards = {"turn_rewards": np.array(rewards_of_turns, np.float32)}
+        built.append(builder.build(turns=turn_rewards, agent_id=end.agent_id, reward=extra_reward))
+    return built

@@ -1,7 +1,7 @@
-"""Arguments of calls that a model writes as bare text, as values of the types that the tool's JSON schema allows.
+"""Convert arguments that a model writes as bare text to the types of the tool's JSON schema.
 
-A text becomes another value only if the schema does not allow a string there: `12345` of an optional string is the
-string that the model wrote.
+A text is converted only if the schema does not allow a string: for an optional string, `12345` stays the string that
+the model wrote.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 _ANY: Final = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _DEEPEST: Final = 8
-"""Schemas that are followed, one within another; beyond it anything is allowed. References may form circles."""
+"""Depth to which nested schemas are followed; anything is allowed below. References may form cycles."""
 _CONSTANTS: Final = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
-"""As JSON spells them, and as Python does, which templates write."""
+"""Constants in the spelling of JSON and of Python; chat templates write both."""
 _TYPES: Final[Mapping[type, str]] = {
     str: "string",
     bool: "boolean",
@@ -32,12 +32,12 @@ _TYPES: Final[Mapping[type, str]] = {
 
 
 def typed_arguments(name: str, texts: Mapping[str, Any], tools: Sequence[Any]) -> dict[str, Any]:
-    """Return the arguments of a call, those that are text as values of the tool's types.
+    """Return the arguments of a call, with texts converted to the types of the tool's schema.
 
     Args:
-        name: of the function.
-        texts: arguments by their names, as the model wrote them.
-        tools: that the agent has.
+        name: name of the function.
+        texts: arguments by name, as the model wrote them.
+        tools: tools that the agent offers.
     """
     functions = [tool.get("function", tool) for tool in tools if isinstance(tool, dict)]
     schema = next((f.get("parameters") or {} for f in functions if f.get("name") == name), {})
@@ -49,7 +49,7 @@ def typed_arguments(name: str, texts: Mapping[str, Any], tools: Sequence[Any]) -
 
 
 def _value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
-    """Return a text as a value that a schema allows; the text itself if it allows strings, or if nothing fits."""
+    """Return a text as a value that the schema allows, or unchanged if strings are allowed or no value fits."""
     allowed = _allowed(schema, root)
     bare = text.strip()
     if isinstance(allowed, list):
@@ -61,7 +61,7 @@ def _value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def _parsed(text: str) -> Any:
-    """Return what a text has in JSON; the text itself if it is not JSON."""
+    """Return the JSON value of a text, or the text if it is not JSON."""
     try:
         value = read_json(text)
     except ValueError:
@@ -70,13 +70,13 @@ def _parsed(text: str) -> Any:
 
 
 def _spells(text: str, value: Any) -> bool:
-    """Return whether a text spells a value that is no string."""
+    """Return whether a text spells a value that is not a string."""
     spelled = _CONSTANTS[text] if text in _CONSTANTS else _parsed(text)
     return type(spelled) is type(value) and not isinstance(value, str) and bool(spelled == value)
 
 
 def _allowed(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str] | list[Any]:
-    """Return the JSON types that a schema allows, or the values if it lists them; "number" includes integers."""
+    """Return the JSON types that a schema allows, or its values if it lists them. "number" includes integers."""
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return _ANY
     if isinstance(schema.get("enum"), list):
@@ -113,7 +113,7 @@ def _types(allowed: frozenset[str] | list[Any]) -> frozenset[str]:
 
 
 def _referenced(reference: Any, root: Any) -> Any:
-    """Return the schema that `#/$defs/NAME` names; anything is allowed if there is none."""
+    """Return the schema that `#/$defs/NAME` refers to, or True (anything is allowed) if it does not exist."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return True
     for step in reference[1:].split("/")[1:]:

@@ -1,4 +1,4 @@
-"""Plays an episode by letting an agent talk to the policy."""
+"""Workflow that runs an episode by letting an agent call the policy."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ logger = logging.getLogger(__name__)
 
 
 class AgentWorkflow:
-    """An agent of a user's plays the episode against this process's endpoint.
+    """Runs the user's agent against the endpoint of this process.
 
     Args:
-        settings: which agent, and what of its conversations is trained on.
-        agent: in place of the settings' own.
+        settings: the agent, and which of its conversations are trained on.
+        agent: function to call instead of the agent in the settings.
     """
 
     def __init__(self, settings: AgentSettings, agent: Callable[..., Any] | None = None) -> None:
         self._settings = settings
-        bypass_proxies(hosts=[settings.host])  # before the agent's file is imported: clients read the variables once
+        bypass_proxies(hosts=[settings.host])  # before the import of the agent's file: clients read the variables once
         self._agent = FunctionAgent(agent or settings.agent.build())
         self._reader: AnswerReader | None = None
         self._endpoint: AgentEndpoint | None = None
         self._starting = asyncio.Lock()
 
     def check_row(self, row: Mapping[str, Any], tokenizer: Any = None) -> str:
-        """Return why the agent cannot be called for a row; empty if it can. Called before a run."""
+        """Return why the agent cannot be called for a row, or an empty string if it can. Called before a run."""
         del tokenizer
         return self._agent.problem(row)
 
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
-        """See `RolloutWorkflow.run_episode`."""
-        settings, began = self._settings, time.monotonic()
+        """Run one episode; see `RolloutWorkflow.run_episode`."""
+        settings, began_at = self._settings, time.monotonic()
         endpoint, reader = await self._serve(context)
         session = Session(
             context,
@@ -59,12 +59,12 @@ class AgentWorkflow:
             most_answers=settings.max_answers,
             template_arguments=settings.chat_template_kwargs,
         )
-        where = endpoint.open(session)
+        address = endpoint.open(session)
         try:
-            outcome = read_outcome(await self._agent(row=row, endpoint=where))
+            outcome = read_outcome(await self._agent(row=row, endpoint=address))
         finally:
             endpoint.end(session)
-        return await make_episode(session, outcome, context, settings, time.monotonic() - began)
+        return await make_episode(session, outcome, context, settings, time.monotonic() - began_at)
 
     async def play_at(
         self,
@@ -73,13 +73,13 @@ class AgentWorkflow:
         score: Callable[[str | None], Awaitable[RewardScore]],
         agent_ids: Callable[[], Collection[str]],
     ) -> RewardScore:
-        """What an episode is worth that is played with somebody else's model: nothing of its tokens is known.
+        """Run one episode against another endpoint and return its reward. No tokens are recorded.
 
         Args:
-            row: of the data set.
-            endpoint: of that model.
-            score: the run's rewards on a text; on what the model answered last where it is None.
-            agent_ids: the models that the agent has asked for.
+            row: row of the data set.
+            endpoint: endpoint of the model to evaluate.
+            score: scores a text with the run's rewards; for None, the model's last answer.
+            agent_ids: returns the model names that the agent has requested.
         """
         outcome = read_outcome(await self._agent(row=row, endpoint=endpoint))
         reward = reward_of_agents(outcome, agent_ids())
@@ -89,12 +89,12 @@ class AgentWorkflow:
         return RewardScore(scored.value + sum(outcome.turn_rewards.values()), {**scored.components, **outcome.rewards})
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop the endpoint."""
         if self._endpoint is not None:
             await self._endpoint.close()
 
     async def _serve(self, context: WorkflowContext) -> tuple[AgentEndpoint, AnswerReader]:
-        """The endpoint of this process, which the first episode starts."""
+        """Return the endpoint of this process and its reader. The first episode starts them."""
         async with self._starting:
             if self._endpoint is None or self._reader is None:
                 reader = AnswerReader(context.tokenizer, self._settings.tool_form, self._settings.chat_template)

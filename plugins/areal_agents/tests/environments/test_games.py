@@ -247,8 +247,8 @@ def words():
         ({"type": "agents/gymnasium", **LAKE, "arguments": {"size": 3}}, "unexpected keyword argument 'size'"),
         ({"type": "agents/gymnasium", **LAKE, "turn": "{board}"}, "names board"),
         ({"type": "agents/textarena", "id": "Go-v0"}, "textarena has no game 'Go-v0'"),
-        ({"type": "agents/textarena", "id": "TicTacToe-v0"}, "is not for one player"),
-        ({"type": "agents/textarena", "id": "GuessTheNumber-v0", "arguments": {"a": 1}}, "cannot begin the game"),
+        ({"type": "agents/textarena", "id": "TicTacToe-v0"}, "is not a single-player game"),
+        ({"type": "agents/textarena", "id": "GuessTheNumber-v0", "arguments": {"a": 1}}, "cannot start the game"),
     ],
 )
 def test_what_cannot_be_played_is_told_before_a_run(environment, told, words):

@@ -152,7 +152,7 @@ def test_a_server_that_dies_is_started_again_and_the_loss_is_told(tmp_path):
     texts = [call("note", text="a"), call("crash"), call("note", text="b"), "done"]
     _, heard, _ = asyncio.run(played.episode(*texts))
     assert "<result>1 notes</result>" in heard[0]
-    assert "error: the tool's server was lost and has begun anew; what it knew before is gone" in heard[1]
+    assert "error: the tool's server was lost and restarted; its earlier state is gone" in heard[1]
     assert "<result>1 notes</result>" in heard[2]
     assert none_left(tmp_path)
 
@@ -180,7 +180,7 @@ def test_a_cancelled_episode_leaves_nothing(per, tmp_path):
     ("command", "told"),
     [
         ([sys.executable, "-c", "exit(3)"], "does not start: MCPError: Connection closed"),
-        ([*SERVER, "--mute"], "does not start: TimeoutError: it told no tools within start_timeout_s: 1"),
+        ([*SERVER, "--mute"], "does not start: TimeoutError: it listed no tools within start_timeout_s: 1"),
         (["./nowhere"], "does not start: FileNotFoundError"),
     ],
 )
@@ -196,7 +196,7 @@ def test_names_that_clash_are_refused(tmp_path):
     (tmp_path / "mine.py").write_text('def note() -> str:\n    """Notes."""\n')
     for more in ({"tools": [f"{tmp_path}/mine.py:note"]}, {}):
         played = Played(tmp_path, *[{"command": SERVER}] * (1 if more else 2), **more)
-        with pytest.raises(RunError, match=r"two tools are called note: of .*, and of the MCP server"):
+        with pytest.raises(RunError, match=r"two tools are called note: from .* and from the MCP server"):
             asyncio.run(played.episode("done"))
         assert none_left(tmp_path)
 
@@ -232,8 +232,8 @@ def test_a_server_behind_an_address_is_asked(tmp_path):
     [
         ([{}], "write either command or url"),
         ([{"command": ["a"], "url": "http://b"}], "write either command or url"),
-        ([{"command": ["no-such-program"]}], "mcp: no-such-program is not a program that can be started here"),
-        ([{"command": ["./server"]}], "mcp: ./server is not a program that can be started here"),
+        ([{"command": ["no-such-program"]}], "mcp: the program no-such-program was not found or is not executable"),
+        ([{"command": ["./server"]}], "mcp: the program ./server was not found or is not executable"),
     ],
 )
 def test_what_cannot_be_started_is_told_before_a_run(mcp, told):

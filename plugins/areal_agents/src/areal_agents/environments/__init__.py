@@ -1,1 +1,1 @@
-"""Conversations of the policy with tools."""
+"""Conversations with tools, and environments of other libraries."""

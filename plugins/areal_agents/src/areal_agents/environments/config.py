@@ -1,4 +1,4 @@
-"""Settings of workflows with tools and of environments. Imports no torch and none of the libraries they need."""
+"""Settings of workflows with tools and of environments. This module imports neither torch nor the libraries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def _readable_template(template: str) -> str:
     fields = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
     if unknown := sorted(fields - {"observation", "actions"}):
         raise ValueError(
-            f"names {', '.join(unknown)}: there are {{observation}} and {{actions}}; a brace is written {{{{"
+            f"the template names {', '.join(unknown)}; its fields are {{observation}} and {{actions}}; "
+            "write {{ for a brace"
         )
     return template
 
@@ -36,7 +37,7 @@ Template = Annotated[str, AfterValidator(_readable_template)]
 
 
 class McpServerSettings(Settings):
-    """A server of the Model Context Protocol: a command, or an address."""
+    """Settings of a server of the Model Context Protocol: a command to start, or the URL of a running server."""
 
     command: list[str] | None = Field(
         default=None,
@@ -63,19 +64,19 @@ class McpServerSettings(Settings):
     )
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> McpServerSettings:
+    def _check_one_of_two(self) -> McpServerSettings:
         if (self.command is None) == (self.url is None):
             raise ValueError("write either command or url")
         return self
 
     @property
     def title(self) -> str:
-        """Which server it is, for messages."""
+        """URL or command of the server, for messages."""
         return self.url or " ".join(self.command or ())
 
 
 class ToolSettings(ConversationSettings):
-    """A conversation in which the policy calls functions of Python, or tools of servers."""
+    """Settings of a conversation in which the policy calls Python functions or tools of MCP servers."""
 
     prompt_key: str = Field(
         default="prompt", description="Key of the row that holds the task: text, or a list of messages."
@@ -97,7 +98,7 @@ class ToolSettings(ConversationSettings):
     )
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """There must be a tool; the programs and the library of servers must be here."""
+        """Check that there is a tool, and that the servers' programs and the MCP library are installed."""
         if not self.tools and not self.mcp:
             yield "tools: name at least one, or a server in mcp; without tools use core/single_turn"
         if self.mcp:
@@ -108,7 +109,7 @@ class ToolSettings(ConversationSettings):
 
     @property
     def prompt(self) -> PromptSettings:
-        """How a row becomes the opening of a conversation. The tools are those of the workflow, not of the row."""
+        """Settings that turn a row into the start of a conversation. The tools come from the workflow, not the row."""
         return PromptSettings(
             prompt_key=self.prompt_key,
             system=self.system,
@@ -129,7 +130,7 @@ class ToolSettings(ConversationSettings):
 
 
 class SeedsSettings(Settings):
-    """Rows that are nothing but seeds."""
+    """Settings of a data set whose rows hold only a seed."""
 
     size: int = Field(ge=1, description="Number of rows, one seed each.")
     first: int = Field(
@@ -141,7 +142,7 @@ class SeedsSettings(Settings):
 
 
 class GameSettings(Settings):
-    """What games of libraries have."""
+    """Settings that all games share."""
 
     id: str = Field(min_length=1, description="Name of the game in its library.")
     arguments: dict[str, Any] = Field(
@@ -158,7 +159,7 @@ class GameSettings(Settings):
 
 
 class GymnasiumSettings(GameSettings):
-    """A game of gymnasium, in words."""
+    """Settings of a game of gymnasium that is played as text."""
 
     system: str | None = Field(default=None, description="System message at the start of the conversation. null: none.")
     opening: Template = Field(
@@ -194,7 +195,7 @@ class GymnasiumSettings(GameSettings):
     )
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The library must be there, and the game must open."""
+        """Check that gymnasium is installed and that the game can be created."""
         del config
         if missing := list(missing_library("the environment gymnasium", "gymnasium", "gymnasium")):
             yield from missing
@@ -207,10 +208,10 @@ class GymnasiumSettings(GameSettings):
             game.close()
 
     def open_game(self) -> tuple[Any, ActionReader]:
-        """A game of its own, and what reads its actions.
+        """Create the game and the reader of its actions.
 
         Raises:
-            ConfigError: gymnasium is not installed, has no such game, or the game takes no such arguments or actions.
+            ConfigError: gymnasium is not installed or has no such game, or the game rejects the arguments or actions.
         """
         as_text = {"render_mode": "ansi"} if self.observation == "rendering" else {}
         try:
@@ -219,58 +220,60 @@ class GymnasiumSettings(GameSettings):
             raise ConfigError(
                 f"gymnasium cannot make the game '{self.id}': {type(error).__name__}: {error}",
                 hints=[
-                    "id is its name, with `module:` in front where a module registers it; arguments are those of make"
+                    "id is the game's name, prefixed by `module:` if a module registers it; arguments go to "
+                    "gymnasium.make"
                 ],
             ) from error
         return game, ActionReader(game.action_space, self.actions)
 
 
 class TextArenaSettings(GameSettings):
-    """A game of TextArena for one player."""
+    """Settings of a single-player game of TextArena."""
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The library must be there, and the game must begin."""
+        """Check that TextArena is installed and that the game can start."""
         del config
         if missing := list(missing_library("the environment textarena", "textarena", "textarena")):
             yield from missing
             return
-        others = random.getstate()  # games draw from the generator of this module
+        state = random.getstate()  # games draw from the global generator
         try:
             self.open_game(0)
         except ConfigError as error:
             yield str(error)
         finally:
-            random.setstate(others)
+            random.setstate(state)
 
     def open_game(self, seed: int) -> Any:
-        """A game of its own that has begun.
+        """Create the game and start it.
 
         Raises:
-            ConfigError: TextArena is not installed, has no such game, or the game refuses its arguments or lacks data.
+            ConfigError: TextArena is not installed or has no such game, or the game rejects its arguments or lacks
+                data.
         """
         library = load_library("the environment textarena", "textarena", "textarena")
         if self.id not in library.envs.registration.ENV_REGISTRY:
-            raise ConfigError(f"textarena has no game '{self.id}'", hints=["ids are such as GuessTheNumber-v0"])
+            raise ConfigError(f"textarena has no game '{self.id}'", hints=["write an id such as GuessTheNumber-v0"])
         try:
             game = library.make(self.id, **self.arguments)
             game.reset(num_players=1, seed=seed)
         except AssertionError as error:
-            raise ConfigError(f"the game '{self.id}' of textarena is not for one player: {error}") from error
+            raise ConfigError(f"the game '{self.id}' of textarena is not a single-player game: {error}") from error
         except Exception as error:
             if isinstance(error, LookupError) and "nltk" in str(error).lower():
                 raise ConfigError(
                     f"the game '{self.id}' of textarena needs data of nltk, which is not on this machine",
-                    hints=["python -m nltk.downloader words averaged_perceptron_tagger_eng, wherever workers run"],
+                    hints=["run python -m nltk.downloader words averaged_perceptron_tagger_eng on every worker's node"],
                 ) from error
             raise ConfigError(
-                f"textarena cannot begin the game '{self.id}': {type(error).__name__}: {error}",
+                f"textarena cannot start the game '{self.id}': {type(error).__name__}: {error}",
                 hints=["arguments are those of the game's class"],
             ) from error
         return game
 
 
 class OpenEnvSettings(Settings):
-    """An environment behind a server of OpenEnv."""
+    """Settings of an environment on an OpenEnv server."""
 
     url: str = Field(
         pattern=r"^(https?|wss?)://", description="URL of the OpenEnv server. Each episode has a session of its own."
@@ -297,6 +300,6 @@ class OpenEnvSettings(Settings):
     )
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The library must be there."""
+        """Check that the library is installed."""
         del config
         return missing_library("the environment openenv", "openenv", "openenv")

@@ -1,4 +1,4 @@
-"""An environment behind a server of OpenEnv: one session, over a WebSocket, for each episode."""
+"""Environment on an OpenEnv server. Each episode has one session, over a WebSocket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OpenEnvEnvironment:
     """An `Environment` around a session of an OpenEnv server.
 
     Args:
-        settings: which server, and how actions and observations are written.
+        settings: the server, and the format of actions and observations.
 
     Raises:
         ConfigError: openenv is not installed.
@@ -37,40 +37,45 @@ class OpenEnvEnvironment:
         )
 
     async def reset(self, row: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
-        """See `Environment.reset`."""
+        """Start the session's environment; see `Environment.reset`.
+
+        Raises:
+            ValueError: the row lacks a key of `reset_keys` or `opening_key`.
+            ConnectionError: the server does not answer in time, or reports an error.
+        """
         settings = self._settings
         if absent := [key for key in (*settings.reset_keys, settings.opening_key) if key and key not in row]:
             raise ValueError(f"the row has no {', '.join(absent)}, only {', '.join(row)}: see reset_keys, opening_key")
-        result = await self._ask("reset", **{key: row[key] for key in settings.reset_keys})
-        message = str(row[settings.opening_key]) if settings.opening_key else self._told(result.observation)
+        result = await self._request("reset", **{key: row[key] for key in settings.reset_keys})
+        message = str(row[settings.opening_key]) if settings.opening_key else self._observation_text(result.observation)
         return [{"role": "user", "content": message}]
 
     async def step(self, completion: str) -> StepResult:
-        """See `Environment.step`; a turn without a reward of the server's has 0."""
-        result = await self._ask("step", {**self._settings.action, self._settings.action_key: completion})
+        """Send the completion as an action; see `Environment.step`. A missing reward counts as 0."""
+        result = await self._request("step", {**self._settings.action, self._settings.action_key: completion})
         reward = float(result.reward or 0.0)
         if not math.isfinite(reward):
             raise ValueError(f"the OpenEnv server {self._settings.url} gave the reward {reward}")
         if result.done:
             return StepResult(reward=reward, terminated=True)
-        return StepResult(self._told(result.observation), reward)
+        return StepResult(self._observation_text(result.observation), reward)
 
     async def close(self) -> None:
-        """Give the session back."""
+        """Close the session."""
         async with asyncio.timeout(self._settings.step_timeout_s):
             await self._client.disconnect()
 
-    async def _ask(self, name: str, *given: Any, **named: Any) -> Any:
+    async def _request(self, name: str, *arguments: Any, **keywords: Any) -> Any:
         limit = self._settings.step_timeout_s
         try:
-            return await getattr(self._client, name)(*given, **named)
+            return await getattr(self._client, name)(*arguments, **keywords)
         except TimeoutError:
-            words = f"did not answer within workflow.environment.step_timeout_s: {limit:g}"
-        except Exception as error:  # noqa: BLE001 - of the client, the socket or the server: all of it is told alike
-            words = f"failed: {type(error).__name__}: {error}"
-        raise ConnectionError(f"{name} of the OpenEnv server {self._settings.url} {words}")
+            problem = f"did not answer within workflow.environment.step_timeout_s: {limit:g}"
+        except Exception as error:  # noqa: BLE001 - errors of the client, the socket and the server are reported alike
+            problem = f"failed: {type(error).__name__}: {error}"
+        raise ConnectionError(f"{name} of the OpenEnv server {self._settings.url} {problem}")
 
-    def _told(self, observation: Any) -> str:
+    def _observation_text(self, observation: Any) -> str:
         key = self._settings.observation_key
         if key is None:
             return observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Which game an episode plays: a seed out of its row, and rows that are nothing but seeds."""
+"""Data set of seeds, and the seed of a row's game."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from areal_agents.environments.config import SeedsSettings
 
 _SEEDS = 2**31
-"""Libraries take a seed below this."""
+"""Exclusive upper bound of seeds that the libraries accept."""
 
 
 class Seeds:
-    """A `Dataset` for games that need no other data: rows `{"seed": n}`.
+    """A `Dataset` for games that need no other data. Its rows are `{"seed": n}`.
 
     Args:
-        settings: how many, and from which on.
+        settings: number of rows and first seed.
     """
 
     def __init__(self, settings: SeedsSettings) -> None:
@@ -36,18 +36,18 @@ class Seeds:
 
 
 def seed_of(row: Mapping[str, Any], key: str) -> int:
-    """The seed of a row's game, below 2^31: all episodes of a group have the same one.
+    """Return the seed of a row's game, below 2^31. All episodes of a group get the same one.
 
     Args:
-        row: of the data set.
-        key: of the seed; a row without it has one that follows from all that it holds.
+        row: row of the data set.
+        key: key of the seed. If the row does not have it, the seed is a hash of the row's content.
 
     Raises:
-        ValueError: there is something else under this key.
+        ValueError: the value under the key is not a whole number from 0 to 2^31 - 1.
     """
     if key not in row:
-        written = json.dumps(dict(row), sort_keys=True, default=str)
-        return int.from_bytes(hashlib.sha256(written.encode()).digest()[:4], "big") % _SEEDS
+        content = json.dumps(dict(row), sort_keys=True, default=str)
+        return int.from_bytes(hashlib.sha256(content.encode()).digest()[:4], "big") % _SEEDS
     try:
         seed = operator.index(row[key])
     except TypeError:

@@ -1,4 +1,4 @@
-"""Between texts and the spaces of gymnasium: what an observation says, and which action a completion names."""
+"""Convert between text and gymnasium's spaces: describe observations, read actions out of completions."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LARGEST = 1000
-"""Numbers in an observation; what has more is an image and no text."""
+"""Maximum number of numbers in an observation. A larger one is an image and cannot be written as text."""
 _NUMBER = re.compile(r"(?<![\w.])-?\d{1,18}(?!\w|\.\d)")
 _LIST = re.compile(r"\[[^\[\]]{0,10000}\]")
 _ARRAYS = ("Box", "MultiDiscrete", "MultiBinary")
 
 
 class UnreadableError(Exception):
-    """A completion names no action; the words are for the policy."""
+    """A completion names no action. The message is for the policy."""
 
 
 def describe(space: Any, observation: Any) -> str:
-    """An observation in words: texts as they are, numbers with four digits, parts of a mapping on a line each.
+    """Return an observation as text: strings unchanged, numbers with four digits, a line for each entry of a Dict.
 
     Args:
-        space: of gymnasium, that the observation is of.
-        observation: as the game gave it.
+        space: gymnasium space of the observation.
+        observation: value from the game.
 
     Raises:
-        ConfigError: it is an image.
+        ConfigError: the observation has more than `LARGEST` numbers, such as an image.
     """
     kind = type(space).__name__
     if kind == "Dict":
@@ -51,14 +51,14 @@ def describe(space: Any, observation: Any) -> str:
 
 
 class ActionReader:
-    """Reads actions out of what the policy says.
+    """Reads actions out of the policy's completions.
 
     Args:
-        space: of gymnasium, of the game's actions.
-        names: of actions, in words, for the policy; empty where it says numbers, lists or texts.
+        space: gymnasium space of the game's actions.
+        names: action values by the names that the policy writes. Empty: the policy writes numbers, lists or text.
 
     Raises:
-        ConfigError: a name stands for no action, or the space's actions cannot be said without names.
+        ConfigError: a named value is not in the space, or the space's actions cannot be written without names.
     """
 
     def __init__(self, space: Any, names: Mapping[str, Any]) -> None:
@@ -68,13 +68,13 @@ class ActionReader:
             if not space.contains(value):
                 raise ConfigError(f"actions: {name} is {names.get(name, value)}, which is not in {space}")
         if not names and self._kind not in {"Discrete", "Text", *_ARRAYS}:
-            raise ConfigError(f"actions in {space} cannot be said: name those that the policy may take in `actions`")
+            raise ConfigError(f"actions in {space} cannot be written as text: name the allowed actions in `actions`")
         longest_first = sorted(self._names, key=len, reverse=True)
         self._name = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
 
     @property
     def choices(self) -> str:
-        """What there is to say, in words."""
+        """Description of the possible actions, for the policy."""
         if self._names:
             return "one of " + ", ".join(self._names)
         if self._kind == "Discrete":
@@ -84,16 +84,16 @@ class ActionReader:
         return f"a list of {int(np.prod(self._space.shape))} numbers, as [1, 2]"
 
     def read(self, completion: str) -> Any:
-        """The last action that a completion names.
+        """Return the last action that a completion names.
 
         Raises:
-            UnreadableError: there is none.
+            UnreadableError: it names none.
         """
         if self._names:
-            found = self._name.findall(completion.casefold())
-            if not found:
+            matches = self._name.findall(completion.casefold())
+            if not matches:
                 raise UnreadableError(f"That names no action. Say {self.choices}.")
-            return self._names[found[-1]]
+            return self._names[matches[-1]]
         action = self._unnamed(completion)
         if action is None or not self._space.contains(action):
             raise UnreadableError(f"That is not an action. Say {self.choices}.")
@@ -102,9 +102,9 @@ class ActionReader:
     def _unnamed(self, completion: str) -> Any:
         if self._kind == "Text":
             return completion.strip()
-        found = (_NUMBER if self._kind == "Discrete" else _LIST).findall(completion)
+        matches = (_NUMBER if self._kind == "Discrete" else _LIST).findall(completion)
         try:
-            return self._as_action(json.loads(found[-1])) if found else None
+            return self._as_action(json.loads(matches[-1])) if matches else None
         except (ValueError, TypeError, RecursionError):
             return None
 
@@ -115,5 +115,5 @@ class ActionReader:
         if numbers.size != np.prod(self._space.shape) or not np.isfinite(numbers).all():
             return value
         if self._space.dtype.kind in "iu" and (np.abs(numbers) >= 2**31).any():
-            return value  # what lies beyond it would come back as another number
+            return value  # beyond int32 the cast would wrap to another number
         return numbers.reshape(self._space.shape).astype(self._space.dtype)

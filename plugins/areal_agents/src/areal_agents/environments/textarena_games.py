@@ -1,4 +1,4 @@
-"""A game of TextArena for one player."""
+"""Environment that plays a single-player game of TextArena."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class TextArenaEnvironment:
-    """An `Environment` around a game of TextArena; its reward comes with its end.
+    """An `Environment` around a game of TextArena. The reward comes with the end of the game.
 
-    The games draw from the generator of the module `random`, which all episodes of a process share. So each game has a
-    state of it by itself, which is put in place while the game computes; no two games compute at once.
+    The games draw from the global generator of `random`, which all episodes of a process share. So each game has a
+    generator state of its own, which is active while the game computes. Games compute one at a time, on the event loop.
 
     Args:
-        settings: which game.
+        settings: the game and its arguments.
     """
 
     def __init__(self, settings: TextArenaSettings) -> None:
@@ -32,37 +32,37 @@ class TextArenaEnvironment:
         self._steps = 0
 
     async def reset(self, row: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
-        """See `Environment.reset`; the row's seed is the game's."""
+        """Start the game with the row's seed; see `Environment.reset`."""
         seed = seed_of(row, self._settings.seed_key)
 
         def begin() -> str:
             random.seed(seed)
             self._game = self._settings.open_game(seed)
-            return self._heard()
+            return self._new_text()
 
-        return [{"role": "user", "content": self._by_itself(begin)}]
+        return [{"role": "user", "content": self._with_own_random_state(begin)}]
 
     async def step(self, completion: str) -> StepResult:
-        """See `Environment.step`."""
+        """Play the completion as an action; see `Environment.step`."""
         self._steps += 1
 
         def play() -> StepResult:
             has_ended, _ = self._game.step(action=completion)
             if not has_ended:
                 is_last = self._settings.max_steps is not None and self._steps >= self._settings.max_steps
-                return StepResult(None if is_last else self._heard(), truncated=is_last)
+                return StepResult(None if is_last else self._new_text(), truncated=is_last)
             rewards, _ = self._game.close()
             reward = float((rewards or {}).get(0, 0.0))
             if not math.isfinite(reward):
                 raise ValueError(f"the game {self._settings.id} gave the reward {reward}")
             return StepResult(reward=reward, terminated=True)
 
-        return cast("StepResult", self._by_itself(play))
+        return cast("StepResult", self._with_own_random_state(play))
 
-    def _heard(self) -> str:
-        """What the game has said since the last time; what the player said, the conversation has already.
+    def _new_text(self) -> str:
+        """Return the game's messages since the last call, without the player's, which the conversation already has.
 
-        Past the library's wrappers, which repeat the whole game at each turn.
+        Read them from the innermost environment: the library's wrappers repeat the whole game at each turn.
         """
         innermost = self._game
         while "env" in vars(innermost):
@@ -70,12 +70,12 @@ class TextArenaEnvironment:
         _, messages = innermost.get_observation()
         return "\n".join(text.strip() for _, text, kind in messages if kind.name != "PLAYER_ACTION") or "(nothing)"
 
-    def _by_itself(self, work: Callable[[], Any]) -> Any:
-        others = random.getstate()
+    def _with_own_random_state(self, call: Callable[[], Any]) -> Any:
+        global_state = random.getstate()
         if self._state is not None:
             random.setstate(self._state)
         try:
-            return work()
+            return call()
         finally:
             self._state = random.getstate()
-            random.setstate(others)
+            random.setstate(global_state)

@@ -1,4 +1,4 @@
-"""Tools of servers of the Model Context Protocol: who starts them, who asks them, and what becomes of one that dies."""
+"""Tools of servers of the Model Context Protocol (MCP): start the servers, call them, restart them once if they die."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from areal_agents.config import filled
+from areal_agents.config import resolve_secrets
 from areal_agents.environments.libraries import load_library
 from areal_core.processes import bypass_proxies, start_task
 
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BoundTool = Callable[[Mapping[str, Any]], Awaitable[Any]]
-"""A tool that checks the arguments that the policy gives."""
+"""Calls a tool with the policy's arguments, after checking them."""
 OfferedTool = tuple[dict[str, Any], BoundTool, str]
-"""What a chat template is told of a tool, the tool, and where it comes from, in words."""
+"""Schema of a tool for the chat template, the tool, and where it comes from, for messages."""
 
 CLOSE_TIMEOUT_S = 20.0
-"""For a server to end; the library asks, terminates and kills, 2 s each."""
-MOST_PAGES = 100
-"""Of a list of tools; a server that always has one more is none."""
+"""Seconds that a server may take to exit. The library itself asks, terminates and kills, with 2 s for each."""
+MAX_PAGES = 100
+"""Pages of a tool list that are read, in case a server never ends its list."""
 
 
 class ToolServerError(Exception):
-    """A server cannot be had: the episode fails, for no policy can do anything about it."""
+    """A server is not available. The episode fails, because the policy cannot do anything about it."""
 
 
 class ToolError(Exception):
-    """A tool did not do what it was asked; the words are for the policy."""
+    """A tool call failed. The message is for the policy."""
 
     def __str__(self) -> str:
-        return str(self.args[0]).strip() or "the tool failed and said nothing"
+        return str(self.args[0]).strip() or "the tool failed without a message"
 
 
 class ToolServers:
-    """The servers of a workflow: those of the worker, which begin once, and those that each episode has to itself.
+    """MCP servers of a workflow: shared ones, which start once for each worker, and one set for each episode.
 
     Args:
-        servers: as the config names them.
+        servers: settings of the servers.
     """
 
     def __init__(self, servers: Sequence[McpServerSettings]) -> None:
@@ -57,34 +57,45 @@ class ToolServers:
 
     @asynccontextmanager
     async def offered(self) -> AsyncIterator[list[OfferedTool]]:
-        """The tools for one episode, as (schema, function, where it comes from).
+        """Provide the tools for one episode. Servers with `per: episode` start here and end with the context.
 
         Raises:
             ToolServerError: a server does not start.
         """
-        own: list[_Server] = []
+        episode_servers: list[_Server] = []
         try:
             tools: list[OfferedTool] = []
             for settings, shared in self._servers:
                 server = shared
                 if settings.per == "episode":
                     server = _Server(settings)
-                    own.append(server)
+                    episode_servers.append(server)
                 tools += [
                     (_schema(tool), partial(server.call, tool.name), server.title) for tool in await server.tools()
                 ]
             yield tools
         finally:
-            await asyncio.gather(*(server.close() for server in own))
+            await asyncio.gather(*(server.close() for server in episode_servers))
 
     async def close(self) -> None:
-        """End those of the worker."""
+        """Close the servers that the episodes of this worker share."""
         await asyncio.gather(*(server.close() for _, server in self._servers))
 
 
 @dataclass
 class _Link:
-    """A connection to a server that has told its tools; one task holds it from its beginning to its end."""
+    """A connection to a server.
+
+    The library requires that one task opens and closes it: the `holder`.
+
+    Attributes:
+        client: client of the MCP library.
+        tools: tools that the server has listed.
+        error: why the connection failed.
+        settled: set when the tools are listed, or the connection has failed or ended.
+        closing: set to close the connection.
+        holder: task that runs `_Server._hold`.
+    """
 
     client: Any = None
     tools: list[Any] = field(default_factory=list)
@@ -99,24 +110,33 @@ class _Server:
         self.title = f"the MCP server `{settings.title}`"
         self._settings = settings
         self._link: _Link | None = None
-        self._linking = asyncio.Lock()
+        self._connecting = asyncio.Lock()
 
     async def tools(self) -> list[Any]:
-        """All that it offers; see `_linked`."""
-        return (await self._linked()).tools
+        """Return all tools of the server; raises as `_connect` does."""
+        return (await self._connect()).tools
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The result of one call; `ToolError`, or `ToolServerError` if it is lost and does not come back."""
-        link = await self._linked()
+        """Return the result of one call as text.
+
+        If the connection is lost, the server is restarted once and the call fails.
+
+        Raises:
+            ToolError: the call failed; the message is for the policy.
+            ToolServerError: the server cannot be started again.
+        """
+        link = await self._connect()
         try:
             result = await link.client.call_tool(name, dict(arguments))
         except Exception as error:
             if not _is_lost(error):
                 raise ToolError(str(error)) from error
-            logger.warning("%s was lost during a call of %s and is restarted: %s", self.title, name, _words(error))
+            logger.warning(
+                "%s was lost during a call of %s and is restarted: %s", self.title, name, _describe_error(error)
+            )
             await self._drop(link)
-            await self._linked()
-            raise ToolError("the tool's server was lost and has begun anew; what it knew before is gone") from error
+            await self._connect()
+            raise ToolError("the tool's server was lost and restarted; its earlier state is gone") from error
         text = "\n".join(_text(part) for part in result.content)
         if result.is_error:
             raise ToolError(text)
@@ -125,18 +145,18 @@ class _Server:
         return text
 
     async def close(self) -> None:
-        """End its process; waits for that as long as `CLOSE_TIMEOUT_S`."""
-        async with self._linking:
+        """Close the connection and wait up to `CLOSE_TIMEOUT_S` for the server's process to exit."""
+        async with self._connecting:
             if self._link is not None:
                 await self._drop(self._link)
 
-    async def _linked(self) -> _Link:
-        """The connection, which whoever comes first opens.
+    async def _connect(self) -> _Link:
+        """Return the connection; the first caller opens it.
 
         Raises:
-            ToolServerError: it was not there, or had told no tools, within `start_timeout_s`.
+            ToolServerError: the server did not start and list its tools within `start_timeout_s`.
         """
-        async with self._linking:
+        async with self._connecting:
             if self._link is not None:
                 return self._link
             limit, link = self._settings.start_timeout_s, _Link()
@@ -145,23 +165,24 @@ class _Server:
                 async with asyncio.timeout(limit):
                     await link.settled.wait()
             except TimeoutError:
-                link.error = TimeoutError(f"it told no tools within start_timeout_s: {limit:g}")
+                link.error = TimeoutError(f"it listed no tools within start_timeout_s: {limit:g}")
             except asyncio.CancelledError:
                 link.holder.cancel()
                 raise
             if link.error is not None:
                 link.holder.cancel()
-                where = "what it wrote is in the log of this process, in RUN_DIR/logs"
-                raise ToolServerError(f"{self.title} does not start: {_words(link.error)}; {where}") from link.error
+                hint = "its output is in the log of this process, in RUN_DIR/logs"
+                message = f"{self.title} does not start: {_describe_error(link.error)}; {hint}"
+                raise ToolServerError(message) from link.error
             self._link = link
             return link
 
     async def _hold(self, link: _Link) -> None:
-        """Opens and closes in one task, as the library needs it; ends with the event loop at the latest."""
+        """Open the connection, list the tools, and close the connection when `closing` is set."""
         try:
             async with self._client() as link.client:
                 cursor = None
-                for _ in range(MOST_PAGES):
+                for _ in range(MAX_PAGES):
                     page = await link.client.list_tools(cursor=cursor)
                     link.tools += page.tools
                     cursor = page.next_cursor
@@ -169,9 +190,9 @@ class _Server:
                         break
                 link.settled.set()
                 await link.closing.wait()
-        except Exception as error:  # noqa: BLE001 - of the library or the server: told to whoever waits, or later calls
+        except Exception as error:  # noqa: BLE001 - `_connect` or later calls report errors of the library and the server
             if link.settled.is_set():
-                logger.warning("%s ended badly: %s", self.title, _words(error))
+                logger.warning("%s ended with an error: %s", self.title, _describe_error(error))
             link.error = error
         finally:
             link.settled.set()
@@ -182,7 +203,7 @@ class _Server:
         if settings.url is not None:
             return library.Client(settings.url)
         assert settings.command is not None
-        variables = filled(settings.environment)
+        variables = resolve_secrets(settings.environment)
         bypass_proxies(variables)
         program = library.StdioServerParameters(
             command=settings.command[0],
@@ -201,18 +222,18 @@ class _Server:
         _, alive = await asyncio.wait({link.holder}, timeout=CLOSE_TIMEOUT_S)
         if alive:
             link.holder.cancel()
-            logger.warning("%s has not ended within %g s and is given up", self.title, CLOSE_TIMEOUT_S)
+            logger.warning("%s did not exit within %g s and is abandoned", self.title, CLOSE_TIMEOUT_S)
 
 
 def _is_lost(error: Exception) -> bool:
-    """Whether an error is one of the connection, and not the server's answer."""
+    """Return whether an error means that the connection is lost, rather than being the server's answer."""
     library = load_library("tools of mcp", "mcp", "mcp")
     if not isinstance(error, library.MCPError):
         return True
     return bool(error.code == library.types.CONNECTION_CLOSED)
 
 
-def _words(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""The policy calls functions and tools of servers until it answers; what it calls wrongly comes back as an error."""
+"""Workflow in which the policy calls Python functions and tools of MCP servers until it answers."""
 
 from __future__ import annotations
 
@@ -33,11 +33,15 @@ if TYPE_CHECKING:
 
 
 class ToolWorkflow:
-    """A conversation with tools; the run's rewards score the last answer.
+    """A conversation with tools. The run's rewards score the last answer.
 
     Args:
-        settings: which tools, and how long a conversation may be.
-        tools: the functions; by default those that the settings name.
+        settings: the tools, and limits of a conversation.
+        tools: functions to use instead of those in the settings.
+
+    Raises:
+        ConfigError: a function lacks annotations or a docstring.
+        RunError: two tools have the same name.
     """
 
     def __init__(self, settings: ToolSettings, tools: Sequence[Callable[..., Any]] = ()) -> None:
@@ -45,23 +49,24 @@ class ToolWorkflow:
         self._tools: list[OfferedTool] = []
         for tool in tools or [selection.build() for selection in settings.tools]:
             function, schema = read_tool(tool)
-            self._tools.append((schema, function, "a function of workflow.tools"))
+            self._tools.append((schema, function, "workflow.tools"))
         name_tools(self._tools)
         self._servers = ToolServers(settings.mcp)
         self._reader: AnswerReader | None = None
 
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
-        """See `RolloutWorkflow.run_episode`."""
+        """Play one conversation; see `RolloutWorkflow.run_episode`."""
         async with self._servers.offered() as served:
             return await self._play(row, context, [*self._tools, *served])
 
     async def close(self) -> None:
-        """End the servers."""
+        """Close the MCP servers."""
         await self._servers.close()
 
     async def _play(self, row: Mapping[str, Any], context: WorkflowContext, tools: list[OfferedTool]) -> Episode:
-        settings, began = self._settings, time.monotonic()
-        functions, schemas = name_tools(tools), [schema for schema, _, _ in tools]
+        settings, began_at = self._settings, time.monotonic()
+        functions = name_tools(tools)
+        schemas = [schema for schema, _, _ in tools]
         if self._reader is None:
             self._reader = AnswerReader(context.tokenizer, settings.tool_form, settings.chat_template)
         session = Session(context, self._reader, max_tokens=settings.max_tokens, most_answers=settings.max_turns)
@@ -74,7 +79,7 @@ class ToolWorkflow:
                 (turn,) = await session.answer(request, await session.place(request))
             except RefusedError as error:
                 if error.code == "context_length_exceeded" and session.conversations.turns:
-                    _cut(session)  # the conversation is full
+                    _mark_cut(session)  # the conversation has reached max_tokens
                     break
                 raise
             if not turn.answer.calls and not turn.answer.malformed:
@@ -82,19 +87,20 @@ class ToolWorkflow:
             if turn.generation.finish_reason in (FinishReason.LENGTH, FinishReason.ABORT):
                 break
             if len(session.conversations.turns) == settings.max_turns:
-                _cut(session)  # nobody reads what they would bring
+                _mark_cut(session)  # the policy has no turn left to use the results
                 break
             results = await asyncio.gather(*(self._call(call, functions, session) for call in turn.answer.calls))
             messages = [*turn.messages, *results]
             if turn.answer.malformed:
                 message = "error: a call of a tool could not be read; write it as described"
-                messages.append({"role": "user", "content": message})  # a tool's result would need the call's id
-        return await make_episode(session, Outcome(), context, settings, time.monotonic() - began)
+                # A message of the role `tool` would need the id of the call.
+                messages.append({"role": "user", "content": message})
+        return await make_episode(session, Outcome(), context, settings, time.monotonic() - began_at)
 
     async def _call(self, call: Mapping[str, Any], functions: Mapping[str, BoundTool], session: Session) -> Message:
-        """The result of one call, or in words why there is none."""
+        """Return the result of one call as a tool message; a failed call returns its error to the policy."""
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        told = {"role": "tool", "name": name, "tool_call_id": call["id"]}
+        header = {"role": "tool", "name": name, "tool_call_id": call["id"]}
         try:
             if name not in functions:
                 raise ValueError(f"there is no tool {name!r:.60}; there are {', '.join(functions)}")
@@ -103,14 +109,14 @@ class ToolWorkflow:
             text = result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
         except ToolServerError:
             raise
-        except Exception as error:  # noqa: BLE001 - a tool may raise anything, and the policy is told
+        except Exception as error:  # noqa: BLE001 - a tool may raise anything; the policy gets the message
             session.counts["tool_errors"] += 1
-            text = f"error: {_words(error, self._settings.tool_timeout_s)}"
+            text = f"error: {_describe_error(error, self._settings.tool_timeout_s)}"
         longest = self._settings.longest_result
-        return {**told, "content": text if len(text) <= longest else text[:longest] + " ... (cut)"}
+        return {**header, "content": text if len(text) <= longest else text[:longest] + " ... (cut)"}
 
 
-def _words(error: Exception, timeout_s: float) -> str:
+def _describe_error(error: Exception, timeout_s: float) -> str:
     if isinstance(error, TimeoutError):
         return f"the tool took longer than {timeout_s:g} s"
     if isinstance(error, ValidationError):
@@ -119,31 +125,31 @@ def _words(error: Exception, timeout_s: float) -> str:
 
 
 def name_tools(tools: Sequence[OfferedTool]) -> dict[str, BoundTool]:
-    """Tools by their names.
+    """Return the tools by name.
 
     Raises:
-        RunError: two have one name.
+        RunError: two tools have the same name.
     """
-    found: dict[str, tuple[BoundTool, str]] = {}
+    named: dict[str, tuple[BoundTool, str]] = {}
     for schema, function, origin in tools:
         name = schema["function"]["name"]
-        if name in found:
+        if name in named:
             raise RunError(
-                f"two tools are called {name}: of {found[name][1]}, and of {origin}",
+                f"two tools are called {name}: from {named[name][1]} and from {origin}",
                 hints=["rename one, or leave one of the two out of workflow.tools and workflow.mcp"],
             )
-        found[name] = function, origin
-    return {name: function for name, (function, _) in found.items()}
+        named[name] = function, origin
+    return {name: function for name, (function, _) in named.items()}
 
 
 def read_tool(tool: Callable[..., Any]) -> tuple[BoundTool, dict[str, Any]]:
-    """A tool that checks its arguments, and what a chat template is told of it.
+    """Return a tool that checks its arguments, and its schema for the chat template.
 
     Args:
-        tool: a typed function with a docstring, or a partial of one.
+        tool: annotated function with a docstring, or a partial of one. Bound keywords are hidden from the policy.
 
     Raises:
-        ConfigError: it says too little of itself.
+        ConfigError: an annotation or the docstring is missing.
     """
     bound = tool.keywords if isinstance(tool, functools.partial) else {}
     function = tool.func if isinstance(tool, functools.partial) else tool
@@ -170,6 +176,6 @@ def read_tool(tool: Callable[..., Any]) -> tuple[BoundTool, dict[str, Any]]:
     return call, schema
 
 
-def _cut(session: Session) -> None:
-    """The conversation ends by a limit, whatever ended its last answer."""
+def _mark_cut(session: Session) -> None:
+    """Mark the last answer as cut off, because a limit of the workflow ended the conversation."""
     session.conversations.turns[-1].generation.finish_reason = FinishReason.LENGTH
