@@ -76,10 +76,11 @@ def _rows(config: RunConfig, plan: MemoryPlan) -> Iterator[tuple[str, str]]:
     else:
         place = f"its GPU has {plan.gpu_bytes / GIB:.1f}, of which CUDA itself takes some"
     yield "", f"{plan.peak / GIB:.1f} GiB for each of {plan.ranks} rank(s) in all; {place}"
-    for role, tokens in plan.longest_sequences.items():
-        yield "longest", f"{role}: {tokens:,} tokens of a sequence or a micro-batch fit with a tenth to spare"
     servers = None if config.inference_engine is None else config.inference_engine.settings
     keeps_memory = getattr(servers, "needs_gpu", False) and not config.takes_turns  # then the plan has its own row
+    beside = "; the servers on its GPU are not counted" if config.placement.colocated and keeps_memory else ""
+    for role, tokens in plan.longest_sequences.items():
+        yield "longest", f"{role}: {tokens:,} tokens of a sequence or a micro-batch fit with a tenth to spare{beside}"
     if config.placement.colocated and plan.gpu_bytes is not None and not keeps_memory:
         held = plan.resident if config.takes_turns else plan.peak
         left = (plan.gpu_bytes - held) / GIB
