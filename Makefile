@@ -76,10 +76,11 @@ release: $(VENV)/test-all
 	$(BIN)/python release/build.py
 	$(BIN)/python release/try_out.py
 
-# True vLLM and SGLang for the tests, each in an environment of its own below ~/.cache/areal, made once.
+# True vLLM, SGLang and verifiers for the tests, each in an environment of its own below ~/.cache/areal, made once.
 servers:
 	$(PYTHON) tests/servers_on_cpu/make_environment.py vllm
 	$(PYTHON) tests/servers_on_cpu/make_environment.py sglang
+	$(PYTHON) tests/servers_on_cpu/make_environment.py verifiers
 
 # Environments. Each stamp file installs what its targets need on top of the one before.
 $(VENV)/python: constraints.txt tools/install_torch.py
@@ -93,7 +94,7 @@ $(VENV)/demo: $(VENV)/python pyproject.toml $(DEMO_PLUGINS:%=plugins/%/pyproject
 	touch $@
 
 $(VENV)/test: $(VENV)/demo $(PLUGINS:%=plugins/%/pyproject.toml)
-	$(PIP) --no-build-isolation $(PLUGINS:%=-e plugins/%) -e "plugins/areal_fsdp[lora]" \
+	$(PIP) --no-build-isolation $(PLUGINS:%=-e plugins/%) -e "plugins/areal_fsdp[lora]" -e "plugins/areal_agents[verifiers]" \
 		"hypothesis>=6.100" "pytest>=8" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "ruff>=0.9"
 	touch $@
 

@@ -37,6 +37,7 @@ NOT_REACHED = "not reached"
 TIER_OF_FIXTURE = {
     "vllm_program": "servers",
     "sglang_program": "servers",
+    "verifiers_python": "servers",
     "cluster": "cluster",
     "ssh": "cluster",
     "bubblewrap": "slow",
@@ -129,6 +130,12 @@ def one_rank(no_ranks: None) -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def verifiers_python() -> str:
+    """The Python of an environment that has verifiers."""
+    return _environment("verifiers")
 
 
 @pytest.fixture(scope="session")

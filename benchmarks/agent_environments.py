@@ -90,24 +90,6 @@ async def main():
 
 asyncio.run(main())
 """
-SUMS = """
-import verifiers.v1 as vf
-
-__all__ = ["Sums"]
-
-class SumData(vf.TaskData):
-    answer: str
-
-class SumTask(vf.Task[SumData]):
-    @vf.reward
-    async def right(self, trace) -> float:
-        return float((trace.last_reply or "").strip() == self.data.answer)
-
-class Sums(vf.Taskset[SumTask]):
-    def load(self):
-        for number in range(10):
-            yield SumTask(SumData(prompt=f"{number}+{number}=", answer=str(2 * number)), self.config.task)
-"""
 
 
 class Ran(NamedTuple):
@@ -224,31 +206,24 @@ def run_openenv(fresh: bool, folder: Path) -> Ran:
 
 
 def run_verifiers(fresh: bool, folder: Path) -> Ran:
-    """The program of the examples, an episode each."""
-    from policies import make_tokenizer
+    """The taskset of the examples."""
+    from areal_agents.verifiers.config import VerifiersDataSettings, VerifiersSettings
+    from areal_agents.verifiers.dataset import VerifiersDataset
+    from areal_agents.verifiers.workflow import VerifiersWorkflow
 
-    from areal_agents.agents import CommandAgent
-    from areal_agents.config import AgentSettings, CommandSettings
-    from areal_agents.workflow import AgentWorkflow
-
+    del folder
     python = make_environment("verifiers", fresh=fresh)
-    (folder / "sums_of_digits.py").write_text(SUMS)
-    make_tokenizer("chat").save_pretrained(folder / "tokenizer")
-    program = ROOT / "examples" / "agents" / "verifiers_program.py"
-    command = [str(python), str(program), "sums_of_digits", str(folder / "tokenizer")]
-    agent = CommandAgent(CommandSettings(command=command, folder=folder))
-
-    async def solve(row: Any, endpoint: Any) -> Any:
-        return await agent(row=row, endpoint=endpoint)
+    taskset = {"taskset": "sums-taskset", "python": str(python), "folder": str(ROOT / "examples" / "environments")}
+    tasks = VerifiersDataset(VerifiersDataSettings(size=EPISODES, **taskset))
 
     async def run() -> tuple[list[float], str]:
-        workflow = AgentWorkflow(AgentSettings.model_validate({"agent": f"{__file__}:main"}), solve)
+        workflow = VerifiersWorkflow(VerifiersSettings(**taskset))
         try:
-            return await play(workflow, rows(), "4")
+            return await play(workflow, list(tasks), tasks[0]["task"]["answer"])
         finally:
             await workflow.close()
 
-    return Ran(version_in(python, "verifiers"), "a taskset, harness null", *asyncio.run(run()))
+    return Ran(version_in(python, "verifiers"), "a taskset, harness areal_verifiers", *asyncio.run(run()))
 
 
 def rows() -> list[dict[str, Any]]:

@@ -1,6 +1,8 @@
-"""Make the virtual environment of an inference server that runs without a GPU, and print the path of its Python.
+"""Make the virtual environment of a server that tests start, and print the path of its Python.
 
-    python tests/servers_on_cpu/make_environment.py vllm|sglang [--folder DIR]
+    python tests/servers_on_cpu/make_environment.py vllm|sglang|verifiers [--folder DIR]
+
+vllm and sglang are inference servers that run without a GPU. verifiers serves environments.
 
 An environment that is there and complete is left as it is, so this may be called before every use.
 """
@@ -38,15 +40,22 @@ class Recipe:
         requirements: a file beside this one, installed with its dependencies.
         alone: installed without them, because what they ask for needs a GPU or another PyTorch.
         at_start: a module beside this one that every Python of the environment imports when it starts.
+        torch: whether the environment has PyTorch.
     """
 
     requirements: str
-    alone: tuple[str, ...]
+    alone: tuple[str, ...] = ()
     at_start: str = ""
+    torch: bool = True
 
     def digest(self) -> str:
         """Changes with everything that decides what is installed."""
-        parts = [TORCH, *self.alone, (HERE / self.requirements).read_text(), f"{sys.version_info[:2]}"]
+        parts = [
+            TORCH if self.torch else "",
+            *self.alone,
+            (HERE / self.requirements).read_text(),
+            f"{sys.version_info[:2]}",
+        ]
         if self.at_start:
             parts.append((HERE / self.at_start).read_text())
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -62,6 +71,7 @@ RECIPES = {
         "sglang-requirements.txt",
         ("sglang==0.5.23", "torchvision==0.28.0", "apache-tvm-ffi==0.1.11", "xgrammar==0.2.7", "dill==0.4.1"),
     ),
+    "verifiers": Recipe("verifiers-requirements.txt", torch=False),
 }
 
 
@@ -93,15 +103,18 @@ def make(folder: Path, recipe: Recipe) -> None:
             raise RuntimeError(f"{folder} is not a virtual environment, so it is not replaced by one")
         log(f"{folder} is incomplete or of another recipe; it is made anew")
         shutil.rmtree(folder)
-    log(f"making {folder}: about two gigabytes and a few minutes")
+    log(f"making {folder}: up to two gigabytes and a few minutes")
     venv.create(folder, with_pip=True)
     python = python_of(folder)
-    # First and alone, so that no other requirement decides which PyTorch it is; the constraint keeps it so.
-    install_torch(python)
     constraints = folder / "constraints.txt"
-    version = ask(python, "-c", "import importlib.metadata as m; print(m.version('torch'))").strip()
-    constraints.write_text(f"torch=={version}\n")
-    install(python, "--no-deps", *recipe.alone)
+    constraints.touch()
+    if recipe.torch:
+        # First and alone, so that no other requirement decides which PyTorch it is; the constraint keeps it so.
+        install_torch(python)
+        version = ask(python, "-c", "import importlib.metadata as m; print(m.version('torch'))").strip()
+        constraints.write_text(f"torch=={version}\n")
+    if recipe.alone:
+        install(python, "--no-deps", *recipe.alone)
     install(python, "-c", str(constraints), "-r", str(HERE / recipe.requirements))
     if recipe.at_start:
         site = Path(ask(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())

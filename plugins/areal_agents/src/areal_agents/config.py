@@ -67,12 +67,9 @@ class ConversationSettings(Settings):
         return value
 
 
-class AgentSettings(ConversationSettings):
-    """Settings of a workflow in which an agent calls an endpoint."""
+class EndpointSettings(ConversationSettings):
+    """Settings of workflows that serve the policy at an endpoint."""
 
-    agent: Selection = component(
-        "agents", description="Agent that runs the episode: a function, a command or a service."
-    )
     other_sampling: Literal["override", "refuse"] = Field(
         default="override",
         description="What happens to requests with options that the endpoint does not support, such as a "
@@ -80,6 +77,14 @@ class AgentSettings(ConversationSettings):
         "counted in `agents/other_sampling/NAME`. `refuse`: return an error that names the options.",
     )
     host: str = Field(default="127.0.0.1", min_length=1, description="Address on which the endpoint listens.")
+
+
+class AgentSettings(EndpointSettings):
+    """Settings of a workflow in which an agent calls an endpoint."""
+
+    agent: Selection = component(
+        "agents", description="Agent that runs the episode: a function, a command or a service."
+    )
 
 
 class CommandSettings(Settings):

@@ -66,7 +66,7 @@ class Turn:
         prompt: the prompt that was answered.
         generation: the sampled tokens.
         answer: the sampled tokens, parsed into a message.
-        agent_id: model name of the request.
+        agent_id: agent that sent the request.
         identifier: id of the response that the agent received.
         children: answers that continue this one.
         length: number of tokens of the prompt and the answer.
@@ -153,7 +153,7 @@ class Conversations:
             raise RefusedError("the conversation has no messages")
         merged = {**self._template_arguments, **request.template_arguments}
         arguments = Conversation(messages, request.tools, merged).template_arguments
-        keys = list(self._keys(messages, arguments))
+        keys = list(self._keys(messages, arguments, request.session))
         candidates, count = self._continued(messages, keys)
         parent = _choose_parent(candidates, messages[count - 1], request.previous)
         if parent is None:
@@ -194,12 +194,13 @@ class Conversations:
                 if turn.prompt.parent is not None:
                     turn.prompt.parent.children.remove(turn)
 
-    def _keys(self, messages: Sequence[Message], arguments: Mapping[str, Any]) -> Iterator[bytes]:
+    def _keys(self, messages: Sequence[Message], arguments: Mapping[str, Any], session: str) -> Iterator[bytes]:
         """Yield the hash of each prefix of the messages, from the empty one on.
 
-        A sampled answer is also found if the agent sends it back without its reasoning.
+        A sampled answer is also found if the agent sends it back without its reasoning. Agents with a session
+        identifier continue their own answers only.
         """
-        key = hashlib.sha256(_canonical(arguments)).digest()
+        key = hashlib.sha256(_canonical(arguments) + session.encode()).digest()
         yield key
         for message in messages:
             thought = str(message.get("reasoning_content") or "")

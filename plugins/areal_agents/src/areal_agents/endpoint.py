@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -62,6 +63,7 @@ class AgentEndpoint:
     Args:
         host: address on which it listens.
         reader: parser of answers.
+        session_header: header with the identifier by which an environment tells its agents apart; empty for none.
         refuses_other_sampling: whether to refuse requests with options that the endpoint does not honor.
         on_other_sampling: called with a message about each such option, once.
     """
@@ -71,11 +73,13 @@ class AgentEndpoint:
         host: str,
         reader: AnswerReader,
         *,
+        session_header: str = "",
         refuses_other_sampling: bool = False,
         on_other_sampling: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._host = host
         self._reader = reader
+        self._session_header = session_header
         self._refuses = refuses_other_sampling
         self._on_other_sampling = on_other_sampling
         self._reported: set[str] = set()
@@ -130,6 +134,8 @@ class AgentEndpoint:
     async def _answer(self, protocol: AgentProtocol, request: web.Request) -> web.StreamResponse:
         session = self._session_of(request)
         body, parsed = await _read(request, protocol)
+        if self._session_header:
+            parsed = replace(parsed, session=request.headers.get(self._session_header, ""))
         session.counts[REQUESTS[request.path]] += 1
         session.counts["streamed_requests"] += bool(body.get("stream"))
         self._check_options(parsed)

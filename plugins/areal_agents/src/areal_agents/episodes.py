@@ -47,6 +47,8 @@ async def make_episode(
         ValueError: the policy gave no answer that the agent received, or a reward names an unknown answer or agent.
     """
     turns = session.conversations.turns
+    if names := outcome.agent_names:
+        turns = [turn for turn in turns if turn.agent_id in names]
     ended = ends(turns, settings.trained)
     if not ended:
         raise ValueError("the agent received no answer from the policy: there is nothing to train on")
@@ -59,6 +61,11 @@ async def make_episode(
         rewards = {**score.components, **rewards}
     discounts = [settings.turn_discount ** agent_ids[turns.index(end) + 1 :].count(end.agent_id) for end in ended]
     end_rewards = [outcome.agent_rewards.get(e.agent_id, reward) * d for e, d in zip(ended, discounts, strict=True)]
+    agent_rewards = dict(outcome.agent_rewards)
+    if names:
+        agent_rewards = {}  # named by sessions, which are in no other episode
+        for turn in turns:
+            turn.agent_id = names[turn.agent_id]
     metrics = {f"agents/{name}": float(session.counts[name]) for name in COUNTED}
     metrics |= {f"agents/{name}": float(n) for name, n in session.counts.items() if name.startswith("other_sampling/")}
     metrics |= {"agents/turns": float(len(turns)), "agents/conversations": float(len(ended))}
@@ -66,7 +73,7 @@ async def make_episode(
     texts = [context.tokenizer.decode(end.ids) for end in ended]
     text = texts[0] if len(texts) == 1 else "\n".join(f"[{e.agent_id}] {t}" for e, t in zip(ended, texts, strict=True))
     learned = trajectories(ended, turn_rewards, [end_reward - reward for end_reward in end_rewards])
-    return Episode(learned, reward, {**outcome.agent_rewards, **rewards}, text=text, metrics=metrics)
+    return Episode(learned, reward, {**agent_rewards, **rewards}, text=text, metrics=metrics)
 
 
 async def _scored(turn: Turn, answer: str | None, context: WorkflowContext) -> RewardScore:

@@ -21,8 +21,11 @@ class Outcome:
         reward: reward of the episode; None if the run's rewards decide.
         rewards: named components, for metrics.
         turn_rewards: rewards of single answers, by identifier. Without other rewards, their sum is the episode's.
-        agent_rewards: rewards by model name. Each replaces `reward` for the conversations with that model.
+        agent_rewards: rewards by agent. Each replaces `reward` for the conversations of that agent. An agent is a
+            model name, or a session identifier where the environment sends these.
         answer: text that the run's rewards score; None: the policy's last answer.
+        agent_names: names of agents by session identifier. Agents that are missing here are not trained on. Empty if
+            agents are model names.
     """
 
     reward: float | None = None
@@ -30,6 +33,7 @@ class Outcome:
     turn_rewards: Mapping[str, float] = field(default_factory=dict)
     agent_rewards: Mapping[str, float] = field(default_factory=dict)
     answer: str | None = None
+    agent_names: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_outcome(result: Any) -> Outcome:
@@ -73,6 +77,8 @@ def reward_of_agents(outcome: Outcome, agent_ids: Iterable[str]) -> float | None
         ValueError: `agent_rewards` names a model that was never requested, or omits a requested one that then has no
             reward.
     """
+    if outcome.agent_names:  # the environment knows its agents, some of which may have requested nothing
+        return outcome.reward
     rewards, requested = outcome.agent_rewards, sorted(set(agent_ids))
     if unknown := sorted(rewards.keys() - set(requested)):
         message = f"{', '.join(unknown)}; the models that were asked for are {', '.join(requested)}"

@@ -21,6 +21,12 @@ def areal_workflows() -> list[Component]:
             target="areal_agents.environments.tools:ToolWorkflow",
             config="areal_agents.environments.config:ToolSettings",
         ),
+        Component(
+            "verifiers",
+            "an environment of verifiers, served by an interpreter of its own",
+            target="areal_agents.verifiers.workflow:VerifiersWorkflow",
+            config="areal_agents.verifiers.config:VerifiersSettings",
+        ),
     ]
 
 
@@ -70,12 +76,18 @@ def areal_environments() -> list[Component]:
 
 @hookimpl
 def areal_datasets() -> list[Component]:
-    """Data sets for games that need no other data."""
+    """Data sets of environments."""
     return [
         Component(
             "seeds",
             "rows that consist of a seed only, one for each game",
             target="areal_agents.environments.seeds:Seeds",
             config="areal_agents.environments.config:SeedsSettings",
-        )
+        ),
+        Component(
+            "verifiers",
+            "the tasks of a taskset of verifiers",
+            target="areal_agents.verifiers.dataset:VerifiersDataset",
+            config="areal_agents.verifiers.config:VerifiersDataSettings",
+        ),
     ]

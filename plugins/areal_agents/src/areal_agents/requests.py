@@ -49,7 +49,8 @@ class AgentRequest:
         previous: identifier of the answer that the messages continue; empty if they are the whole conversation.
         opening: system message that replaces the one of the `previous` conversation; empty: keep it.
         not_honored: names of options that the answer does not follow; see `areal_agents.options`.
-        model: requested model name; it becomes the agent_id of the answers.
+        model: requested model name.
+        session: identifier by which an environment tells its agents apart; empty if it does not.
     """
 
     messages: Sequence[Message]
@@ -63,6 +64,12 @@ class AgentRequest:
     opening: Sequence[Message] = ()
     not_honored: tuple[str, ...] = ()
     model: str = ""
+    session: str = ""
+
+    @property
+    def agent_id(self) -> str:
+        """Agent that sent the request."""
+        return self.session or self.model
 
 
 def tools_of(body: Mapping[str, Any], kind: str = "function") -> list[dict[str, Any]]:

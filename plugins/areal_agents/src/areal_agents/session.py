@@ -142,7 +142,7 @@ class Session:
             answer = self._reader.read(generation, begun, request.tools, request.stop, first_call=calls)
             self.counts["malformed_calls"] += answer.malformed
             self.counts["calls"] += len(answer.calls)
-            turns.append(self.conversations.add(prompt, generation, answer, request.model))
+            turns.append(self.conversations.add(prompt, generation, answer, request.agent_id))
         return turns
 
     async def _generate(self, ids: list[int], **settings: Any) -> Generation:

@@ -1,11 +1,12 @@
-"""Workflow that runs an episode by letting an agent call the policy."""
+"""Workflows that serve the policy at an endpoint, and let something else run the episode."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
 
 from areal_agents.agents import FunctionAgent
 from areal_agents.answers import AnswerReader
@@ -20,33 +21,42 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
     from typing import Any
 
-    from areal_agents.config import AgentSettings
+    from areal_agents.config import AgentSettings, EndpointSettings
+    from areal_agents.outcomes import Outcome
     from areal_core.data import Episode
     from areal_core.sdk import Endpoint, WorkflowContext
 
 logger = logging.getLogger(__name__)
 
 
-class AgentWorkflow:
-    """Runs the user's agent against the endpoint of this process.
+class EndpointWorkflow(ABC):
+    """Base of workflows that serve the policy at an endpoint of this process, with a key for each episode.
 
     Args:
-        settings: the agent, and which of its conversations are trained on.
-        agent: function to call instead of the agent in the settings.
+        settings: the endpoint, and which conversations are trained on.
     """
 
-    def __init__(self, settings: AgentSettings, agent: Callable[..., Any] | None = None) -> None:
+    session_header: ClassVar[str] = ""
+    """See `AgentEndpoint`."""
+
+    def __init__(self, settings: EndpointSettings) -> None:
         self._settings = settings
-        bypass_proxies(hosts=[settings.host])  # before the import of the agent's file: clients read the variables once
-        self._agent = FunctionAgent(agent or settings.agent.build())
+        bypass_proxies(hosts=[settings.host])
         self._reader: AnswerReader | None = None
         self._endpoint: AgentEndpoint | None = None
         self._starting = asyncio.Lock()
 
-    def check_row(self, row: Mapping[str, Any], tokenizer: Any = None) -> str:
-        """Return why the agent cannot be called for a row, or an empty string if it can. Called before a run."""
-        del tokenizer
-        return self._agent.problem(row)
+    @abstractmethod
+    async def play(self, row: Mapping[str, Any], endpoint: Endpoint) -> Outcome:
+        """Run one episode against an endpoint, and return its rewards.
+
+        Args:
+            row: row of the data set.
+            endpoint: address, key and name of the model.
+
+        Raises:
+            Exception: the episode failed. It has no reward, and the run tries it again.
+        """
 
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
         """Run one episode; see `RolloutWorkflow.run_episode`."""
@@ -61,7 +71,7 @@ class AgentWorkflow:
         )
         address = endpoint.open(session)
         try:
-            outcome = read_outcome(await self._agent(row=row, endpoint=address))
+            outcome = await self.play(row, address)
         finally:
             endpoint.end(session)
         return await make_episode(session, outcome, context, settings, time.monotonic() - began_at)
@@ -81,7 +91,7 @@ class AgentWorkflow:
             score: scores a text with the run's rewards; for None, the model's last answer.
             agent_ids: returns the model names that the agent has requested.
         """
-        outcome = read_outcome(await self._agent(row=row, endpoint=endpoint))
+        outcome = await self.play(row, endpoint)
         reward = reward_of_agents(outcome, agent_ids())
         if reward is not None:
             return RewardScore(reward, {**outcome.agent_rewards, **outcome.rewards})
@@ -101,9 +111,32 @@ class AgentWorkflow:
                 endpoint = AgentEndpoint(
                     self._settings.host,
                     reader,
+                    session_header=self.session_header,
                     refuses_other_sampling=self._settings.other_sampling == "refuse",
                     on_other_sampling=logger.warning,
                 )
                 await endpoint.start()
                 self._endpoint, self._reader = endpoint, reader
         return self._endpoint, self._reader
+
+
+class AgentWorkflow(EndpointWorkflow):
+    """Runs the user's agent against the endpoint of this process.
+
+    Args:
+        settings: the agent, and which of its conversations are trained on.
+        agent: function to call instead of the agent in the settings.
+    """
+
+    def __init__(self, settings: AgentSettings, agent: Callable[..., Any] | None = None) -> None:
+        super().__init__(settings)  # before the import of the agent's file: clients read the proxy variables once
+        self._agent = FunctionAgent(agent or settings.agent.build())
+
+    def check_row(self, row: Mapping[str, Any], tokenizer: Any = None) -> str:
+        """Return why the agent cannot be called for a row, or an empty string if it can. Called before a run."""
+        del tokenizer
+        return self._agent.problem(row)
+
+    async def play(self, row: Mapping[str, Any], endpoint: Endpoint) -> Outcome:
+        """Call the agent; see `EndpointWorkflow.play`."""
+        return read_outcome(await self._agent(row=row, endpoint=endpoint))
