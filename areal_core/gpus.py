@@ -64,8 +64,8 @@ def has_nvidia_driver() -> bool:
     return any(GPUS.glob("*"))
 
 
-def show_gpus(numbers: Sequence[int]) -> None:
-    """Let this process and what it starts see only these GPUs.
+def gpu_variables(numbers: Sequence[int]) -> dict[str, str]:
+    """Return the environment variable with which a program sees only these GPUs.
 
     Args:
         numbers: of GPUs among those that this process sees, from 0.
@@ -80,7 +80,12 @@ def show_gpus(numbers: Sequence[int]) -> None:
             f"GPU {missing[0]} is not among the {len(shown)} that CUDA_VISIBLE_DEVICES={value} shows, numbered from 0"
         )
     names = map(str, numbers) if shown is None else (shown[number] for number in numbers)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names)}
+
+
+def show_gpus(numbers: Sequence[int]) -> None:
+    """Let this process and what it starts see only these GPUs; see `gpu_variables`."""
+    os.environ.update(gpu_variables(numbers))
 
 
 def gpu_bytes(numbers: Sequence[int] = ()) -> int | None:

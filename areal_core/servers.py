@@ -1,12 +1,12 @@
 """What inference engines and adapters for inference servers are written against.
 
-Most engines are a `ServerFleet` with a `ServerAdapter` for one kind of server. `HTTPAdapter` is the base of adapters
-that speak HTTP. docs/extend/server.md has an example that runs.
+Write a `ServerAdapter` for a kind of inference server; `HTTPAdapter` is the base of adapters that speak HTTP. A config
+names the adapter as its inference engine, and a run puts it behind a `ServerFleet`. docs/extend/server.md has an
+example that runs. An engine without servers derives from `InferenceEngine`.
 
     interface     `InferenceEngine`, its requests, and the slots that its requests take
-    fleet         `ServerFleet`, its settings, and one of its servers (`InferenceServer`)
+    fleet         `ServerFleet` and its settings
     adapter       `ServerAdapter`, what it is asked and what it answers, and its errors
-    outside runs  `DriverConnection` and its messages, for a program that starts servers without a run
 """
 
 from areal_core.exports import from_stub

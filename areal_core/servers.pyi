@@ -32,11 +32,5 @@ from areal_core.inference.errors import ServerRefusedError as ServerRefusedError
 from areal_core.inference.errors import UpdateRefusedError as UpdateRefusedError
 from areal_core.inference.errors import in_time as in_time
 from areal_core.inference.answer import is_resumable as is_resumable
-from areal_core.inference.server import InferenceServer as InferenceServer
 from areal_core.inference.gpu_share import GPUShare as GPUShare
 from areal_core.inference.installations import find_architecture as find_architecture
-from areal_core.inference.lifecycle import DriverConnection as DriverConnection
-from areal_core.runtime.messages import RoleMembers as RoleMembers
-from areal_core.runtime.messages import ServingMember as ServingMember
-from areal_core.runtime.messages import RestartMember as RestartMember
-from areal_core.runtime.messages import ColocatedTraining as ColocatedTraining

@@ -1,4 +1,4 @@
-"""Parts of `asynchronous.py`'s runs: answers whose lengths are drawn beforehand, and engines of other ways to update.
+"""Parts of `asynchronous.py`: answers whose lengths are drawn beforehand, and an adapter that updates in another way.
 
 Whatever weights do, an answer has the length that its row says, so that every row of the table generates the same.
 """
@@ -11,13 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from areal_core.data import Episode, Trajectory
-from areal_core.inference.fleet import ServerFleet
 from areal_sglang.adapter import SGLangAdapter
-from areal_sglang.config import SGLangConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from areal_core.sdk import WorkflowContext
 
@@ -80,7 +77,7 @@ class ForcedLength:
         return Episode([Trajectory.from_generation(prompt, generation)], reward)
 
 
-class _DrainingAdapter(SGLangAdapter):
+class DrainingAdapter(SGLangAdapter):
     """Has a weight update wait for the requests under way, where it would end them and go on with them afterwards.
 
     The fleet holds new requests back during an update, and asks again and again to abort those that are left.
@@ -92,25 +89,3 @@ class _DrainingAdapter(SGLangAdapter):
 
     async def abort(self, connection):
         """Leave them alone."""
-
-
-class _Engine(ServerFleet):
-    """SGLang servers behind an adapter of this file."""
-
-    Config = SGLangConfig
-    adapter: type[SGLangAdapter]
-
-    def __init__(
-        self,
-        settings: SGLangConfig,
-        log_dir: Path,
-        processes: object | None = None,
-        gpus: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(settings, self.adapter(settings), log_dir, processes, gpus)
-
-
-class DrainingEngine(_Engine):
-    """Requests end before an update; see `_DrainingAdapter`."""
-
-    adapter = _DrainingAdapter

@@ -22,9 +22,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from areal_core.engines import ModelReference
-from areal_core.servers import GenerationRequest, SamplingParameters
+from areal_core.servers import GenerationRequest, SamplingParameters, ServerFleet
+from areal_hf.adapter import HFAdapter
 from areal_hf.config import HFConfig
-from areal_hf.engine import HFEngine
 
 VOCABULARY = 48
 STOP_TOKENS = (3, 4)
@@ -57,7 +57,7 @@ def make_prompts(groups: int) -> list[list[int]]:
 
 
 async def engine_round(
-    engine: HFEngine, prompts: list[list[int]], concurrent: int, new_tokens: int
+    engine: ServerFleet, prompts: list[list[int]], concurrent: int, new_tokens: int
 ) -> tuple[float, float]:
     """Samples/s and tokens/s through the client, with `concurrent` requests under way."""
     sampling = SamplingParameters(max_new_tokens=new_tokens, stop_token_ids=STOP_TOKENS)
@@ -119,7 +119,8 @@ async def main() -> None:
     rates: dict[str, list[tuple[float, float]]] = {"engine": [], "generate": []}
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
-        engine = HFEngine(HFConfig(device="cpu", max_concurrent_requests=options.concurrent), Path(folder))
+        settings = HFConfig(device="cpu", max_concurrent_requests=options.concurrent)
+        engine = ServerFleet(HFAdapter(settings), Path(folder))
         await engine.start(ModelReference(folder))
         try:
             await engine_round(engine, prompts[:32], options.concurrent, options.new_tokens)

@@ -33,9 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import Counter
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +41,6 @@ import torch
 import yaml
 from labels_table import judge
 from packaging.version import Version
-from transformers import __version__ as transformers_version
 from transformers.utils.logging import disable_progress_bar
 
 from areal_core.config.sections import RolloutSection
@@ -58,15 +55,13 @@ from areal_core.rollout.groups import GroupRunner
 from areal_core.rollout.remote import RemoteSlots, WorkerService
 from areal_core.rollout.workers import RolloutWorkers
 from areal_core.runtime.event_loops import run_event_loop
-from areal_core.runtime.network import free_port
-from areal_core.runtime.process_tree import kill_tree
 from areal_core.runtime.rpc import connect
-from areal_core.servers import SamplingParameters
+from areal_core.servers import SamplingParameters, ServerFleet
 from areal_testing.conformance.models import VOCABULARY, make_constant_model, make_model
 from areal_testing.fakes import CountingDataset, FakeTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from areal_core.sdk import WorkflowContext
     from areal_core.servers import LeaseHolder, SlotRequest
@@ -113,7 +108,7 @@ def cpu_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_settings(arguments: argparse.Namespace) -> Any:
-    """Of the engine; a server's address is not known yet."""
+    """Of the engine, which starts its server."""
     settings: dict[str, Any] = {"update_mode": arguments.mode, "max_concurrent_requests": arguments.slots}
     if arguments.engine == "hf":
         from areal_hf.config import HFConfig
@@ -138,57 +133,19 @@ def make_settings(arguments: argparse.Namespace) -> Any:
 def make_engine(arguments: argparse.Namespace, settings: Any, folder: Path) -> Any:
     """An engine that has not been started."""
     if arguments.engine == "hf":
-        from areal_hf.engine import HFEngine
+        from areal_hf.adapter import HFAdapter
 
-        return HFEngine(settings, folder)
+        return ServerFleet(HFAdapter(settings), folder)
     if arguments.engine == "sglang":
         from areal_sglang import adapter
-        from areal_sglang.engine import SGLangEngine
+        from areal_sglang.adapter import SGLangAdapter
 
         if arguments.partial_generations:
             adapter.SPANS_SINCE = Version("9999")
-        return SGLangEngine(settings, folder)
-    from areal_vllm.engine import VLLMEngine
+        return ServerFleet(SGLangAdapter(settings), folder)
+    from areal_vllm.adapter import VLLMAdapter
 
-    return VLLMEngine(settings, folder)
-
-
-@contextmanager
-def served(arguments: argparse.Namespace, model: Path, folder: Path) -> Iterator[Any]:
-    """Start the engine's server, where it has one, and end it; the settings that name it."""
-    settings = make_settings(arguments)
-    if arguments.engine == "hf":
-        yield settings
-        return
-    os.environ["AREAL_SCRATCH"] = str(folder)
-    port, reference = free_port(), ModelReference(str(model), arguments.dtype)
-    command = settings.server_command(reference, "127.0.0.1", port, folder)
-    address, log = f"http://127.0.0.1:{port}", folder / "server.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command.arguments, env={**os.environ, **command.environment}, stdin=subprocess.DEVNULL,
-            stdout=output, stderr=output, start_new_session=True,
-        )  # fmt: skip
-    try:
-        wait_until_healthy(address + command.health_path, process, log)
-        yield settings.model_copy(update={"servers": 0, "addresses": [address]})
-    except BaseException:
-        print(log.read_text(errors="replace")[-4000:], file=sys.stderr)
-        raise
-    finally:
-        kill_tree(process.pid)
-        process.wait()
-
-
-def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Return when a server answers; end the program where it never will."""
-    while process.poll() is None:
-        try:
-            with urllib.request.urlopen(url, timeout=60):
-                return
-        except OSError:
-            time.sleep(0.5)
-    raise SystemExit(f"the server has ended: {log}")
+    return ServerFleet(VLLMAdapter(settings), folder)
 
 
 def work(arguments: argparse.Namespace, settings: Any, address: str, folder: Path, number: int) -> None:
@@ -303,8 +260,8 @@ class Audited:
     @property
     def version(self) -> str:
         """Of the engine's program."""
-        members = [*self.engine.pool.servers.values()] if hasattr(self.engine, "pool") else []
-        return members[0].identity.version if members else f"(transformers {transformers_version})"
+        (server,) = self.engine.pool.servers.values()
+        return server.identity.version
 
 
 async def control(arguments: argparse.Namespace, settings: Any, folder: Path) -> tuple[Audited, str]:
@@ -373,8 +330,7 @@ def main() -> None:
                 make_model(target, seed=version)
             else:
                 make_constant_model(target, version)
-        with served(arguments, folder / "model0", folder) as settings, asyncio.Runner() as runner:
-            audited, found = runner.run(control(arguments, settings, folder))
+        audited, found = asyncio.run(control(arguments, make_settings(arguments), folder))
         sys.exit(0 if judge(audited, found) else 1)
 
 

@@ -32,7 +32,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from areal_core.engines import ModelReference, WeightUpdate
-from areal_core.servers import GenerationRequest, SamplingParameters
+from areal_core.servers import GenerationRequest, SamplingParameters, ServerFleet
 from areal_testing.conformance.models import FIRST_FORCED, load_reference, make_constant_model, make_model
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ def make_engine(name: str, mode: str, folder: Path) -> InferenceEngine:
     """A new engine of this name."""
     settings: dict[str, Any] = {"update_mode": mode, "max_concurrent_requests": 16}
     if name == "hf":
+        from areal_hf.adapter import HFAdapter
         from areal_hf.config import HFConfig
-        from areal_hf.engine import HFEngine
 
-        return HFEngine(HFConfig(**settings, device="cpu"), folder)
+        return ServerFleet(HFAdapter(HFConfig(**settings, device="cpu")), folder)
     words = [sys.executable, str(SERVERS_ON_CPU / "make_environment.py"), name]
     python = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     settings |= {
@@ -93,16 +93,16 @@ def make_engine(name: str, mode: str, folder: Path) -> InferenceEngine:
         "stream_interval": 8,
     }
     if name == "vllm":
+        from areal_vllm.adapter import VLLMAdapter
         from areal_vllm.config import VLLMConfig
-        from areal_vllm.engine import VLLMEngine
 
         program = [python, "-m", "vllm.entrypoints.openai.api_server"]
-        return VLLMEngine(VLLMConfig(**settings, program=program), folder)
+        return ServerFleet(VLLMAdapter(VLLMConfig(**settings, program=program)), folder)
+    from areal_sglang.adapter import SGLangAdapter
     from areal_sglang.config import SGLangConfig
-    from areal_sglang.engine import SGLangEngine
 
     program = [python, str(SERVERS_ON_CPU / "sglang_cpu.py")]
-    return SGLangEngine(SGLangConfig(**settings, program=program), folder)
+    return ServerFleet(SGLangAdapter(SGLangConfig(**settings, program=program)), folder)
 
 
 @asynccontextmanager

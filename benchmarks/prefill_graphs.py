@@ -61,7 +61,8 @@ def measure(arguments: argparse.Namespace, row: str, home: Path, is_cold: bool) 
     options = json.loads(arguments.options) | ROWS[row]
     settings = SGLangConfig(program=arguments.program.split(), options=options)
     port = free_port()
-    command = SGLangAdapter(settings).command(ModelReference(arguments.model, arguments.dtype), "127.0.0.1", port)
+    model = ModelReference(arguments.model, arguments.dtype)
+    command = SGLangAdapter(settings).command(model, "127.0.0.1", port, home)
     caches = {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "TRITON_CACHE_DIR": str(home / "triton")}
     config = json.loads(Path(arguments.model, "config.json").read_text())
     vocabulary = config.get("text_config", config)["vocab_size"]

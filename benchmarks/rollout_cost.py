@@ -37,9 +37,9 @@ from areal_core.rollout.workers import RolloutWorkers
 from areal_core.runs.rollout_worker import GC_THRESHOLD
 from areal_core.runtime.event_loops import run_event_loop
 from areal_core.runtime.rpc import connect
-from areal_core.servers import SamplingParameters
+from areal_core.servers import SamplingParameters, ServerFleet
+from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
-from areal_sglang.engine import SGLangEngine
 from areal_testing.conformance.models import make_model
 from areal_testing.fakes import CountingDataset, FakeTokenizer
 
@@ -128,7 +128,7 @@ def work(address: str, server: str, folder: str, model: str, turns: int, times: 
         peer = await connect(address, 60, f"worker-{number}")
         await peer.receive()
         slots = RemoteSlots(peer)
-        client = SGLangEngine(settings(server), Path(folder)).client(slots, ModelReference(model))
+        client = ServerFleet(SGLangAdapter(settings(server)), Path(folder)).client(slots, ModelReference(model))
         runner = EpisodeRunner(Turns(turns), client, RewardSum([]), FakeTokenizer())
         writer = SegmentWriter(Path(folder) / "segments", Path(folder), f"worker-{number}", print)
         groups = GroupRunner(runner, CountingDataset(1 << 20), None, [], RolloutSection(), writer)
@@ -147,7 +147,7 @@ def work(address: str, server: str, folder: str, model: str, turns: int, times: 
 async def control(arguments: argparse.Namespace, folder: str) -> None:
     """The rollout controller."""
     model = arguments.model or str(make_model(Path(folder) / "model"))
-    engine = SGLangEngine(settings(arguments.address), Path(folder))
+    engine = ServerFleet(SGLangAdapter(settings(arguments.address)), Path(folder))
     workers = RolloutWorkers(
         f"unix:{folder}/workers", engine, count=arguments.workers, start_timeout_s=120.0,
         welcome=Welcome(trains=True), timeline=Path(folder) / "timeline.jsonl", log=print,

@@ -26,14 +26,14 @@ from areal_core.data import Metric, PackedBatch, Trajectory, shift_to_prediction
 from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.models.experts import ROUTED_EXPERTS
 from areal_core.sdk import ACTOR, LossResult, LossSpec
-from areal_core.servers import GenerationRequest, SamplingParameters
+from areal_core.servers import GenerationRequest, SamplingParameters, ServerFleet
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_grpo.demonstration.additions import problems
+from areal_hf.adapter import HFAdapter
 from areal_hf.config import HFConfig
-from areal_hf.engine import HFEngine
+from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
-from areal_sglang.engine import SGLangEngine
 
 if TYPE_CHECKING:
     from areal_core.servers import InferenceEngine
@@ -52,11 +52,11 @@ OPTIONS = {
 def make_engine(name: str, folder: Path) -> InferenceEngine:
     """A new engine of this name that tells its choices."""
     if name == "hf":
-        return HFEngine(HFConfig(device="cpu", routed_experts=True), folder)
+        return ServerFleet(HFAdapter(HFConfig(device="cpu", routed_experts=True)), folder)
     settings = SGLangConfig(
         program=[str(PYTHON), str(SERVER)], options=OPTIONS, environment={"OMP_NUM_THREADS": "1"}, routed_experts=True
     )
-    return SGLangEngine(settings, folder)
+    return ServerFleet(SGLangAdapter(settings), folder)
 
 
 def make_model(folder: Path) -> str:

@@ -48,7 +48,6 @@ from areal_core.servers import GenerationRequest, SamplingParameters
 from areal_core.training.batches import read_batch
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
-from areal_sglang.engine import SGLangEngine
 from areal_testing.fakes import CountingDataset
 
 TIMEOUT = timedelta(seconds=120)
@@ -166,7 +165,7 @@ async def stall(arguments: argparse.Namespace) -> None:
     settings = settings_of(arguments, arguments.interval)
     arrivals = note_arrivals()
     adapter = (Staying if arguments.keep_requests else SGLangAdapter)(settings)
-    engine = ServerFleet(settings, adapter, log, gpus=[0] if torch.cuda.is_available() else None)
+    engine = ServerFleet(adapter, log, gpus=[0] if torch.cuda.is_available() else None)
     await engine.start(ModelReference(arguments.model, arguments.dtype))
     device = torch.device("cuda", torch.cuda.device_count() - 1) if torch.cuda.is_available() else "cpu"
     if torch.cuda.is_available():
@@ -316,9 +315,8 @@ async def bare(address: str, arguments: argparse.Namespace, requests: int) -> fl
 async def throughput(arguments: argparse.Namespace) -> None:
     """See the module's text."""
     log = Path(tempfile.mkdtemp(prefix="areal-throughput-"))
-    engine = SGLangEngine(
-        settings_of(arguments, arguments.interval), log, gpus=[0] if torch.cuda.is_available() else None
-    )
+    adapter = SGLangAdapter(settings_of(arguments, arguments.interval))
+    engine = ServerFleet(adapter, log, gpus=[0] if torch.cuda.is_available() else None)
     await engine.start(ModelReference(arguments.model, arguments.dtype))
     (connection,) = (member.connection for member in engine.pool.servers.values())
     address = connection.address

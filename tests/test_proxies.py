@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from areal_core.config import public_environment
+from areal_core.inference.http_client import HTTPAdapter
+from areal_core.inference.programs import is_healthy, start_program
+from areal_core.inference.settings import FleetSettings
 from areal_core.proxies import bypass_proxies
-from areal_core.runs.server import is_healthy_at, start_program
 
 DEAD = "http://127.0.0.1:9"
 ASKS = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=20).status)"
@@ -25,6 +28,7 @@ class Healthy(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.send_response(200)
+        self.send_header("Content-Length", "0")
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -66,7 +70,8 @@ def test_both_variables_name_this_machine_and_keep_what_they_had(already, hosts,
 def test_the_health_of_a_server_is_asked_without_a_proxy(address):
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(address, timeout=20)
-    assert is_healthy_at(address)
+    adapter = type("Adapter", (HTTPAdapter,), dict.fromkeys(HTTPAdapter.__abstractmethods__))
+    assert asyncio.run(is_healthy(adapter(FleetSettings()), address.rstrip("/")))
 
 
 def test_a_program_of_a_server_reaches_its_own_address(address):

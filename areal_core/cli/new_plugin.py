@@ -35,7 +35,7 @@ KINDS: Final = {
     "example_tokenizer": "completion_only",
     "model": "local_copy",
     "train_engine": "token_counting",
-    "inference_engine": "toy_engine",
+    "inference_engine": "toy_adapter",
     "weight_transport": "timed_broadcast",
     "launcher": "verbose_launcher",
     "tracker": "metric_lines",

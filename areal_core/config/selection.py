@@ -272,6 +272,7 @@ class Selection:
             PluginError: as in `build`.
         """
         target: Any = self.load()
+        _refuse_abstract(self.target, target)
         settings = self._read_here() if isinstance(self.settings, AdoptedSettings) else self.settings
         arguments: Mapping[str, Any] = dict(settings)
         given: tuple[Any, ...] = ()
@@ -371,6 +372,13 @@ def _absolute(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _absolute(part) for key, part in value.items()}
     return [_absolute(part) for part in value] if isinstance(value, list) else value
+
+
+def _refuse_abstract(title: str, target: Any) -> None:
+    """Raise `ConfigError` if a class lacks methods that its base class requires: it cannot be constructed."""
+    if missing := sorted(getattr(target, "__abstractmethods__", ())):
+        base = next(base for base in reversed(inspect.getmro(target)) if missing[0] in vars(base))
+        raise ConfigError(f"'{title}' lacks {', '.join(missing)}, which every {base.__name__} has")
 
 
 def _refuse_misfit(title: str, target: Any, given: Sequence[Any], arguments: Mapping[str, Any]) -> None:

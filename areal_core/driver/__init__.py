@@ -3,7 +3,7 @@
     groups                  which processes a run has
     execution               from request to end: check, claim, start, watch, recover, release
     model_initialization    the process that prepares a model before the others start
-    serving                 a server that joins a run from outside
+    serve, serving          a server that a user starts by hand, and how it joins a run
     supervision             processes of a program that trains nothing, such as an evaluation
     auditing, resume_hint   reports about a run that has ended
 
@@ -11,7 +11,7 @@
 """
 
 from areal_core.driver.execution import execute, write_run_folder
-from areal_core.driver.groups import model_group, role_group, rollout_groups
+from areal_core.driver.groups import model_group, rollout_groups
 from areal_core.driver.serving import Joining
 from areal_core.runtime.attempts import ask_driver, claim, release
 from areal_core.runtime.hub import Process
@@ -30,7 +30,6 @@ __all__ = [
     "model_group",
     "preparation",
     "release",
-    "role_group",
     "rollout_groups",
     "write_run_folder",
 ]

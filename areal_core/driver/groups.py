@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from areal_core.config.launching import launching
 from areal_core.interfaces.launcher import OnExit, ProcessGroup
 from areal_core.runtime.member import INTERFACE_VARIABLES
+from areal_core.runtime.roles import role_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from areal_core.config import RunConfig
-
-
-def role_group(name: str, role: str, run_dir: Path, **fields: Any) -> ProcessGroup:
-    """Return a group that plays a role of areal's own: `python -m areal_core.runs ROLE RUN_DIR`.
-
-    Args:
-        name: of the group.
-        role: a role of `areal_core.runs`.
-        run_dir: the folder of the run.
-        fields: further fields of `ProcessGroup`.
-    """
-    return ProcessGroup(name, role, [sys.executable, "-m", "areal_core.runs", role, str(run_dir)], **fields)
 
 
 def model_group(run_dir: Path) -> ProcessGroup:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import msgspec
 
+from areal_core.errors import RunError
 from areal_core.inference.errors import RequestRefusedError, UpdateRefusedError
+from areal_core.inference.settings import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -17,7 +19,13 @@ if TYPE_CHECKING:
 
     from areal_core.data import TokenIds
     from areal_core.data.trajectory import Values
-    from areal_core.interfaces.inference import InferenceCapabilities, SamplingParameters, TensorDescription, UpdateMode
+    from areal_core.interfaces.inference import (
+        InferenceCapabilities,
+        SamplingParameters,
+        SharedMemory,
+        TensorDescription,
+        UpdateMode,
+    )
     from areal_core.interfaces.model import ModelReference
 
 
@@ -28,12 +36,12 @@ class ServerCommand:
     Attributes:
         arguments: the command line, the program first.
         environment: variables in addition to the run's own.
-        health_path: URL path that answers as soon as the server serves; see `HTTPAdapter`.
+        address: address at which the server then answers; empty for `http://host:port`.
     """
 
     arguments: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    health_path: str = "/health"
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,19 +174,27 @@ class Connection(Protocol):
 class ServerAdapter(ABC):
     """The base of adapters: speaks the protocol of one kind of server. All state of a server is in its connection.
 
-    Rollout workers use `connect` and `generate`, the rollout controller all methods. A method that calls a server may
-    raise `ServerLostError` and `RequestRefusedError`; see `areal_core.servers`. Adapters for servers that
-    speak HTTP derive from `areal_core.servers.HTTPAdapter`.
+    A config names an adapter as its inference engine. The run puts it behind a `ServerFleet`, which has the servers and
+    calls the adapter. A program that is no run constructs the fleet itself: `ServerFleet(MyAdapter(settings), folder)`.
+
+    Rollout workers use `connect` and `generate`; a process that starts a server uses `command`; the rollout controller
+    uses all others, too. A method that calls a server may raise `ServerLostError` and `RequestRefusedError`; see
+    `areal_core.servers`. Adapters for servers that speak HTTP derive from `areal_core.servers.HTTPAdapter`.
 
     The methods with a default are for what only some servers can do. Leave them out if yours cannot.
+
+    Args:
+        settings: the fleet's settings, an instance of `Config`.
+
+    Attributes:
+        settings: the fleet's settings. In a run they have the run's key (`ServerSettings.key`).
 
     Example:
         >>> import asyncio
         >>> from pathlib import Path
         >>> from areal_core.data import TokenIds
-        >>> from areal_core.engines import WeightUpdate
-        >>> from areal_core.servers import Chunk, Connection, InferenceCapabilities, InferenceServer, PartialGeneration
-        >>> from areal_core.servers import SamplingParameters, ServerAdapter, ServerIdentity, UpdateMode
+        >>> from areal_core.servers import Chunk, Connection, InferenceCapabilities, PartialGeneration
+        >>> from areal_core.servers import SamplingParameters, ServerAdapter, ServerIdentity, ServerSettings, UpdateMode
         >>> class Local(Connection):
         ...     def __init__(self, address):
         ...         self.address = address
@@ -188,7 +204,7 @@ class ServerAdapter(ABC):
         ...     def capabilities(self):
         ...         return InferenceCapabilities(frozenset({"recompute"}))
         ...
-        ...     def connect(self, address, settings):
+        ...     def connect(self, address):
         ...         return Local(address)
         ...
         ...     async def identify(self, connection):
@@ -205,36 +221,62 @@ class ServerAdapter(ABC):
         ...         pass
         ...
         ...     check_health = stop = resume = abort = set_label = nothing
-        >>> async def use(server):  # as a fleet does
-        ...     await server.sync(WeightUpdate(3, Path("/weights/3")))
+        >>> async def use(adapter):  # as a fleet does
+        ...     connection = adapter.connect("host:1")
+        ...     await adapter.load(connection, Path("/weights/3"), "4f-3", "recompute")
         ...     sampling = SamplingParameters(max_new_tokens=2)
         ...     partial = PartialGeneration("0.1", TokenIds.of([5, 7]), sampling, seed=0, cache_salt="3")
-        ...     return [chunk async for chunk in server.adapter.generate(server.connection, partial)]
-        >>> adapter = Repeating()
-        >>> server = InferenceServer("server-0", adapter, adapter.connect("host:1", None), "recompute", run_id="4f-")
-        >>> asyncio.run(use(server))
+        ...     return [chunk async for chunk in adapter.generate(connection, partial)]
+        >>> asyncio.run(use(Repeating(ServerSettings())))
         host:1 loads /weights/3 as 4f-3
         [Chunk(output_ids=[7, 7], logprobs=[0.0, 0.0], finish='length', spans=None, columns={})]
     """
 
+    Config: ClassVar[type[ServerSettings]] = ServerSettings
+    """Model of the settings."""
+
     name: str
     """Name of the server program, for log lines."""
+
+    package: ClassVar[str] = ""
+    """Python package of the server program. A run that starts servers without the setting `program` is refused if the
+    package is not installed beside areal. Empty if the program comes with the plugin."""
 
     group_store_prefixes: Mapping[str, Sequence[str]] = MappingProxyType({})
     """Prefixes of the keys under which this server meets others in a process group's store, by backend, outermost
     first. `{group}` stands for the group's name. Empty if the server cannot receive a broadcast."""
 
+    settings: Any
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
     @abstractmethod
     def capabilities(self) -> InferenceCapabilities:
         """Return what servers of this kind can do."""
 
+    def command(self, model: ModelReference, host: str, port: int, scratch: Path) -> ServerCommand:
+        """Return the command that starts a server on this machine. If `settings.key` is set, the server requires it.
+
+        Args:
+            model: the model that it serves.
+            host, port: where it listens.
+            scratch: a private folder that outlives the server, for example for a file with the key.
+
+        Raises:
+            RunError: a server cannot be started with these settings, or areal cannot start servers of this kind;
+                the latter is the default.
+        """
+        raise RunError(
+            f"areal cannot start {self.name} servers", hints=["set servers=0, and name running ones in addresses"]
+        )
+
     @abstractmethod
-    def connect(self, address: str, settings: Any) -> Connection:
+    def connect(self, address: str) -> Connection:
         """Return a connection that opens with the first call, which is also where it fails.
 
         Args:
             address: the server's address.
-            settings: the fleet's settings.
         """
 
     def serve(self, model: ModelReference) -> None:  # noqa: B027 - a default
@@ -318,6 +360,39 @@ class ServerAdapter(ABC):
 
     async def leave_group(self, connection: Any, group: WeightGroup) -> None:  # noqa: B027 - a default
         """Leave a process group. Default: the server was in none."""
+
+    async def begin_reading(self, connection: Any) -> None:  # noqa: B027 - a default
+        """Prepare a server that has its memory and no requests to read weights. Default: it needs no preparation.
+
+        The fleet calls this, then `read` for each part of the weights, then `end_reading`, if the transports in
+        `capabilities` have `core/ipc`.
+
+        Raises:
+            UpdateRefusedError: the server reports that it cannot read.
+        """
+
+    async def read(
+        self, connection: Any, tensors: Sequence[TensorDescription], copies: Sequence[Sequence[SharedMemory]]
+    ) -> None:
+        """Copy a part of the weights from the memory of the trainer's GPUs. On return every copy has been opened.
+
+        Args:
+            connection: the connection to a server on these GPUs.
+            tensors: the tensors of the part.
+            copies: for each of the server's GPUs, in the order of its ranks, where the tensors are, in their order.
+
+        Raises:
+            UpdateRefusedError: the server reports that it did not copy them, or it cannot; this is the default.
+        """
+        raise UpdateRefusedError(f"{self.name} servers read no weights in GPU memory")
+
+    async def end_reading(self, connection: Any, label: str) -> None:
+        """Take over what was read: further tokens carry `label`. Default: set the label.
+
+        Raises:
+            UpdateRefusedError: the server reports that it does not have all weights.
+        """
+        await self.set_label(connection, label)
 
     async def sleep(self, connection: Any) -> None:
         """Free the GPU memory of weights and cache, while generation is paused and no request is in progress.

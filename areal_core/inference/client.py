@@ -15,7 +15,6 @@ from areal_core.interfaces.slots import SlotLease
 if TYPE_CHECKING:
     from areal_core.data import Generation
     from areal_core.inference.adapter import Connection, ServerAdapter
-    from areal_core.inference.settings import ServerSettings
     from areal_core.interfaces.inference import GenerationRequest, Grant, Slots
 
 MOST_LOSSES = 4
@@ -28,17 +27,15 @@ class ServersClient:
     """An `InferenceClient` for servers.
 
     Args:
-        settings: the servers' settings.
         adapter: speaks to the servers.
         slots: leases their slots.
     """
 
-    def __init__(self, settings: ServerSettings, adapter: ServerAdapter, slots: Slots) -> None:
+    def __init__(self, adapter: ServerAdapter, slots: Slots) -> None:
         self.capabilities = adapter.capabilities()
-        self._settings = settings
         self._adapter = adapter
         self._slots = slots
-        self._conversations = Conversations(settings.update_mode)
+        self._conversations = Conversations(adapter.settings.update_mode)
         self._connections: dict[str, Connection] = {}
         self._client_id = secrets.token_hex(4)  # a server has requests of several workers, and of their predecessors
 
@@ -125,5 +122,5 @@ class ServersClient:
 
     def _connect(self, address: str) -> Connection:
         if address not in self._connections:
-            self._connections[address] = self._adapter.connect(address, self._settings)
+            self._connections[address] = self._adapter.connect(address)
         return self._connections[address]

@@ -16,26 +16,26 @@ from typing import TYPE_CHECKING
 from areal_core.errors import RunError
 from areal_core.inference.broadcast import BroadcastGroups
 from areal_core.inference.client import ServersClient
-from areal_core.inference.errors import FAULTS, in_time, known_form
 from areal_core.inference.lifecycle import Lifecycle
+from areal_core.inference.local import LocalServers
 from areal_core.inference.pool import ServerPool
+from areal_core.inference.reading import Reading
 from areal_core.inference.routing import Router
 from areal_core.inference.server import State
 from areal_core.interfaces.inference import InferenceEngine
 from areal_core.messages.servers import ServerJoins, ServerLeaves, ServerStanding
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
     from areal_core.data import Generation
     from areal_core.inference.adapter import ServerAdapter
     from areal_core.inference.lifecycle import DriverConnection
-    from areal_core.inference.server import InferenceServer
-    from areal_core.inference.settings import ServerSettings
     from areal_core.interfaces.inference import (
         BroadcastGroup,
         GenerationRequest,
         LeaseHolder,
+        SharedTensor,
         SlotRequest,
         Slots,
         WeightUpdate,
@@ -46,49 +46,45 @@ if TYPE_CHECKING:
 class ServerFleet(InferenceEngine):
     """An inference engine whose requests are answered by servers.
 
-    Args:
-        settings: the fleet's settings.
-        adapter: speaks to servers of one kind.
-        log_dir: folder for the log of transitions, `servers.jsonl`.
-        driver: the run's driver, which starts servers. Without it, only those of `settings.addresses` are used.
-        gpus: the GPUs of the run's own servers, as in `placement`; None if it names none.
+    A run constructs it with the adapter that the config names. In other programs it starts the servers itself, on this
+    machine, and ends them when it is closed.
 
-    Attributes:
-        pool: the servers.
-        lifecycle: moves them through their states, and gives them weights.
+    Args:
+        adapter: speaks to servers of one kind. Its settings are the fleet's.
+        log_dir: folder for the log of transitions, `servers.jsonl`, and for the logs of servers that the fleet starts.
+        driver: the run's driver (`areal_core.processes.Member`), which starts the servers; None in other programs.
+        gpus: the GPUs of these servers, as in `placement`; None if it names none.
     """
 
     def __init__(
         self,
-        settings: ServerSettings,
         adapter: ServerAdapter,
         log_dir: Path,
         driver: DriverConnection | None = None,
         gpus: Sequence[int] | None = None,
     ) -> None:
+        settings = adapter.settings
         self.capabilities = adapter.capabilities()
         self.adapter = adapter
-        self.settings = settings
         self._log_dir = Path(log_dir)
-        self._driver = driver
         self._gpus = gpus
+        self._local: LocalServers | None = None
+        if driver is None:
+            driver = self._local = LocalServers(adapter, self._log_dir, gpus)
         self.pool = ServerPool(self._log_dir / "servers.jsonl")
-        if driver is not None:
-            self.pool.log = driver.log
+        self.pool.log = driver.log
         self._router = Router(self.pool, settings.max_concurrent_requests)
         note = self._log_dir / "broadcast_group"
         groups = BroadcastGroups(adapter, self.pool, settings.group_timeout_s, note)
-        self.lifecycle = Lifecycle(settings, adapter, self.pool, groups, driver)
+        self.lifecycle = Lifecycle(adapter, self.pool, groups, driver)
+        self._reading = Reading(adapter, self.pool, self.lifecycle)
         self._client: ServersClient | None = None
 
     async def start(self, model: ModelReference) -> None:
         """See `InferenceEngine.start`: returns when `servers.minimum` are ready."""
         self._client = self.client(self, model)
-        if self.settings.servers and self._driver is None:
-            raise RunError(
-                "servers are started by a run, and this is none",
-                hints=["start one with `areal serve`, then set servers=0 and name it in addresses"],
-            )
+        if self._local is not None:
+            self._local.model = model
         try:
             description = json.loads((Path(model.path) / "config.json").read_text())
         except (OSError, ValueError) as error:
@@ -104,7 +100,7 @@ class ServerFleet(InferenceEngine):
     def client(self, slots: Slots, model: ModelReference) -> ServersClient:
         """See `InferenceEngine.client`."""
         self.adapter.serve(model)
-        return ServersClient(self.settings, self.adapter, slots)
+        return ServersClient(self.adapter, slots)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `InferenceEngine.generate`."""
@@ -149,7 +145,12 @@ class ServerFleet(InferenceEngine):
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """See `InferenceEngine.update_weights`."""
+        await self._reading.end(update)
         await self.lifecycle.update_weights(update)
+
+    async def read_tensors(self, version: int, tensors: Sequence[SharedTensor]) -> list[int]:
+        """See `InferenceEngine.read_tensors`."""
+        return await self._reading.read(version, tensors)
 
     def leave_out(self, names: Sequence[str]) -> None:
         """See `InferenceEngine.leave_out`."""
@@ -166,44 +167,6 @@ class ServerFleet(InferenceEngine):
     def offer_folder(self, update: WeightUpdate) -> None:
         """See `InferenceEngine.offer_folder`."""
         self.lifecycle.offer_folder(update)
-
-    async def begin_update(self) -> list[InferenceServer]:
-        """Announce an update of the weights, and return the servers that have freed their GPU memory until it.
-
-        No server is admitted until the next `update_weights` is over. For engines whose servers take weights in another
-        way than `update_weights`.
-        """
-        await self.lifecycle.announce_update()
-        return [server for server in self.pool.in_state(State.UPDATING) if not server.has_memory]
-
-    async def call_servers(
-        self, servers: Sequence[InferenceServer], call: Callable[[InferenceServer], Awaitable[None]], purpose: str
-    ) -> dict[str, Exception]:
-        """Make a call to each of some servers, concurrently. Servers that fail are lost, and synced later.
-
-        Args:
-            servers: the servers.
-            call: fails as calls of an adapter do, or takes longer than `update_timeout_s`.
-            purpose: completes the reason `did not ...` of a loss, such as `read version 3`.
-
-        Returns:
-            The error of each server that failed, by its name.
-        """
-
-        async def failure_of(server: InferenceServer) -> Exception | None:
-            connection = server.connection
-            try:
-                with known_form():
-                    await in_time(call(server), self.settings.update_timeout_s, "update_timeout_s")
-            except FAULTS as error:
-                if server.connection is connection:  # else the driver has already replaced the process that failed
-                    self.pool.lose(server, f"did not {purpose}: {error}")
-                return error
-            return None
-
-        failures = await asyncio.gather(*map(failure_of, servers))
-        pairs = zip(servers, failures, strict=True)
-        return {server.name: error for server, error in pairs if error is not None}
 
     async def sleep(self) -> None:
         """See `InferenceEngine.sleep`."""
@@ -223,10 +186,12 @@ class ServerFleet(InferenceEngine):
         return metrics
 
     async def close(self) -> None:
-        """See `InferenceEngine.close`. The servers keep running; the driver ends those of the run."""
+        """See `InferenceEngine.close`. Servers that the fleet did not start keep running."""
         self.pool.fail(RunError("the servers were closed"))
         for server in self.pool.servers.values():
             self.pool.on_lost(server)
         await self.lifecycle.close()
         if self._client is not None:
             await self._client.close()
+        if self._local is not None:
+            await self._local.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 from urllib.parse import urlencode, urlsplit
 
 import httptools
@@ -21,12 +21,11 @@ from areal_core.data import TokenIds
 from areal_core.errors import writable
 from areal_core.inference.adapter import ServerAdapter
 from areal_core.inference.errors import RequestRefusedError
+from areal_core.inference.settings import FleetSettings
 from areal_core.interfaces.inference import ServerLostError, ServerUnreachableError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
-
-    from areal_core.inference.settings import FleetSettings
 
 KEEP_ALIVE_S = 2.0
 """Seconds for which an idle connection is used again. Servers close idle connections after five seconds (uvicorn, on
@@ -276,11 +275,13 @@ class HTTPAdapter(ServerAdapter):
         health_path: URL path that answers while the server is alive; see `ServerAdapter.check_health`.
     """
 
+    Config: ClassVar[type[FleetSettings]] = FleetSettings
+    settings: FleetSettings
     health_path = "/health"
 
-    def connect(self, address: str, settings: FleetSettings) -> ServerConnection:
+    def connect(self, address: str) -> ServerConnection:
         """Return a connection that sends the fleet's key."""
-        return ServerConnection(address, settings.key, settings.silence_timeout_s)
+        return ServerConnection(address, self.settings.key, self.settings.silence_timeout_s)
 
     async def check_health(self, connection: ServerConnection, timeout_s: float) -> None:
         """Get `health_path`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from areal_core.background import start_task
 from areal_core.disk import read_shapes
@@ -55,34 +55,7 @@ _ADDRESSES_HINT = (
 
 
 class DriverConnection(Protocol):
-    """The connection to the run's driver, which starts the run's own servers; `areal_core.processes.Member` is one.
-
-    Example:
-        >>> from concurrent.futures import Future
-        >>> from areal_core.servers import ColocatedTraining, DriverConnection
-        >>> from areal_core.servers import RestartMember, RoleMembers, ServingMember
-        >>> class OneServer(DriverConnection):  # for a program that is no run, and a server that runs already
-        ...     def watch(self, role, changed):
-        ...         server = ServingMember("server-0", "http://127.0.0.1:30000", is_fresh=True)
-        ...         changed(RoleMembers(role, (server,), failed={}))
-        ...
-        ...     def notify(self, message: RestartMember | ColocatedTraining):
-        ...         if isinstance(message, RestartMember):
-        ...             self.log(f"restart {message.name}: it {message.why}")
-        ...
-        ...     def request(self, message: ColocatedTraining, timeout_s, waiting_for):
-        ...         answer = Future()
-        ...         answer.set_result(None)  # no server is being started
-        ...         return answer
-        ...
-        ...     def log(self, line):
-        ...         print(line)
-        >>> driver = OneServer()
-        >>> driver.watch("server", lambda members: print([member.address for member in members.serving]))
-        ['http://127.0.0.1:30000']
-        >>> driver.notify(RestartMember("server-0", "did not free its GPU memory"))
-        restart server-0: it did not free its GPU memory
-    """
+    """What starts the fleet's own servers: the run's driver (`Member`), or in other programs `LocalServers`."""
 
     def watch(self, role: str, changed: Callable[[RoleMembers], None]) -> None:
         """Call `changed`, in any thread, with the processes of a role that serve, now and after each change."""
@@ -90,7 +63,9 @@ class DriverConnection(Protocol):
     def notify(self, message: RestartMember | ColocatedTraining) -> None:
         """Send a message."""
 
-    def request(self, message: ColocatedTraining, timeout_s: float | None, waiting_for: str) -> Future[object]:
+    def request(
+        self, message: ColocatedTraining, timeout_s: float | None, waiting_for: str
+    ) -> Future[Any] | asyncio.Future[Any]:
         """Send a message that is answered; the future has the answer."""
 
     def log(self, line: str) -> None:
@@ -132,11 +107,10 @@ class Lifecycle:
       broadcast.
 
     Args:
-        settings: the fleet's settings.
         adapter: speaks to the servers.
         pool: the servers.
         groups: forms the process groups of broadcasts.
-        driver: the run's driver; None if the run starts no servers.
+        driver: starts the fleet's own servers.
 
     Attributes:
         timings: seconds of the last update, those of the slowest server.
@@ -144,15 +118,14 @@ class Lifecycle:
 
     def __init__(
         self,
-        settings: ServerSettings,
         adapter: ServerAdapter,
         pool: ServerPool,
         groups: BroadcastGroups,
-        driver: DriverConnection | None = None,
+        driver: DriverConnection,
     ) -> None:
-        self.settings = settings
         self.timings: dict[str, float] = {}
         self._adapter = adapter
+        self._settings: ServerSettings = adapter.settings
         self._pool = pool
         self._groups = groups
         self._driver = driver
@@ -186,18 +159,18 @@ class Lifecycle:
         self._model = model
         self._shapes, self._is_tied = read_shapes(Path(model.path)), is_tied
         self._set_current(WeightUpdate(0, Path(model.path)))
-        required = self.settings.bounds.minimum - len(self.settings.elsewhere)
-        for number, gpus_of_server in enumerate(self.settings.gpus_of_servers(gpus)):
+        required = self._settings.bounds.minimum - len(self._settings.elsewhere)
+        for number, gpus_of_server in enumerate(self._settings.gpus_of_servers(gpus)):
             server = self._add(f"server-{number}", "", gpus_of_server)
-            if self.settings.is_elastic and number >= required:
+            if self._settings.is_elastic and number >= required:
                 self._pool.move(server, State.WAITING)
-        for address in self.settings.elsewhere:
+        for address in self._settings.elsewhere:
             self._run_task(self._add(address.split("//")[1], address))
-        if self._driver is not None and self.settings.servers:
+        if self._settings.servers:
             loop = asyncio.get_running_loop()
             self._driver.watch("server", lambda servers: _call_in_loop(loop, self._on_driver_report, servers))
         self._tasks[""] = start_task(self._watch_fleet(), "watching the fleet of servers")
-        while len(self._pool.ready) < self.settings.bounds.minimum:
+        while len(self._pool.ready) < self._settings.bounds.minimum:
             if self._pool.failure is not None:
                 raise self._pool.failure
             await asyncio.sleep(START_POLL_S)
@@ -249,12 +222,12 @@ class Lifecycle:
         server = self._pool.servers[name] = InferenceServer(
             name,
             self._adapter,
-            self._adapter.connect(address, self.settings),
-            self.settings.update_mode,
+            self._adapter.connect(address),
+            self._settings.update_mode,
             self._pool.run_id,
             is_own=not address,
             gpus=gpus,
-            drain_timeout_s=self.settings.drain_timeout_s,
+            drain_timeout_s=self._settings.drain_timeout_s,
         )
         return server
 
@@ -280,9 +253,9 @@ class Lifecycle:
         if task := self._tasks.pop(server.name, None):
             task.cancel()
         if server.connection.address:
-            state = State.WAITING if self.settings.is_elastic else State.LOST
+            state = State.WAITING if self._settings.is_elastic else State.LOST
             self._pool.lose(server, "its process has ended", state)
-        server.connection = self._adapter.connect(process.address if process else "", self.settings)
+        server.connection = self._adapter.connect(process.address if process else "")
         if process is not None:
             # A process that outlived the last attempt holds whatever that attempt gave it.
             server.version = 0 if process.is_fresh else -1
@@ -331,13 +304,13 @@ class Lifecycle:
         self._pool.move(server, State.SYNCING)
 
     async def _wait_until_healthy(self, server: InferenceServer) -> None:
-        limit_s = RECOVERY_S if server.is_own else self.settings.start_timeout_s
+        limit_s = RECOVERY_S if server.is_own else self._settings.start_timeout_s
         now = asyncio.get_running_loop().time
         began = now()
         is_logged = server.is_own
         while True:
             try:
-                await self._adapter.check_health(server.connection, self.settings.health_timeout_s)
+                await self._adapter.check_health(server.connection, self._settings.health_timeout_s)
                 return
             except (ServerLostError, RequestRefusedError) as error:
                 self._pool.note(server, str(error))
@@ -374,7 +347,7 @@ class Lifecycle:
                 try:
                     await self._check_recovered(server)
                     if server.version != current.version:
-                        await in_time(server.sync(current), self.settings.update_timeout_s, "update_timeout_s")
+                        await in_time(server.sync(current), self._settings.update_timeout_s, "update_timeout_s")
                     await self._check_first_answer(server)
                 except UpdateRefusedError:
                     if self._current is current:
@@ -399,7 +372,7 @@ class Lifecycle:
         """Check the first answer: a server may be healthy and yet unable to serve its model."""
         try:
             answer = probe.check_answer(server, "first", self._pool.vocabulary)
-            if not await in_time(answer, self.settings.update_timeout_s, "update_timeout_s"):
+            if not await in_time(answer, self._settings.update_timeout_s, "update_timeout_s"):
                 raise ServerLostError("another client has ended it")
         except ServerLostError as error:
             await asyncio.sleep(POLL_S)
@@ -416,12 +389,12 @@ class Lifecycle:
         failed_checks = 0
         while True:
             with suppress(TimeoutError):  # not `wait_for`, which in Python 3.11 may swallow a cancellation
-                async with asyncio.timeout(self.settings.health_interval_s):
+                async with asyncio.timeout(self._settings.health_interval_s):
                     await server.doubted.wait()
             if server.state not in (State.READY, State.UPDATING):
                 return
             try:
-                await self._adapter.check_health(server.connection, self.settings.health_timeout_s)
+                await self._adapter.check_health(server.connection, self._settings.health_timeout_s)
                 failed_checks = 0
             except (ServerLostError, RequestRefusedError) as error:
                 failed_checks += 1
@@ -440,14 +413,14 @@ class Lifecycle:
         server.requests += 1
         try:
             answer = probe.check_answer(server, "doubted", self._pool.vocabulary)
-            is_complete: bool = await in_time(answer, self.settings.update_timeout_s, "update_timeout_s")
+            is_complete: bool = await in_time(answer, self._settings.update_timeout_s, "update_timeout_s")
             return is_complete
         finally:
             server.requests -= 1
 
     async def _drain(self, server: InferenceServer) -> None:
         """Let a leaving server finish its requests. Those that remain continue elsewhere."""
-        if not await server.wait_idle(self.settings.drain_timeout_s):
+        if not await server.wait_idle(self._settings.drain_timeout_s):
             with suppress(*FAULTS):
                 await self._adapter.abort(server.connection)
             await server.wait_idle(POLL_S)
@@ -466,7 +439,7 @@ class Lifecycle:
         first_s, longest_s = RETRY_PAUSES_S[server.state]
         server.retry_pause_s = min(longest_s, max(first_s, 2 * server.retry_pause_s))
         await asyncio.sleep(server.retry_pause_s)
-        if server.is_own and not server.was_ready and self._driver is not None:
+        if server.is_own and not server.was_ready:
             self._driver.notify(RestartMember(server.name, failure))
             return False
         self._pool.move(server, State.STARTING)
@@ -478,15 +451,15 @@ class Lifecycle:
         enough_at = now()
         while self._pool.failure is None:
             await asyncio.sleep(POLL_S)
-            required, limit_s = self.settings.bounds.minimum, self.settings.start_timeout_s
+            required, limit_s = self._settings.bounds.minimum, self._settings.start_timeout_s
             ready = len(self._pool.ready)
             if ready >= required or self.is_changing:  # also in the trainer's turn
                 enough_at = now()
             lacking_s = now() - enough_at
             if lacking_s > limit_s or self._pool.possible < (1 if self._has_started else required):
                 message = f"{ready} of {required} servers are ready, too few for {lacking_s:.0f} s"
-                own_hint = _ELASTIC_HINT if self.settings.is_elastic else _OWN_HINT
-                hint = own_hint if self.settings.servers else _ADDRESSES_HINT
+                own_hint = _ELASTIC_HINT if self._settings.is_elastic else _OWN_HINT
+                hint = own_hint if self._settings.servers else _ADDRESSES_HINT
                 self._pool.fail(RunError(f"{message}; {self._pool.explain()}", hints=[hint]))
 
     # The weights of all servers.
@@ -527,7 +500,7 @@ class Lifecycle:
             await self._update_all(update)
         finally:
             self._changing.release()
-            if self._driver is not None and not self._generation_turn.is_set():
+            if not self._generation_turn.is_set():
                 self._driver.notify(ColocatedTraining(False))
             self._generation_turn.set()
 
@@ -554,7 +527,7 @@ class Lifecycle:
         """Update one server, and return its failure, None for none."""
         connection = server.connection
         try:
-            seconds = await in_time(server.update(update), self.settings.update_timeout_s, "update_timeout_s")
+            seconds = await in_time(server.update(update), self._settings.update_timeout_s, "update_timeout_s")
         except FAULTS as error:
             if server.connection is connection:  # else the driver has already replaced the process that failed
                 self._pool.lose(server, f"did not take over version {update.version}: {error}")
@@ -593,9 +566,8 @@ class Lifecycle:
         """
         await self.announce_update()
         self._generation_turn.clear()
-        if self._driver is not None:
-            started = self._driver.request(ColocatedTraining(True), None, "servers that are being started")
-            await asyncio.wrap_future(started)
+        started = self._driver.request(ColocatedTraining(True), None, "servers that are being started")
+        await asyncio.wrap_future(started)
         own = (server for server in self._pool.servers.values() if server.is_own and server.connection.address)
         await asyncio.gather(*map(self._free_memory, {*self._pool.ready, *own}))
 
@@ -606,12 +578,12 @@ class Lifecycle:
             self._pool.hold(server)
         try:
             async with server.sync_lock:
-                await in_time(server.sleep(), self.settings.update_timeout_s, "update_timeout_s")
+                await in_time(server.sleep(), self._settings.update_timeout_s, "update_timeout_s")
         except (ServerLostError, RequestRefusedError) as error:
             if server.connection is not connection:
                 return  # the process that failed has ended, and so its memory is free
             self._pool.lose(server, f"did not free its GPU memory: {error}")
-            if self._driver is not None and server.is_own:
+            if server.is_own:
                 self._driver.notify(RestartMember(server.name, "did not free its GPU memory"))
                 while server.connection is connection:
                     await asyncio.sleep(RESTART_POLL_S)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -15,19 +14,17 @@ from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, Validation
 
 from areal_core.config import Seconds, Secret, ServerBounds, Settings
 from areal_core.disk import write_durably
-from areal_core.errors import ConfigError, RunError
+from areal_core.errors import RunError
 from areal_core.inference.gpu_share import GIB, SEVERAL, share_of_gpu
 from areal_core.interfaces.model import Estimate
-from areal_core.plugins.catalog import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from areal_core.config import RunConfig
-    from areal_core.inference.adapter import ServerCommand
     from areal_core.inference.gpu_share import GPUShare
     from areal_core.interfaces.launcher import ProcessGroup
-    from areal_core.interfaces.model import ModelReference, StoredModel
+    from areal_core.interfaces.model import StoredModel
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OWN_OPTIONS = {"host", "port", "model", "model_path", "tp", "tp_size", "tensor_parallel_size", "data_parallel_size"}
@@ -62,7 +59,8 @@ class ServerSettings(Settings):
     """Settings of inference servers of any kind.
 
     If a subclass defines `serve(config, model, member, run_dir)`, the processes that the run starts are servers
-    themselves. Otherwise they start a program; see `FleetSettings.server_command`.
+    themselves. Otherwise they start a program; see `ServerAdapter.command`. areal calls `serve` on the settings as the
+    run uses them: those that `for_run` returns, with the run's key.
     """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -166,6 +164,11 @@ class ServerSettings(Settings):
 
             yield from model_problems(model)
 
+    def for_run(self, config: RunConfig) -> Self:
+        """Return the settings that servers of a run with this config have. Default: these settings."""
+        del config
+        return self
+
     @property
     def key(self) -> str:
         """API key of the servers; empty for none."""
@@ -173,6 +176,8 @@ class ServerSettings(Settings):
 
     def with_key(self, run_dir: Path, host: str = "") -> Self:
         """Return these settings with a key of the run, if none is set and other machines can reach its servers.
+
+        areal calls this for every adapter.
 
         Args:
             run_dir: holds the key in a file that only the user can read; the first process that asks writes it.
@@ -218,8 +223,8 @@ class ServerSettings(Settings):
 
     def process_groups(self, config: RunConfig, run_dir: Path) -> list[ProcessGroup]:
         """Return a process group for each server, so that each is restarted alone."""
-        from areal_core.driver import role_group
         from areal_core.interfaces.launcher import OnExit
+        from areal_core.runtime.roles import role_group
 
         placement = config.placement
         has_gpus = placement.generation is not None or (self.is_elastic and placement.training is not None)
@@ -418,30 +423,6 @@ class FleetSettings(ServerSettings):
             yield "servers do not repeat the same bits; use the embedded engine (hf) with deterministic=true"
         if own := self.option_names & OWN_OPTIONS:
             yield f"options.{min(own)}: areal tells servers that itself; leave it out"
-
-    def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:
-        """Return the command that starts a server on this machine, with the run's key if there is one.
-
-        The environment variable AREAL_SCRATCH of the calling process names a private folder that outlives the server.
-
-        Args:
-            model: the model that it serves.
-            host, port: address where it listens.
-            run_dir: folder of the run.
-        """
-        raise NotImplementedError
-
-    def check_program(self, package: str, name: str) -> None:
-        """Check that the server program is installed, if the run starts servers without `program`.
-
-        Raises:
-            ConfigError: it is not installed.
-        """
-        if self.servers and not self.program and find_spec(package) is None:
-            raise ConfigError(
-                f"{name} is not installed beside areal, and the run is to start {name} servers",
-                hints=[f"{install_command(package, extra='engine')}; or set program, or addresses and servers=0"],
-            )
 
 
 def option_arguments(options: Mapping[str, OptionValue]) -> list[str]:

@@ -363,6 +363,9 @@ class InferenceEngine(Slots, ABC):
     Tokens do not pass through it: rollout workers, each with a `client`, acquire slots (`Slots`) and ask the servers
     themselves.
 
+    For inference servers write a `ServerAdapter` instead: `ServerFleet` is the engine around it. Derive from this class
+    for an engine without servers.
+
     A run constructs the engine with its settings and with those of these arguments that its constructor names:
     `scratch`, a private folder for sockets; `member`, this process in the run (`areal_core.processes.Member`; None
     outside of a run); `log_dir`; `gpus`, the numbers of the GPUs that it may use, or None; `deterministic`, as in the

@@ -60,7 +60,7 @@ def areal_train_engines() -> Iterable[Component]:
 
 @hookspec
 def areal_inference_engines() -> Iterable[Component]:
-    """Supply inference engines, which generate and take new weights: `areal_core.servers.InferenceEngine`.
+    """Supply inference engines: an `areal_core.servers.ServerAdapter` or `InferenceEngine` each.
 
         @hookimpl
         def areal_inference_engines():
@@ -68,7 +68,7 @@ def areal_inference_engines() -> Iterable[Component]:
                 Component(
                     "quick",
                     "generates with my own server",
-                    target="areal_quick.engine:QuickEngine",
+                    target="areal_quick.adapter:QuickAdapter",
                     config="areal_quick.config:QuickSettings",
                 )
             ]

@@ -33,8 +33,7 @@ ROOMS: dict[str, set[str]] = {
     "waiting": set(),
     "plugins": {"errors", "metric_names"},
     "config": {"errors", "files", "gpus", "plugins", "interfaces", "proxies"},
-    "cli": {"errors", "files", "plugins", "config", "runtime", "proxies", "runs", "checks", "driver", "inference",
-            "models"},
+    "cli": {"errors", "files", "plugins", "config", "runtime", "proxies", "runs", "checks", "driver", "models"},
     "data": {"errors"},
     "interfaces": {"data", "errors", "exports"},
     "models": {"errors", "exports", "disk", "config", "data", "interfaces", "plugins"},
@@ -48,14 +47,14 @@ ROOMS: dict[str, set[str]] = {
     "rollout": {"errors", "background", "disk", "config", "data", "interfaces", "messages", "metric_names", "ledger",
                 "rewards", "runtime"},
     "training": {"errors", "background", "disk", "config", "data", "interfaces", "messages", "ledger", "runtime"},
-    "runs": {"errors", "background", "chat", "diagnostics", "disk", "config", "files", "plugins", "data", "interfaces",
-             "messages", "metric_names", "models", "runtime", "ledger", "proxies", "rewards", "rollout", "training"},
+    "inference": {"errors", "background", "disk", "config", "plugins", "data", "gpus", "interfaces", "messages",
+                  "runtime", "models", "proxies", "waiting"},
+    "runs": {"errors", "background", "chat", "diagnostics", "disk", "config", "files", "plugins", "data", "inference",
+             "interfaces", "messages", "metric_names", "models", "runtime", "ledger", "rewards", "rollout", "training"},
     "checks": {"errors", "background", "disk", "config", "files", "plugins", "data", "interfaces", "models", "rewards",
                "runtime", "training", "runs", "waiting"},
-    "driver": {"errors", "checks", "diagnostics", "disk", "config", "files", "plugins", "data", "interfaces",
-               "messages", "runtime", "ledger", "training", "runs", "waiting"},
-    "inference": {"errors", "background", "disk", "config", "plugins", "data", "gpus", "interfaces", "messages",
-                "runtime", "models", "proxies", "runs", "driver", "waiting"},
+    "driver": {"errors", "checks", "diagnostics", "disk", "config", "files", "gpus", "plugins", "data", "inference",
+               "interfaces", "messages", "runtime", "ledger", "proxies", "training", "runs", "waiting"},
     "debugging": {"errors", "cli", "config", "data", "driver", "interfaces", "messages", "rewards", "rollout", "runs",
                   "runtime", "training"},
     "library": {"errors", "background", "cli", "config", "data", "disk", "files", "ledger", "plugins", "runtime"},
@@ -64,7 +63,7 @@ ROOMS: dict[str, set[str]] = {
     # Public modules: the names of other rooms.
     "sdk": {"exports", "algorithms", "interfaces", "workflows"},
     "engines": {"exports", "interfaces", "training"},
-    "servers": {"exports", "inference", "interfaces", "runtime"},
+    "servers": {"exports", "inference", "interfaces"},
     "launchers": {"exports", "interfaces", "runtime"},
     "processes": {"exports", "background", "gpus", "proxies", "runtime", "waiting"},
     "programs": {"exports", "checks", "cli", "debugging", "diagnostics", "driver", "rewards", "rollout", "runs",
@@ -72,11 +71,8 @@ ROOMS: dict[str, set[str]] = {
 }  # fmt: skip
 """For each room of the core the rooms that it knows; of a public module those that its stub names."""
 
-SETTINGS_OF_WHAT_THEY_MAKE = {
-    "areal_deepspeed.document", "areal_hf.server", "areal_sglang.adapter", "areal_vllm.adapter",
-}  # fmt: skip
-"""Files that name settings for type checkers alone, and whose classes these settings make when the core calls them:
-how a server is started is asked of its settings."""
+SETTINGS_OF_WHAT_THEY_MAKE = {"areal_deepspeed.document", "areal_hf.server"}
+"""Files that name settings for type checkers alone, and whose classes these settings make when the core calls them."""
 
 
 def arrows_of(modules: Mapping[str, Path], *, for_types: bool) -> dict[str, set[str]]:

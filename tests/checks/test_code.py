@@ -329,3 +329,51 @@ def test_answers_that_are_scored_need_rewards(write):
         check_evaluation(write("", "rewards=[]"), loads_model=False)
     problem = "rewards: the workflow scores every answer, and there are none: set rewards"
     assert list(refusal.value.problems) == [problem]
+
+
+ADAPTER = """
+from areal_core.config import Settings
+from areal_core.servers import HTTPAdapter, InferenceCapabilities
+class Adapter(HTTPAdapter):
+    name, seen = "Mine", []
+    def capabilities(self): return InferenceCapabilities(frozenset({"recompute"}))
+    def generate(self, connection, partial): raise AssertionError("the check asks no server")
+    async def nothing(self, connection, *arguments): pass
+    identify = stop = resume = abort = load = set_label = nothing
+"""
+SERVED = "inference_engine={type: parts.py:Adapter, addresses: ['http://127.0.0.1:1']}"
+
+
+def test_an_adapter_is_an_inference_engine(found):
+    assert found(ADAPTER, SERVED).problems == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (
+            "    class Config(Settings): addresses: list[str]",
+            "is a ServerAdapter, and its settings are no ServerSettings: derive its Config from FleetSettings or",
+        ),
+        ("    abort, load = HTTPAdapter.abort, HTTPAdapter.load", "lacks abort, load, which every ServerAdapter has"),
+        ("    def __init__(self): pass", "takes (), which does not fit its settings: too many positional arguments"),
+        (
+            "    def __init__(self, settings, scratch): pass",
+            "needs scratch, which neither the config nor areal supplies",
+        ),
+        ("    def __init__(self, settings): pass", "does not keep its settings: call super().__init__(settings)"),
+        (
+            "    package = 'no_server'",
+            "Mine is not installed beside areal, and the run is to start Mine servers: pip install no_server; or set",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_adapter_is_reported_before_a_run(found, lines, told):
+    (problem,) = found(f"{ADAPTER}{lines}", SERVED).problems
+    assert problem.startswith("inference_engine: ")
+    assert told in problem
+
+
+def test_a_class_that_is_neither_an_adapter_nor_an_engine_is_reported_before_a_run(found):
+    (problem,) = found("", "inference_engine=parts.py:Rows").problems
+    assert "parts.py:Rows' is neither a ServerAdapter nor an InferenceEngine: derive the class from one of" in problem

@@ -32,8 +32,8 @@ def test_every_part_of_a_plugin_is_shown() -> None:
     ]  # fmt: skip
 
 
-def test_the_engine_of_the_toy_server_is_the_one_of_the_example() -> None:
-    (block,) = re.findall(r"^```python\n(class ToyEngine.*?)^```$", (EXTEND / "server.md").read_text(), re.M | re.S)
+def test_the_adapter_of_the_toy_server_is_the_one_of_the_example() -> None:
+    (block,) = re.findall(r"^```python\n(class ToyConfig.*?)^```$", (EXTEND / "server.md").read_text(), re.M | re.S)
     assert block in (ROOT / "examples/plugin/src/areal_example/inference_engines.py").read_text(encoding="utf-8")
 
 

@@ -50,6 +50,8 @@ class FakeServer:
         self.partials = []
         self.aborts = 0
         self.cache_salts = []
+        self.readings = []
+        self.reading_faults = {}
         self.is_open = asyncio.Event()
         self.is_open.set()
         self.update_may_go_on = asyncio.Event()
@@ -72,11 +74,12 @@ class FakeAdapter(ServerAdapter):
     name = "Fake"
     group_store_prefixes = {"gloo": ("{group}",)}  # noqa: RUF012
 
-    def __init__(self, servers):
+    def __init__(self, settings, servers):
+        super().__init__(settings)
         self.servers = servers
         self.left = []
 
-    def connect(self, address, settings):
+    def connect(self, address):
         return FakeConnection(address)
 
     async def check_health(self, connection, timeout_s):
@@ -169,6 +172,23 @@ class FakeAdapter(ServerAdapter):
     async def leave_group(self, connection, group):
         self.left.append(group.name)
 
+    async def begin_reading(self, connection):
+        self._note_reading(connection, "begin")
+
+    async def read(self, connection, tensors, copies):
+        self._note_reading(connection, "read", [tensor.name for tensor in tensors], copies)
+
+    async def end_reading(self, connection, label):
+        self._note_reading(connection, "end", label)
+        await super().end_reading(connection, label)
+
+    def _note_reading(self, connection, call, *values):
+        server = self.of(connection)
+        assert server.has_memory
+        server.readings.append((call, *values))
+        if call in server.reading_faults:
+            raise server.reading_faults[call]
+
     async def sleep(self, connection):
         server = self.of(connection)
         if server.release_fault is not None:
@@ -215,14 +235,14 @@ def running(tmp_path, monkeypatch):
     model = write_weights(tmp_path / "model")
 
     @asynccontextmanager
-    async def run(servers, driver=None, /, **settings):
+    async def run(servers, driver=None, gpus=None, /, **settings):
         by_address = {f"http://{name}": server for name, server in servers.items()}
         if driver is not None:
             driver.by_address = by_address
         defaults = {"servers": {"minimum": len(servers), "maximum": 0}, "addresses": list(by_address)}
         defaults |= {"health_interval_s": 0.02, "start_timeout_s": 120.0, "drain_timeout_s": 1.0}
-        adapter = FakeAdapter(by_address)
-        fleet = ServerFleet(FleetSettings(**{**defaults, **settings}), adapter, tmp_path / "logs", driver)
+        adapter = FakeAdapter(FleetSettings(**{**defaults, **settings}), by_address)
+        fleet = ServerFleet(adapter, tmp_path / "logs", driver, gpus)
         try:
             fleet.first_weights = model
             await fleet.start(ModelReference(str(model), "float32"))
@@ -230,7 +250,7 @@ def running(tmp_path, monkeypatch):
         finally:
             await fleet.close()
 
-    run.server, run.write_weights, run.adapter = FakeServer, write_weights, FakeAdapter({})
+    run.server, run.write_weights, run.adapter = FakeServer, write_weights, FakeAdapter(FleetSettings(), {})
     run.log = (tmp_path / "logs" / "servers.jsonl").read_text
     run.request, run.until, run.states = request, until, states
     return run
@@ -306,8 +326,8 @@ class FakeDriver:
 def own(running):
     """`starting, driver = own(*fates)`, then `async with starting as fleet`: servers that the run starts."""
 
-    def run(*fates, starts=1, **settings):
+    def run(*fates, starts=1, gpus=None, **settings):
         driver = FakeDriver(*fates, starts=starts)
-        return running({}, driver, **{"servers": 1, "addresses": [], **settings}), driver
+        return running({}, driver, gpus, **{"servers": 1, "addresses": [], **settings}), driver
 
     return run

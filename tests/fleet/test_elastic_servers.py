@@ -56,7 +56,7 @@ def test_below_the_minimum_the_run_ends_after_a_while_with_what_to_do(running, o
     async def check():
         starting, driver = own(running.server(), running.server(), starts=2, servers=bounds(2, 3))
         async with starting as fleet:
-            fleet.lifecycle.settings = fleet.settings.model_copy(update={"start_timeout_s": 2.0})
+            fleet.lifecycle._settings = fleet.adapter.settings.model_copy(update={"start_timeout_s": 2.0})
             driver.end("server-0", is_again=False)
             await running.until(lambda: len(names(fleet, "ready")) == 1, "one is left")
             assert len((await fleet.generate(running.request(most=5))).output_ids) == 5, "it goes on with the rest"

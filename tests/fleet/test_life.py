@@ -15,7 +15,6 @@ from areal_core.inference import server as server_module
 from areal_core.inference.adapter import ServerIdentity
 from areal_core.inference.errors import RequestRefusedError
 from areal_core.inference.fleet import ServerFleet
-from areal_core.inference.settings import FleetSettings
 from areal_core.messages.servers import ServerJoins, ServerLeaves
 from areal_core.servers import ServerLostError
 from areal_testing.virtual_time import run_virtually
@@ -375,7 +374,7 @@ def test_an_error_in_an_adapter_ends_the_process_with_its_cause(running, monkeyp
 def closed_connections(running, monkeypatch):
     """Addresses whose connection was closed."""
     addresses = []
-    fake_connection = type(running.adapter.connect("http://any", None))
+    fake_connection = type(running.adapter.connect("http://any"))
     monkeypatch.setattr(fake_connection, "close", lambda self: addresses.append(self.address))
     return addresses
 
@@ -393,7 +392,7 @@ def test_a_closed_fleet_asks_nothing_further_of_its_servers(running, closed_conn
 
 def test_a_fleet_that_never_started_can_be_closed(running, tmp_path):
     async def check():
-        await ServerFleet(FleetSettings(servers=1), running.adapter, tmp_path).close()
+        await ServerFleet(running.adapter, tmp_path).close()
 
     asyncio.run(check())
 
@@ -405,7 +404,7 @@ def test_a_fleet_of_another_class_may_override_any_method(running, tmp_path):
         def describe(self) -> str:
             return f"quiet, {super().describe()}"
 
-    assert Quiet(FleetSettings(servers=1), running.adapter, tmp_path).describe().startswith("quiet, ")
+    assert Quiet(running.adapter, tmp_path).describe().startswith("quiet, ")
     assert not {name for name in vars(ServerFleet) if not name.startswith("_")} & set(
-        vars(ServerFleet(FleetSettings(servers=1), running.adapter, tmp_path))
+        vars(ServerFleet(running.adapter, tmp_path))
     )

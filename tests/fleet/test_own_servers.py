@@ -7,11 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from areal_core.engines import ModelReference, WeightUpdate
+from areal_core.engines import WeightUpdate
 from areal_core.errors import RunError
-from areal_core.inference.fleet import ServerFleet
 from areal_core.inference.server import State
-from areal_core.inference.settings import FleetSettings
 from areal_core.messages.servers import ServerLeaves
 from areal_core.runtime.messages import RestartMember
 from areal_core.servers import ServerLostError
@@ -313,15 +311,5 @@ def test_nobody_takes_out_a_server_that_the_run_started(running, own):
             leaves = ServerLeaves("server-0", driver.serving["server-0"].address)
             assert (await fleet.answer(leaves)).state == "ready"
             assert set((await fleet.generate(running.request())).versions) == {0}
-
-    run_virtually(check())
-
-
-def test_without_a_run_there_is_nobody_to_start_servers(running, tmp_path):
-    async def check():
-        fleet = ServerFleet(FleetSettings(servers=1), running.adapter, tmp_path)
-        with pytest.raises(RunError, match="servers are started by a run") as caught:
-            await fleet.start(ModelReference(str(tmp_path)))
-        assert "areal serve" in caught.value.hints[0]
 
     run_virtually(check())

@@ -156,7 +156,7 @@ def test_with_no_server_left_requests_end_with_the_reasons(running):
     async def check():
         servers = {"a": running.server(), "b": running.server()}
         async with running(servers) as fleet:
-            fleet.lifecycle.settings = fleet.settings.model_copy(update={"start_timeout_s": 0.6})
+            fleet.lifecycle._settings = fleet.adapter.settings.model_copy(update={"start_timeout_s": 0.6})
             for server in servers.values():
                 server.is_healthy = False
             await running.until(lambda: set(running.states(fleet).values()) <= {"lost", "starting"}, "both are lost")

@@ -17,12 +17,13 @@ TRANSPORT = """
 from dataclasses import replace
 from pathlib import Path
 
-from areal_core.interfaces import TensorDescription, WeightUpdate
-from areal_core.runtime.rpc import Done, Message
+from areal_core.engines import WeightUpdate
+from areal_core.processes import Done, Message
+from areal_core.servers import ServerFleet
 from areal_core.messages.rollouts import SyncWeights
 from areal_core.training.weights_file import describe_weights, write_weights
+from areal_hf.adapter import HFAdapter
 from areal_hf.config import HFConfig
-from areal_hf.engine import HFEngine
 
 CHOSEN = {chosen!r}
 
@@ -51,16 +52,15 @@ class Parcels:
         return False
 
 
-class Engine(HFEngine):
+class Engine(ServerFleet):
     '''Takes parcels.'''
 
     Config = HFConfig
 
-    def __init__(self, settings, log_dir, member=None, gpus=None, *, deterministic=False):
-        super().__init__(settings, log_dir, member, gpus, deterministic=deterministic)
+    def __init__(self, settings, log_dir, member=None, gpus=None):
+        super().__init__(HFAdapter(settings), log_dir, member, gpus)
         if CHOSEN:
             self.capabilities = replace(self.capabilities, transports=frozenset({{CHOSEN}}))
-        self.fleet_update, self.update_weights = self.update_weights, self.open_parcel
 
     async def answer(self, message):
         if not isinstance(message, Parcel):
@@ -68,9 +68,9 @@ class Engine(HFEngine):
         self.parcel = message.folder
         return Done()
 
-    async def open_parcel(self, update):
+    async def update_weights(self, update):
         folder = update.path or self.parcel
-        await self.fleet_update(WeightUpdate(update.version, folder))
+        await super().update_weights(WeightUpdate(update.version, folder))
 """
 
 

@@ -15,11 +15,11 @@ from areal_core.data import PackedBatch, Trajectory, shift_to_predictions
 from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.errors import ConfigError
 from areal_core.sdk import ACTOR
-from areal_core.servers import GenerationRequest, SamplingParameters
+from areal_core.servers import GenerationRequest, SamplingParameters, ServerFleet
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
+from areal_hf.adapter import HFAdapter
 from areal_hf.config import HFConfig
-from areal_hf.engine import HFEngine
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 240.0
@@ -52,7 +52,7 @@ def generated(folder: Path, logs: Path) -> PackedBatch:
     """What the embedded engine writes to a few prompts, as training reads it."""
 
     async def work() -> list[Trajectory]:
-        engine = HFEngine(HFConfig(device="cpu", routed_experts=True), logs)
+        engine = ServerFleet(HFAdapter(HFConfig(device="cpu", routed_experts=True)), logs)
         await engine.start(ModelReference(str(folder)))
         sampling = SamplingParameters(max_new_tokens=40)
         asked = [GenerationRequest(str(i), [1 + i, 5, 7 + i], sampling, i) for i in range(12)]

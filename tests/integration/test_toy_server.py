@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from areal_core.servers import ServerFleet
 from areal_testing.conformance import InferenceEngineSuite
 
 if TYPE_CHECKING:
@@ -34,16 +35,18 @@ def example() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def toy_engine(server_of_each_shape, engine_by_model):
-    """Makes engines on two servers, one for each shape of model."""
+def toy_fleet(server_of_each_shape, engine_by_model):
+    """Makes fleets of two servers, one for each shape of model."""
     toy = example()
-    address_of = server_of_each_shape(toy.ToyAdapter())
+    address_of = server_of_each_shape(toy.ToyAdapter(toy.ToyConfig()))
 
     def make(folder, update_mode, slots):
         settings = {"servers": 0, "update_mode": update_mode, "max_concurrent_requests": slots}
-        return engine_by_model(
-            lambda address: toy.ToyEngine(toy.ToyConfig(**settings, addresses=[address]), folder), address_of
-        )
+
+        def fleet(address):
+            return ServerFleet(toy.ToyAdapter(toy.ToyConfig(**settings, addresses=[address])), folder)
+
+        return engine_by_model(fleet, address_of)
 
     return make
 
@@ -52,8 +55,8 @@ class TestToyServer(InferenceEngineSuite):
     tokens_in_flight = 96  # it computes the whole sequence for each of them
 
     @pytest.fixture(autouse=True)
-    def _with_servers(self, toy_engine):
-        self.make = toy_engine
+    def _with_servers(self, toy_fleet):
+        self.make = toy_fleet
 
     def make_engine(self, folder, *, update_mode, slots):
         return self.make(folder, update_mode, slots)
@@ -61,8 +64,8 @@ class TestToyServer(InferenceEngineSuite):
 
 @pytest.mark.nightly
 def test_a_run_starts_it_again_and_goes_on(workplace: Workplace) -> None:
-    words = [f"inference_engine.type={EXAMPLE}/inference_engines.py:ToyEngine", "inference_engine.servers=2", "steps=6"]
-    words += ["rollout.batch_size=4", "evaluation.every=100", "run_dir=run"]
+    words = [f"inference_engine.type={EXAMPLE}/inference_engines.py:ToyAdapter", "inference_engine.servers=2"]
+    words += ["steps=6", "rollout.batch_size=4", "evaluation.every=100", "run_dir=run"]
     run = workplace.start("run", "--plugins", "grpo", *words)
     workplace.wait_for(lambda: len(workplace.metrics()) > 0, run)
     commands = {pid: Path(f"/proc/{pid}/cmdline") for pid in workplace.processes(run)}

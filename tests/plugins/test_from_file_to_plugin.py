@@ -20,7 +20,7 @@ model: {source: grpo/addition_model}
 dataset: grpo/additions
 workflow: {type: multi_turn, environment: {type: "second_chances.py:SecondChances", tries: 2}}
 rewards: [{type: "custom_parts.py:brevity", free: 8}]
-inference_engine: {type: "adapter.py:ToyEngine", servers: 2}
+inference_engine: {type: "adapter.py:ToyAdapter", servers: 2}
 train_engine: fsdp
 algorithm: {type: policy_gradient, advantage: "custom_parts.py:best_of_group", policy_loss: grpo/reinforce}
 launcher: {type: "command_launcher.py:CommandLauncher", hosts: {localhost: 0}, host: 127.0.0.1}

@@ -17,11 +17,10 @@ from aiohttp.test_utils import TestServer
 
 from areal_core.disk import read_lines
 from areal_core.engines import ModelReference, WeightUpdate
-from areal_core.servers import GenerationRequest, SamplingParameters
+from areal_core.servers import GenerationRequest, SamplingParameters, ServerFleet
+from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
-from areal_sglang.engine import SGLangEngine
 from areal_testing.conformance.models import FIRST_FORCED, make_constant_model
-from tests.servers.starting import Starter
 
 TOKENS = 240
 MAX_CONCURRENCY = 12
@@ -226,28 +225,6 @@ def proxied():
     return run
 
 
-@pytest.fixture(scope="session")
-def scratch_folder(tmp_path_factory):
-    """As every process of a run has one."""
-    os.environ["AREAL_SCRATCH"] = str(tmp_path_factory.mktemp("scratch"))
-    yield
-    del os.environ["AREAL_SCRATCH"]
-
-
-@pytest.fixture
-def starter(scratch_folder):
-    """`starter(settings, logs, model)`: what an engine takes as its `member`; its servers end with the test."""
-    made = []
-
-    def start(*arguments):
-        made.append(Starter(*arguments))
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.close()
-
-
 VERSIONS = 45
 
 
@@ -261,8 +238,7 @@ class Place:
         self.loop = asyncio.new_event_loop()
         self.logs = folder / "logs"
         self.model = ModelReference(str(self.models[0]), "float32")
-        self.starter = Starter(settings, self.logs, self.model)
-        self.fleet = SGLangEngine(settings, self.logs, self.starter)
+        self.fleet = ServerFleet(SGLangAdapter(settings), self.logs)
         self.version = 0
 
     def run(self, work):
@@ -281,7 +257,7 @@ class Place:
 
     def signal(self, number, kind):
         """To the server's process and everything that it started."""
-        self.starter.signal(f"server-{number}", kind)
+        os.killpg(self.fleet._local.processes[f"server-{number}"].pid, kind)
 
     def events(self):
         """What the servers wrote about requests."""
@@ -313,12 +289,11 @@ def settings(sglang_program, sglang_options, server_environment):
 
 
 @pytest.fixture(scope="module")
-def place(settings, tmp_path_factory, scratch_folder):
+def place(settings, tmp_path_factory):
     found = Place(tmp_path_factory.mktemp("faults"), settings)
     try:
         found.run(found.fleet.start(found.model))
         yield found
     finally:
         found.run(found.fleet.close())
-        found.starter.close()
         found.loop.close()

@@ -1,6 +1,7 @@
 """Adapters that a true server takes by themselves, and whose tokens say their version."""
 
 import asyncio
+import os
 import signal
 
 import pytest
@@ -8,14 +9,14 @@ import torch
 from safetensors.torch import save_file
 
 from areal_core.engines import ModelReference, WeightUpdate
-from areal_core.servers import GenerationRequest, SamplingParameters
+from areal_core.servers import GenerationRequest, SamplingParameters, ServerFleet
+from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
-from areal_sglang.engine import SGLangEngine
 from areal_testing.conformance.models import FIRST_FORCED
+from areal_vllm.adapter import VLLMAdapter
 from areal_vllm.config import VLLMConfig
-from areal_vllm.engine import VLLMEngine
 
-KINDS = {"sglang": (SGLangConfig, SGLangEngine), "vllm": (VLLMConfig, VLLMEngine)}
+KINDS = {"sglang": (SGLangConfig, SGLangAdapter), "vllm": (VLLMConfig, VLLMAdapter)}
 ON_A_CPU = {"sglang": {"lora_backend": "torch_native"}, "vllm": {}}
 TOKENS, REQUESTS, VERSIONS = 192, 6, 4
 LAYER = "model.layers.1.mlp.down_proj"
@@ -71,13 +72,11 @@ def getfixture(request):
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
-def test_every_token_has_the_label_of_the_adapter_that_sampled_it(
-    kind, getfixture, server_environment, starter, tmp_path
-):
+def test_every_token_has_the_label_of_the_adapter_that_sampled_it(kind, getfixture, server_environment, tmp_path):
     """Requests that are under way while three adapters come, one after another, on a true server that then dies."""
     model = make_base(tmp_path / "model")
     folders = {version: write_version(tmp_path / f"v{version}", model, version) for version in range(1, VERSIONS)}
-    config, kind_of_engine = KINDS[kind]
+    config, adapter = KINDS[kind]
     program, options = (getfixture(f"{kind}_{name}") for name in ("program", "options"))
     settings = config(
         program=program, options=options | ON_A_CPU[kind], environment=server_environment, stream_interval=1,
@@ -86,8 +85,7 @@ def test_every_token_has_the_label_of_the_adapter_that_sampled_it(
 
     async def run():
         reference = ModelReference(str(tmp_path / "model"))
-        servers = starter(settings, tmp_path / "logs", reference)
-        engine = kind_of_engine(settings, tmp_path / "logs", servers)
+        engine = ServerFleet(adapter(settings), tmp_path / "logs")
         found = []
 
         async def ask(number):
@@ -107,7 +105,8 @@ def test_every_token_has_the_label_of_the_adapter_that_sampled_it(
                         await asyncio.sleep(0.01)
                         assert not any(task.done() for task in asking)
                     await engine.update_weights(WeightUpdate(version, folders[version]))
-                servers.signal("server-0", signal.SIGKILL)  # it is started again, as its base, and synced
+                # It is started again, as its base, and synced.
+                os.killpg(engine._local.processes["server-0"].pid, signal.SIGKILL)
                 answered = len(found)
                 while len(found) < answered + REQUESTS:
                     await asyncio.sleep(0.01)

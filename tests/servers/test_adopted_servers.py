@@ -11,9 +11,10 @@ from torch.distributed import PrefixStore
 
 from areal_core.engines import ModelReference
 from areal_core.inference.errors import RequestRefusedError
+from areal_core.servers import ServerFleet
 from areal_core.training.collectives import open_store
+from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
-from areal_sglang.engine import SGLangEngine
 
 pytestmark = [pytest.mark.servers, pytest.mark.nightly, pytest.mark.timeout(1800)]
 PATIENCE = timedelta(seconds=300)
@@ -39,7 +40,7 @@ def test_the_group_of_a_former_trainer_is_destroyed(place, tmp_path):
         settings = SGLangConfig(**{**place.settings.model_dump(exclude={"api_key"}), **changes})
         names = []
         for _ in range(3):
-            fleet = SGLangEngine(settings, tmp_path / "logs")
+            fleet = ServerFleet(SGLangAdapter(settings), tmp_path / "logs")
             await fleet.start(ModelReference(str(place.models[0]), "float32"))
             names.append(await meet(fleet))
             (member,) = fleet.pool.ready

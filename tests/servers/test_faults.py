@@ -18,11 +18,11 @@ from areal_core.errors import RunError
 from areal_core.messages.servers import ServerJoins, ServerLeaves
 from areal_core.rollout.service import RolloutService
 from areal_core.runtime.rpc import Failed
-from areal_core.servers import GenerationRequest, SamplingParameters
+from areal_core.servers import GenerationRequest, SamplingParameters, ServerFleet
 from areal_core.training.broadcast import Broadcast
 from areal_core.training.weight_sync import WeightFolder, WeightSync
+from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
-from areal_sglang.engine import SGLangEngine
 from areal_testing.conformance.models import make_model
 
 pytestmark = [pytest.mark.servers, pytest.mark.nightly, pytest.mark.timeout(1800)]
@@ -212,7 +212,8 @@ def test_stopped_for_a_while(place, load, wait_until):
 async def fleet_of(place, addresses, folder, model=None, **changes):
     """A second fleet, on servers that run already: those of the first one, which has nothing to do now."""
     changes = {"servers": 0, "addresses": addresses, "silence_timeout_s": 10.0, **changes}
-    fleet = SGLangEngine(SGLangConfig(**{**place.settings.model_dump(exclude={"api_key"}), **changes}), folder / "logs")
+    settings = SGLangConfig(**{**place.settings.model_dump(exclude={"api_key"}), **changes})
+    fleet = ServerFleet(SGLangAdapter(settings), folder / "logs")
     try:
         await fleet.start(ModelReference(str(model or place.models[0]), "float32"))
         yield fleet

@@ -8,8 +8,9 @@ import pytest
 
 from areal_core.engines import ModelReference, WeightUpdate
 from areal_core.messages.servers import ServerJoins
+from areal_core.servers import ServerFleet
+from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
-from areal_sglang.engine import SGLangEngine
 
 pytestmark = [pytest.mark.servers, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -22,7 +23,7 @@ def test_loading_takes_four_weight_sync_intervals(place, load, proxied, wait_unt
         first, second = (place.member(number).connection.address for number in (0, 1))
         changes = {"servers": 0, "addresses": [first]}
         settings = SGLangConfig(**{**place.settings.model_dump(exclude={"api_key"}), **changes})
-        fleet = SGLangEngine(settings, tmp_path / "logs")
+        fleet = ServerFleet(SGLangAdapter(settings), tmp_path / "logs")
         async with proxied(second) as (address, proxy):
             try:
                 await fleet.start(ModelReference(str(place.models[0]), "float32"))

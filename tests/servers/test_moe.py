@@ -8,19 +8,20 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.sdk import ACTOR
+from areal_core.servers import ServerFleet
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
+from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
-from areal_sglang.engine import SGLangEngine
 from areal_testing.conformance import InferenceEngineSuite, weight_updates
 from areal_testing.conformance.engine_session import PROMPTS, check_logprobs, request
 from areal_testing.conformance.models import CONTEXT, VOCABULARY
+from areal_vllm.adapter import VLLMAdapter
 from areal_vllm.config import VLLMConfig
-from areal_vllm.engine import VLLMEngine
 
 # Starting a server takes a minute, and a first run makes its environment.
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800)]
-KINDS = {"sglang": (SGLangConfig, SGLangEngine), "vllm": (VLLMConfig, VLLMEngine)}
+KINDS = {"sglang": (SGLangConfig, SGLangAdapter), "vllm": (VLLMConfig, VLLMAdapter)}
 STALE = pytest.mark.xfail(
     strict=True,
     raises=AssertionError,
@@ -91,8 +92,8 @@ def getfixture(request):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["sglang", pytest.param("vllm", marks=STALE)])
-def test_every_tensor_of_an_moe_is_taken_over(kind, getfixture, server_environment, starter, monkeypatch, tmp_path):
-    settings, engine = KINDS[kind]
+def test_every_tensor_of_an_moe_is_taken_over(kind, getfixture, server_environment, monkeypatch, tmp_path):
+    settings, adapter = KINDS[kind]
     program, options = (getfixture(f"{kind}_{name}") for name in ("program", "options"))
 
     def make(folder, update_mode, slots):
@@ -105,16 +106,7 @@ def test_every_tensor_of_an_moe_is_taken_over(kind, getfixture, server_environme
             update_mode=update_mode,
             max_concurrent_requests=slots,
         )
-        servers = starter(own, folder)
-        made = engine(own, folder, servers)
-        plain = made.start
-
-        async def start(model):
-            servers.model = model
-            await plain(model)
-
-        made.start = start
-        return made
+        return ServerFleet(adapter(own), folder)
 
     monkeypatch.setattr(weight_updates, "make_model", make_moe)
     Session(make).test_every_tensor_is_taken_over(tmp_path)

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from areal_core.engines import ModelReference, SharedMemory, SharedTensor, TensorDescription, WeightUpdate
 from areal_core.errors import RunError
-from areal_core.servers import GenerationRequest, SamplingParameters
+from areal_core.servers import GenerationRequest, SamplingParameters, ServerFleet
+from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
-from areal_sglang.engine import SGLangEngine
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800)]
 HANG_S = 600
@@ -51,7 +51,7 @@ def difference(model, prompt, found):
 
 
 @pytest.mark.nightly
-def test_weights_are_read_in_parts(sglang_program, sglang_options, server_environment, starter, tmp_path, monkeypatch):
+def test_weights_are_read_in_parts(sglang_program, sglang_options, server_environment, tmp_path, monkeypatch):
     models = [make_model(tmp_path / str(seed), seed) for seed in range(2)]
     (tmp_path / "memory").mkdir()
     tensors = [shared(tmp_path / "memory", name, value) for name, value in models[1].state_dict().items()]
@@ -69,7 +69,7 @@ def test_weights_are_read_in_parts(sglang_program, sglang_options, server_enviro
 
     async def work():
         model = ModelReference(str(tmp_path / "0"), "float32")
-        engine = SGLangEngine(settings, tmp_path / "logs", starter(settings, tmp_path / "logs", model), [0])
+        engine = ServerFleet(SGLangAdapter(settings), tmp_path / "logs", gpus=[0])
         try:
             await engine.start(model)
             first = await engine.generate(asked[0])

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from areal_core.engines import ModelReference, WeightUpdate
 from areal_core.errors import RunError
-from areal_core.servers import GenerationRequest, SamplingParameters
+from areal_core.servers import GenerationRequest, SamplingParameters, ServerFleet
+from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
-from areal_sglang.engine import SGLangEngine
 
 # Starting a server takes a minute, and a first run makes its environment.
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800)]
@@ -48,9 +48,7 @@ def differing(model, tokens, column):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["recompute"])
-def test_a_server_tells_the_experts_of_every_token(
-    mode, sglang_program, sglang_options, server_environment, starter, tmp_path
-):
+def test_a_server_tells_the_experts_of_every_token(mode, sglang_program, sglang_options, server_environment, tmp_path):
     models = [make_moe(tmp_path / str(seed), seed) for seed in range(2)]
     settings = SGLangConfig(
         program=sglang_program, options=sglang_options, environment=server_environment, servers=1, stream_interval=4,
@@ -63,7 +61,7 @@ def test_a_server_tells_the_experts_of_every_token(
 
     async def work():
         model = ModelReference(str(tmp_path / "0"), "float32")
-        engine = SGLangEngine(settings, tmp_path / "logs", starter(settings, tmp_path / "logs", model))
+        engine = ServerFleet(SGLangAdapter(settings), tmp_path / "logs")
         try:
             await engine.start(model)
             first = await asyncio.gather(*map(engine.generate, asked("first", 20)))
@@ -87,7 +85,7 @@ def test_a_server_tells_the_experts_of_every_token(
 
 def test_a_model_without_experts_is_refused_before_a_server_starts(tmp_path, sglang_program):
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
-    engine = SGLangEngine(SGLangConfig(program=sglang_program, routed_experts=True), tmp_path / "logs")
+    engine = ServerFleet(SGLangAdapter(SGLangConfig(program=sglang_program, routed_experts=True)), tmp_path / "logs")
     with pytest.raises(RunError, match="model type qwen3 has no routers whose choices are known"):
         asyncio.run(engine.start(ModelReference(str(tmp_path))))
     assert not (tmp_path / "logs").exists()

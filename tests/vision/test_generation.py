@@ -12,9 +12,9 @@ from vision_rank_program import make_engine
 
 from areal_core.data import PackedBatch, TrajectoryBuilder, shift_to_predictions
 from areal_core.engines import ModelReference, WeightUpdate
-from areal_core.servers import GenerationRequest, SamplingParameters
+from areal_core.servers import GenerationRequest, SamplingParameters, ServerFleet
+from areal_hf.adapter import HFAdapter
 from areal_hf.config import HFConfig
-from areal_hf.engine import HFEngine
 from areal_vision.images import ImageReader
 
 pytestmark = pytest.mark.slow
@@ -74,7 +74,7 @@ def test_log_probabilities_are_those_of_the_trainer(fixture_named, asked, model,
     trainer = make_engine(folder)
 
     async def work():
-        engine = HFEngine(HFConfig(device="cpu", max_concurrent_requests=5, update_mode=mode), tmp_path)
+        engine = ServerFleet(HFAdapter(HFConfig(device="cpu", max_concurrent_requests=5, update_mode=mode)), tmp_path)
         try:
             await engine.start(ModelReference(str(folder)))
             asking = [
@@ -112,7 +112,7 @@ def test_images_that_do_not_fit_cost_their_request_and_nothing_else(folder, aske
     ids, files, _ = asked[0]
 
     async def work():
-        engine = HFEngine(HFConfig(device="cpu", max_concurrent_requests=4), tmp_path)
+        engine = ServerFleet(HFAdapter(HFConfig(device="cpu", max_concurrent_requests=4)), tmp_path)
         told = []
         try:
             await engine.start(ModelReference(str(folder)))
@@ -141,7 +141,7 @@ def test_a_model_of_text_takes_no_images(asked, tmp_path):
     ids, files, _ = asked[0]
 
     async def work():
-        engine = HFEngine(HFConfig(device="cpu"), tmp_path)
+        engine = ServerFleet(HFAdapter(HFConfig(device="cpu")), tmp_path)
         try:
             await engine.start(ModelReference(str(make_model(tmp_path / "text"))))
             await engine.generate(request("seen", ids, files))

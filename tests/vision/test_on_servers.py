@@ -16,19 +16,18 @@ from vision_rank_program import IMAGE, make_engine
 
 from areal_core.data import PackedBatch, TrajectoryBuilder, shift_to_predictions
 from areal_core.engines import ModelReference, WeightUpdate
-from areal_core.servers import GenerationRequest, SamplingParameters
+from areal_core.servers import GenerationRequest, SamplingParameters, ServerFleet
+from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
-from areal_sglang.engine import SGLangEngine
 from areal_vision.images import ImageReader
+from areal_vllm.adapter import VLLMAdapter
 from areal_vllm.config import VLLMConfig
-from areal_vllm.engine import VLLMEngine
-from tests.servers.starting import Starter
 
 # Starting a server takes a minute, and a first run makes its environment.
 pytestmark = [pytest.mark.servers, pytest.mark.nightly, pytest.mark.timeout(1800)]
 KINDS = {
-    "sglang": (SGLangConfig, SGLangEngine, {"context_length": 256}),
-    "vllm": (VLLMConfig, VLLMEngine, {"max_model_len": 256}),
+    "sglang": (SGLangConfig, SGLangAdapter, {"context_length": 256}),
+    "vllm": (VLLMConfig, VLLMAdapter, {"max_model_len": 256}),
 }
 CASES = [(kind, family, "recompute") for kind in KINDS for family in FAMILIES]
 CASES += [(kind, "qwen3_vl", "keep_cache") for kind in KINDS]
@@ -40,11 +39,10 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "vision.yaml"
 
 @pytest.fixture
 def fleet_of(request, server_environment, tmp_path):
-    """Makes a fleet of one true server of a model."""
-    started = []
+    """Makes a fleet of one true server."""
 
-    def make(kind, update_mode, model):
-        settings, engine, changes = KINDS[kind]
+    def make(kind, update_mode):
+        settings, adapter, changes = KINDS[kind]
         program, options = (request.getfixturevalue(f"{kind}_{name}") for name in ("program", "options"))
         own = settings(
             program=program,
@@ -55,12 +53,9 @@ def fleet_of(request, server_environment, tmp_path):
             update_mode=update_mode,
             stream_interval=4,
         )
-        started.append(Starter(own, tmp_path, model))
-        return engine(own, tmp_path, started[-1])
+        return ServerFleet(adapter(own), tmp_path)
 
-    yield make
-    for one in started:
-        one.close()
+    return make
 
 
 def rows_of(model, family, image):
@@ -135,8 +130,7 @@ def test_log_probabilities_are_those_of_the_trainer(kind, family, mode, fleet_of
     models = [make_family(tmp_path / f"model{seed}", family, seed=seed) for seed in range(2)]
     rows = rows_of(models[0], family, image)
     model = ModelReference(str(models[0]), "float32")
-    fleet = fleet_of(kind, mode, model)
-    served = asyncio.run(asyncio.wait_for(_served(fleet, model, models, rows), 2 * WAIT_S))
+    served = asyncio.run(asyncio.wait_for(_served(fleet_of(kind, mode), model, models, rows), 2 * WAIT_S))
     before, crossing, after = served
     assert {version for _, each in before for version in each.versions} == {0}
     assert len({version for _, each in after for version in each.versions}) == 1

@@ -48,7 +48,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UsageError("--join takes the config from the run, so CONFIG cannot be named as well")
     else:
         resolved = load_run(arguments.join, request.overrides, request.plugins)
-    from areal_core.inference.serve import serve
+    from areal_core.driver.serve import serve
 
     placement = {"host": arguments.host, "port": arguments.port, "gpus": arguments.gpus}
     return serve(resolved, arguments.join, name=arguments.name, **placement)

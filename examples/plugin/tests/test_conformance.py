@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import pytest
 from areal_core.sdk import CRITIC
+from areal_core.servers import ServerFleet
 from areal_fsdp.config import FSDPConfig
 from areal_testing.conformance import (
     AdvantageSuite,
@@ -36,7 +37,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from areal_example.config import RewardRegressionSettings
-from areal_example.inference_engines import ToyAdapter, ToyConfig, ToyEngine
+from areal_example.inference_engines import ToyAdapter, ToyConfig
 from areal_example.train_engines import TokenCounting
 
 
@@ -152,11 +153,11 @@ class TestTokenCounting(TrainEngineSuite):
 
 @pytest.fixture(scope="module")
 def addresses(server_of_each_shape):
-    """Servers for `toy_engine`."""
-    return server_of_each_shape(ToyAdapter())
+    """Servers of `toy_adapter`."""
+    return server_of_each_shape(ToyAdapter(ToyConfig()))
 
 
-class TestToyEngine(InferenceEngineSuite):
+class TestToyAdapter(InferenceEngineSuite):
     tokens_in_flight = 96  # the server computes the whole sequence for each of them
 
     @pytest.fixture(autouse=True)
@@ -167,7 +168,7 @@ class TestToyEngine(InferenceEngineSuite):
         settings = {"servers": 0, "update_mode": update_mode, "max_concurrent_requests": slots}
 
         def engine(address):
-            return ToyEngine(ToyConfig(**settings, addresses=[address]), folder)
+            return ServerFleet(ToyAdapter(ToyConfig(**settings, addresses=[address])), folder)
 
         return self.engine_by_model(engine, self.addresses)
 

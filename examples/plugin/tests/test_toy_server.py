@@ -12,7 +12,7 @@ from areal_core.engines import ModelReference
 from areal_testing.conformance import make_model
 from safetensors.torch import load_file, save_file
 
-from areal_example.inference_engines import ToyConfig
+from areal_example.inference_engines import ToyAdapter, ToyConfig
 from areal_example.toy_server import Handler, Model
 
 
@@ -57,6 +57,8 @@ def test_foreign_weights_are_refused_and_change_nothing(post, tmp_path):
     assert post.model.label == "1"
 
 
-def test_a_server_that_others_reach_gets_the_key_of_the_run(tmp_path):
-    command = ToyConfig().server_command(ModelReference("model"), "10.0.0.5", 8000, tmp_path)
-    assert command.environment["TOY_API_KEY"] == ToyConfig().with_key(tmp_path, "10.0.0.5").key != ""
+def test_a_server_gets_the_key_of_the_run(tmp_path):
+    settings = ToyConfig().with_key(tmp_path, "10.0.0.5")
+    command = ToyAdapter(settings).command(ModelReference("model"), "10.0.0.5", 8000, tmp_path)
+    assert command.environment["TOY_API_KEY"] == settings.key != ""
+    assert settings.key not in " ".join(command.arguments)

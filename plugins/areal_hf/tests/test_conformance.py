@@ -2,24 +2,25 @@
 
 import pytest
 
+from areal_core.servers import ServerFleet
+from areal_hf.adapter import HFAdapter
 from areal_hf.config import HFConfig
-from areal_hf.engine import HFEngine
 from areal_testing.conformance import InferenceEngineSuite
 
 pytestmark = pytest.mark.nightly  # every test starts a process that imports transformers
 
 
-class TestHFEngine(InferenceEngineSuite):
+class TestHF(InferenceEngineSuite):
     def make_engine(self, folder, *, update_mode, slots):
         settings = HFConfig(update_mode=update_mode, max_concurrent_requests=slots, device="cpu")
-        return HFEngine(settings, folder)
+        return ServerFleet(HFAdapter(settings), folder)
 
 
 class DeterministicEngine(InferenceEngineSuite):
     """Not collected: most of the suite would only repeat what the engine above has shown."""
 
     def make_engine(self, folder, *, update_mode, slots):
-        return HFEngine(HFConfig(update_mode=update_mode, device="cpu"), folder, deterministic=True)
+        return ServerFleet(HFAdapter(HFConfig(update_mode=update_mode, device="cpu", deterministic=True)), folder)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from areal_core.data import FinishReason
 from areal_core.engines import ModelReference, WeightUpdate
 from areal_core.errors import RunError
-from areal_core.servers import GenerationRequest, SamplingParameters
+from areal_core.servers import GenerationRequest, SamplingParameters, ServerFleet
+from areal_hf.adapter import HFAdapter
 from areal_hf.config import HFConfig
-from areal_hf.engine import HFEngine
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def loop():
 @pytest.fixture(scope="module")
 def engine(loop, model_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("logs")
-    made = HFEngine(HFConfig(device="cpu", max_concurrent_requests=16, max_sequence_length=80), folder)
+    made = ServerFleet(HFAdapter(HFConfig(device="cpu", max_concurrent_requests=16, max_sequence_length=80)), folder)
     loop.run(made.start(ModelReference(str(model_folder))))
     yield made
     loop.run(made.close())
@@ -134,10 +134,10 @@ def test_weights_change_under_load_and_refused_ones_do_not(loop, engine, model_f
 
 def test_a_server_that_is_killed_is_started_again_synced_and_asked_again(model_folder, other_folder, tmp_path):
     async def work():
-        engine = HFEngine(HFConfig(device="cpu"), tmp_path)
+        engine = ServerFleet(HFAdapter(HFConfig(device="cpu")), tmp_path)
         await engine.start(ModelReference(str(model_folder)))
         await within(engine.update_weights(WeightUpdate(1, other_folder)))
-        child = engine._alone.processes["server-0"].pid
+        child = engine._local.processes["server-0"].pid
         os.kill(child, signal.SIGSTOP)
         tasks = [asyncio.ensure_future(engine.generate(request(i, [5], max_new_tokens=50))) for i in range(5)]
         update = asyncio.ensure_future(engine.update_weights(WeightUpdate(2, model_folder)))
@@ -147,7 +147,7 @@ def test_a_server_that_is_killed_is_started_again_synced_and_asked_again(model_f
         answers = await within(asyncio.gather(*tasks))
         await engine.close()
         await engine.close()
-        return child, engine._alone.processes["server-0"].pid, answers
+        return child, engine._local.processes["server-0"].pid, answers
 
     former, later, answers = asyncio.run(work())
     assert former != later
@@ -160,13 +160,13 @@ def test_a_server_that_is_killed_is_started_again_synced_and_asked_again(model_f
 @pytest.mark.nightly
 def test_several_servers_share_the_requests_and_one_goes_on_alone(model_folder, other_folder, tmp_path):
     async def work():
-        engine = HFEngine(HFConfig(device="cpu", servers={"minimum": 2, "maximum": 2}), tmp_path)
+        engine = ServerFleet(HFAdapter(HFConfig(device="cpu", servers={"minimum": 2, "maximum": 2})), tmp_path)
         await engine.start(ModelReference(str(model_folder)))
         running = [asyncio.ensure_future(engine.generate(request(i, [7, 8], i, max_new_tokens=90))) for i in range(40)]
         await asyncio.sleep(0)
         shares = {name: server.requests for name, server in engine.pool.servers.items()}
         await within(engine.update_weights(WeightUpdate(1, other_folder)))
-        os.kill(engine._alone.processes["server-1"].pid, signal.SIGKILL)
+        os.kill(engine._local.processes["server-1"].pid, signal.SIGKILL)
         answers = await within(asyncio.gather(*running))
         everywhere = await within(engine.generate_everywhere(request("each", [9], max_new_tokens=2)))
         await engine.close()
@@ -183,7 +183,7 @@ def test_a_model_that_cannot_be_loaded_is_told_with_the_servers_own_words(model_
     async def work():
         shutil.copy(model_folder / "model.safetensors", tmp_path)
         (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
-        engine = HFEngine(HFConfig(device="cpu"), tmp_path)
+        engine = ServerFleet(HFAdapter(HFConfig(device="cpu")), tmp_path)
         with pytest.raises(RunError) as caught:
             await within(engine.start(ModelReference(str(tmp_path))))
         await engine.close()
@@ -195,12 +195,12 @@ def test_a_model_that_cannot_be_loaded_is_told_with_the_servers_own_words(model_
 
 def test_a_start_that_takes_too_long_leaves_no_process(model_folder, tmp_path):
     async def work():
-        engine = HFEngine(HFConfig(device="cpu", start_timeout_s=0.2), tmp_path)
+        engine = ServerFleet(HFAdapter(HFConfig(device="cpu", start_timeout_s=0.2)), tmp_path)
         with pytest.raises(RunError, match=r"0 of 1 servers are ready") as caught:
             await engine.start(ModelReference(str(model_folder)))
         await engine.close()
         assert "start_timeout_s" in caught.value.hints[0]
-        return [process.pid for process in engine._alone.processes.values()]
+        return [process.pid for process in engine._local.processes.values()]
 
     assert not any(Path(f"/proc/{child}").exists() for child in asyncio.run(work()))
 
@@ -208,14 +208,15 @@ def test_a_start_that_takes_too_long_leaves_no_process(model_folder, tmp_path):
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from areal_hf.engine import HFEngine
+from areal_hf.adapter import HFAdapter
 from areal_hf.config import HFConfig
-from areal_core.interfaces import ModelReference
+from areal_core.engines import ModelReference
+from areal_core.servers import ServerFleet
 
 async def main():
-    engine = HFEngine(HFConfig(device="cpu"), Path(sys.argv[2]))
+    engine = ServerFleet(HFAdapter(HFConfig(device="cpu")), Path(sys.argv[2]))
     await engine.start(ModelReference(sys.argv[1]))
-    print(engine._alone.processes["server-0"].pid, flush=True)
+    print(engine._local.processes["server-0"].pid, flush=True)
     await asyncio.sleep(600)
 
 asyncio.run(main())
@@ -239,7 +240,7 @@ def test_the_child_ends_when_its_parent_is_killed(model_folder, tmp_path):
 def test_deterministic_answers_do_not_depend_on_the_load(model_folder, tmp_path):
     def answers(company):
         async def work():
-            engine = HFEngine(HFConfig(device="cpu", deterministic=True), tmp_path)
+            engine = ServerFleet(HFAdapter(HFConfig(device="cpu", deterministic=True)), tmp_path)
             assert engine.capabilities.deterministic
             await engine.start(ModelReference(str(model_folder)))
             others = [engine.generate(request(f"o{i}", [6] * (i + 1), i, max_new_tokens=40)) for i in range(company)]

@@ -8,9 +8,9 @@ import torch
 
 from areal_core.engines import ModelReference
 from areal_core.errors import RunError
-from areal_core.servers import GenerationRequest, SamplingParameters
+from areal_core.servers import GenerationRequest, SamplingParameters, ServerFleet
+from areal_hf.adapter import HFAdapter
 from areal_hf.config import HFConfig
-from areal_hf.engine import HFEngine
 
 pytestmark = pytest.mark.slow
 MOE = "qwen3_moe"
@@ -85,7 +85,7 @@ def test_an_update_leaves_what_was_chosen_before_it(bench, saved, tmp_path):
 def test_a_run_gets_them_with_each_generation(saved, tmp_path, bench):
     async def work():
         settings = HFConfig(device="cpu", routed_experts=True)
-        engine = HFEngine(settings, tmp_path)
+        engine = ServerFleet(HFAdapter(settings), tmp_path)
         await engine.start(ModelReference(str(saved(MOE))))
         try:
             sampling = SamplingParameters(max_new_tokens=7)
@@ -105,7 +105,7 @@ def test_a_run_gets_them_with_each_generation(saved, tmp_path, bench):
 
 def test_a_model_without_experts_is_refused_before_the_first_prompt(model_folder, tmp_path):
     async def work():
-        engine = HFEngine(HFConfig(device="cpu", routed_experts=True), tmp_path)
+        engine = ServerFleet(HFAdapter(HFConfig(device="cpu", routed_experts=True)), tmp_path)
         try:
             await engine.start(ModelReference(str(model_folder)))
         finally:

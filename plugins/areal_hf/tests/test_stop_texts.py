@@ -11,9 +11,9 @@ import pytest
 from areal_core.data import Generation
 from areal_core.data.trajectory import FinishReason
 from areal_core.engines import ModelReference
-from areal_core.servers import GenerationRequest, SamplingParameters
+from areal_core.servers import GenerationRequest, SamplingParameters, ServerFleet
+from areal_hf.adapter import HFAdapter
 from areal_hf.config import HFConfig
-from areal_hf.engine import HFEngine
 from areal_hf.stop_texts import cut_at_stop
 from areal_testing.conformance.models import make_model
 
@@ -62,7 +62,7 @@ def test_an_engine_ends_an_answer_there_and_samples_what_it_would_have(tmp_path:
     make_tokenizer(folder, 256)
 
     async def generate() -> list[Any]:
-        engine = HFEngine(HFConfig(deterministic=True), tmp_path)
+        engine = ServerFleet(HFAdapter(HFConfig(deterministic=True)), tmp_path)
         await engine.start(ModelReference(str(folder)))
         try:
             free = await engine.generate(GenerationRequest("a", [5, 17], SamplingParameters(max_new_tokens=12), 3))

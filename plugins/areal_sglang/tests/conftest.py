@@ -5,24 +5,24 @@ from pathlib import Path
 
 import pytest
 
+from areal_core.servers import ServerFleet
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
-from areal_sglang.engine import SGLangEngine
 
 
 @pytest.fixture(scope="module")
 def sglang_engine(server_of_each_shape, engine_by_model, sglang_program, sglang_options, server_environment):
-    """Makes engines on two servers that are started once, by the adapter's own command line."""
+    """Makes fleets on two servers that are started once, by the adapter's own command line."""
     started = SGLangConfig(
         program=sglang_program, options=sglang_options, environment=server_environment, stream_interval=8
     )
     address_of = server_of_each_shape(SGLangAdapter(started))
 
-    def make(folder, update_mode, slots):
+    def make(folder, update_mode, slots, adapter=SGLangAdapter):
         def engine(address):
             changes = {"servers": 0, "addresses": [address], "start_timeout_s": 60.0}
             changes |= {"update_mode": update_mode, "max_concurrent_requests": slots}
-            return SGLangEngine(started.model_copy(update=changes), folder)
+            return ServerFleet(adapter(started.model_copy(update=changes)), folder)
 
         return engine_by_model(engine, address_of)
 

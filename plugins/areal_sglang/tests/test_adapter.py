@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from areal_core.servers import SamplingParameters, ServerLostError
 from areal_sglang import graphs
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
+
+SCRATCH = Path("/scratch")
 
 
 def adapter(**settings):
@@ -41,7 +44,7 @@ def told(recorded, **changes):
 def test_options_become_words_of_the_command():
     options = {"mem_fraction_static": 0.5, "disable_cuda_graph": True, "enable_torch_compile": False, "tp_size": 2}
     settings = {"program": ["/a/python", "server.py"], "options": options, "environment": {"A": "1"}}
-    command = adapter(**settings).command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000)
+    command = adapter(**settings).command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000, SCRATCH)
     words = list(command.arguments)
     assert words[:2] == ["/a/python", "server.py"]
     assert words[words.index("--mem-fraction-static") + 1] == "0.5"
@@ -55,7 +58,7 @@ def test_options_become_words_of_the_command():
 
 
 def prefill_graphs(**options):
-    command = adapter(options=options).command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000)
+    command = adapter(options=options).command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000, SCRATCH)
     words = list(command.arguments)
     assert words.count("--cuda-graph-bs-prefill") <= 1
     if "--cuda-graph-bs-prefill" not in words:
@@ -76,8 +79,7 @@ def test_prefill_graphs_are_bounded_where_the_user_chooses_none():
 
 def test_the_key_is_in_a_private_file_and_not_on_the_command_line(monkeypatch, tmp_path):
     monkeypatch.setenv("KEY", "it is 'secret'")
-    made = SGLangAdapter(SGLangConfig(api_key="env:KEY"), tmp_path)
-    command = made.command(ModelReference("/model", "float32"), "127.0.0.1", 8000)
+    command = adapter(api_key="env:KEY").command(ModelReference("/model", "float32"), "127.0.0.1", 8000, tmp_path)
     words = list(command.arguments)
     assert not any("secret" in word for word in [*words, *command.environment.values()])
     (file,) = tmp_path.iterdir()
@@ -139,7 +141,9 @@ def test_slots_are_what_the_server_found_room_for(replayed, recorded):
 def test_stop_texts_need_detokenize():
     assert "stop" not in adapter().capabilities().sampling
     assert "stop" in adapter(detokenize=True).capabilities().sampling
-    words = list(adapter(detokenize=True).command(ModelReference("/model", "float32"), "127.0.0.1", 8000).arguments)
+    words = list(
+        adapter(detokenize=True).command(ModelReference("/model", "float32"), "127.0.0.1", 8000, SCRATCH).arguments
+    )
     assert "--skip-tokenizer-init" not in words
 
 
@@ -277,7 +281,7 @@ def test_experts_of_another_model_are_a_lost_server_s(replayed, recorded):
 
 def test_a_server_that_tells_no_experts_is_refused(replayed, recorded):
     speaks = adapter(routed_experts=True)
-    words = list(speaks.command(ModelReference("/model", "float32"), "127.0.0.1", 8000).arguments)
+    words = list(speaks.command(ModelReference("/model", "float32"), "127.0.0.1", 8000, SCRATCH).arguments)
     assert "--enable-return-routed-experts" in words
     with pytest.raises(ServerRefusedError, match="start it with --enable-return-routed-experts"):
         replayed(told(recorded), speaks.identify)
@@ -295,7 +299,7 @@ def test_a_server_with_several_http_processes_is_refused(replayed, recorded):
 
 def test_servers_of_adapters_are_started_with_room_for_them(replayed, recorded):
     speaks = adapter(adapter_rank=20)
-    words = list(speaks.command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000).arguments)
+    words = list(speaks.command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000, SCRATCH).arguments)
     assert "--enable-lora" in words
     assert words[words.index("--max-lora-rank") + 1] == "20"
     assert words[words.index("--lora-target-modules") + 1 :][:2] == ["q_proj", "k_proj"]

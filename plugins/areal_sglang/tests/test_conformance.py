@@ -1,10 +1,10 @@
 """The core's own suite for inference engines, against SGLang's own server, with AREAL_SERVERS_ON_GPU=1 on a GPU."""
 
 import subprocess
+from functools import partial
 
 import pytest
 
-import areal_sglang.engine
 from areal_core.engines import ModelReference
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
@@ -32,10 +32,9 @@ class DroppingAdapter(SGLangAdapter):
         await super().load(connection, without_tensor(folder, "model.norm.weight"), label, mode)
 
 
-def test_an_adapter_that_drops_a_parameter_fails_the_suite(sglang_engine, monkeypatch, tmp_path):
-    monkeypatch.setattr(areal_sglang.engine, "SGLangAdapter", DroppingAdapter)
+def test_an_adapter_that_drops_a_parameter_fails_the_suite(sglang_engine, tmp_path):
     suite = TestSGLang()
-    suite.make = sglang_engine
+    suite.make = partial(sglang_engine, adapter=DroppingAdapter)
     with pytest.raises(AssertionError, match="a plain forward pass"):
         suite.test_every_tensor_is_taken_over(tmp_path)
 
@@ -57,7 +56,7 @@ def test_sglang_itself_reads_the_bound_on_prefill_graphs(sglang_program, tmp_pat
     if launcher[:1] == ["-m"]:
         pytest.skip("the server on a CPU is asked")
     adapter = SGLangAdapter(SGLangConfig(program=[python], options={"device": "cpu"}))
-    words = adapter.command(ModelReference(str(tmp_path)), "127.0.0.1", 8000).arguments[1:]
+    words = adapter.command(ModelReference(str(tmp_path)), "127.0.0.1", 8000, tmp_path).arguments[1:]
     done = subprocess.run(
         [python, "-c", PREFILL_GRAPHS, *launcher, *words], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -15,6 +15,7 @@ from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 from areal_sglang.images import collapsed
 
+SCRATCH = Path("/scratch")
 IMAGE, VIDEO = 2, 3
 IDS = [5, IMAGE, IMAGE, IMAGE, 4, IMAGE, IMAGE, 8, IMAGE]
 
@@ -67,12 +68,12 @@ def events(recorded):
 
 def test_servers_keep_patches_and_no_embeddings(model):
     adapter = SGLangAdapter(SGLangConfig())
-    command = adapter.command(model, "127.0.0.1", 8000)
+    command = adapter.command(model, "127.0.0.1", 8000, SCRATCH)
     words = list(command.arguments)
     assert int(words[words.index("--mm-preprocess-cache-size-mb") + 1]) > 0
     assert "--mm-process-config" not in words, "the folder says nothing of sizes"
     assert command.environment["SGLANG_VLM_CACHE_SIZE_MB"] == "0"
-    text = adapter.command(ModelReference("/model"), "127.0.0.1", 8000)
+    text = adapter.command(ModelReference("/model"), "127.0.0.1", 8000, SCRATCH)
     assert "--mm-preprocess-cache-size-mb" not in text.arguments
     assert "SGLANG_VLM_CACHE_SIZE_MB" not in text.environment
 
@@ -82,7 +83,7 @@ def test_servers_keep_patches_and_no_embeddings(model):
 )
 def test_images_are_as_large_as_the_model_says(model, told):
     (Path(model.path) / "preprocessor_config.json").write_text(json.dumps(told))
-    words = list(SGLangAdapter(SGLangConfig()).command(model, "127.0.0.1", 8000).arguments)
+    words = list(SGLangAdapter(SGLangConfig()).command(model, "127.0.0.1", 8000, SCRATCH).arguments)
     asked = json.loads(words[words.index("--mm-process-config") + 1])
     assert asked == {"image": {"size": {"shortest_edge": 64, "longest_edge": 4096}}}
 

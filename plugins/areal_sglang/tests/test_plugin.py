@@ -4,6 +4,7 @@ from areal_core.config import resolve
 from areal_core.engines import ModelReference
 from areal_core.errors import ConfigError
 from areal_core.inference.gpu_share import GPUShare
+from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 from areal_testing.conformance import PluginSuite
 
@@ -36,14 +37,14 @@ def test_options_that_follow_from_the_config_are_refused(name):
         resolve(None, ["grpo"], [*WORDS, f"inference_engine.options={{{name}: 2}}"])
 
 
-def test_on_a_shared_gpu_servers_get_the_size_of_their_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("AREAL_SCRATCH", str(tmp_path))
+def test_on_a_shared_gpu_servers_get_the_size_of_their_cache(tmp_path):
     share = GPUShare(
         80 << 30, 20 << 30, 2, weight_bytes=1 << 30, token_bytes=1 << 16, context=4096, useful_tokens=1 << 30
     )
     assert share.cache_tokens == (share.room_bytes - (1 << 30)) >> 16
     settings = SGLangConfig.model_validate({"program": ["sglang"]})
-    words = settings.within(share).server_command(ModelReference(str(tmp_path)), "127.0.0.1", 1, tmp_path).arguments
+    adapter = SGLangAdapter(settings.within(share))
+    words = adapter.command(ModelReference(str(tmp_path)), "127.0.0.1", 1, tmp_path).arguments
     assert words[words.index("--max-total-tokens") + 1] == str(share.cache_tokens)
     own = settings.model_copy(update={"options": {"max_total_tokens": 4096}}).within(share)
     assert own.options["max_total_tokens"] == 4096

@@ -5,6 +5,7 @@ import json
 from base64 import b64encode
 from dataclasses import replace
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from areal_core.servers import SamplingParameters, ServerLostError
 from areal_vllm.adapter import WORKER, VLLMAdapter
 from areal_vllm.config import VLLMConfig
 
+SCRATCH = Path("/scratch")
 GENERATE = "/inference/v1/generate"
 SERVER_INFO = "/server_info"
 
@@ -50,7 +52,7 @@ def described(recorded, **changes):
 def test_options_become_words_of_the_command():
     options = {"max_model_len": 512, "enforce_eager": True, "enable_prefix_caching": False, "stream_interval": 4}
     settings = {"program": ["/a/python", "-m", "server"], "options": options, "environment": {"A": "1"}}
-    command = adapter(**settings).command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000)
+    command = adapter(**settings).command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000, SCRATCH)
     words = list(command.arguments)
     assert words[:3] == ["/a/python", "-m", "server"]
     assert words[words.index("--max-model-len") + 1] == "512"
@@ -67,7 +69,7 @@ def test_options_become_words_of_the_command():
 
 def test_the_key_is_not_on_the_command_line(monkeypatch):
     monkeypatch.setenv("KEY", "it is secret")
-    command = adapter(api_key="env:KEY").command(ModelReference("/model", "float32"), "127.0.0.1", 8000)
+    command = adapter(api_key="env:KEY").command(ModelReference("/model", "float32"), "127.0.0.1", 8000, SCRATCH)
     assert not any("secret" in word or "key" in word for word in command.arguments)
     assert command.environment["VLLM_API_KEY"] == "it is secret"
 
@@ -117,7 +119,9 @@ def test_a_server_with_untempered_logprobs_is_refused(replayed, recorded):
 def test_stop_texts_need_detokenize():
     assert "stop" not in adapter().capabilities().sampling
     assert "stop" in adapter(detokenize=True).capabilities().sampling
-    words = list(adapter(detokenize=True).command(ModelReference("/model", "float32"), "127.0.0.1", 8000).arguments)
+    words = list(
+        adapter(detokenize=True).command(ModelReference("/model", "float32"), "127.0.0.1", 8000, SCRATCH).arguments
+    )
     assert "--skip-tokenizer-init" not in words
 
 
@@ -193,12 +197,12 @@ def test_weights_that_a_server_refuses(replayed, tmp_path):
 
 
 def test_servers_of_adapters_are_started_with_room_for_them():
-    command = adapter(adapter_rank=20).command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000)
+    command = adapter(adapter_rank=20).command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000, SCRATCH)
     words = list(command.arguments)
     assert "--enable-lora" in words
     assert words[words.index("--max-lora-rank") + 1] == "32", "vLLM knows some sizes only"
     assert command.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
-    assert "--enable-lora" not in adapter().command(ModelReference("/model"), "127.0.0.1", 8000).arguments
+    assert "--enable-lora" not in adapter().command(ModelReference("/model"), "127.0.0.1", 8000, SCRATCH).arguments
 
 
 def test_a_server_without_room_for_adapters_is_refused(replayed, recorded):
@@ -277,7 +281,7 @@ def test_the_experts_of_tokens_are_read(replayed, recorded):
 
 def test_a_server_that_tells_no_experts_is_refused(replayed, recorded):
     speaks = adapter(routed_experts=True)
-    words = list(speaks.command(ModelReference("/model", "float32"), "127.0.0.1", 8000).arguments)
+    words = list(speaks.command(ModelReference("/model", "float32"), "127.0.0.1", 8000, SCRATCH).arguments)
     assert "--enable-return-routed-experts" in words
     with pytest.raises(ServerRefusedError, match="start it with --enable-return-routed-experts"):
         replayed(recorded, speaks.identify)

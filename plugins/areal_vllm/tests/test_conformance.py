@@ -1,8 +1,9 @@
 """The core's own suite for inference engines, against vLLM's own server, with AREAL_SERVERS_ON_GPU=1 on a GPU."""
 
+from functools import partial
+
 import pytest
 
-import areal_vllm.engine
 from areal_testing.conformance import InferenceEngineSuite
 from areal_testing.conformance.models import without_tensor
 from areal_vllm.adapter import VLLMAdapter
@@ -27,9 +28,8 @@ class DroppingAdapter(VLLMAdapter):
         await super().load(connection, without_tensor(folder, "model.norm.weight"), label, mode)
 
 
-def test_an_adapter_that_drops_a_parameter_fails_the_suite(vllm_engine, monkeypatch, tmp_path):
-    monkeypatch.setattr(areal_vllm.engine, "VLLMAdapter", DroppingAdapter)
+def test_an_adapter_that_drops_a_parameter_fails_the_suite(vllm_engine, tmp_path):
     suite = TestVLLM()
-    suite.make = vllm_engine
+    suite.make = partial(vllm_engine, adapter=DroppingAdapter)
     with pytest.raises(AssertionError, match="a plain forward pass"):
         suite.test_every_tensor_is_taken_over(tmp_path)

@@ -3,6 +3,7 @@
 import copy
 import io
 from base64 import b64decode, b64encode
+from pathlib import Path
 
 import msgpack
 import pytest
@@ -19,6 +20,7 @@ from areal_vision.tiny_model import make_model
 from areal_vllm.adapter import VLLMAdapter
 from areal_vllm.config import VLLMConfig
 
+SCRATCH = Path("/scratch")
 GENERATE, IMAGE, VIDEO = "/inference/v1/generate", 2, 5
 IDS = [6, 3, *[IMAGE] * 4, 4, 3, *[IMAGE] * 8, 4, 9, IMAGE]
 SERVED = {"mm_device_do_normalize": False, "mm_processor_cache_gb": 0.0}
@@ -67,11 +69,11 @@ def generated(called, recorded, images):
 
 def test_servers_take_patches_as_they_are(folder):
     adapter = VLLMAdapter(VLLMConfig())
-    words = list(adapter.command(ModelReference(str(folder)), "127.0.0.1", 8000).arguments)
+    words = list(adapter.command(ModelReference(str(folder)), "127.0.0.1", 8000, SCRATCH).arguments)
     assert "--no-mm-device-do-normalize" in words
     assert words[words.index("--mm-processor-cache-gb") + 1] == "0"
     assert "--skip-tokenizer-init" not in words, "vLLM's processor of images needs one"
-    words = list(adapter.command(ModelReference("/model"), "127.0.0.1", 8000).arguments)
+    words = list(adapter.command(ModelReference("/model"), "127.0.0.1", 8000, SCRATCH).arguments)
     assert "--no-mm-device-do-normalize" not in words
     assert "--skip-tokenizer-init" in words
 

@@ -5,6 +5,7 @@ from areal_core.engines import ModelReference
 from areal_core.errors import ConfigError
 from areal_core.inference.gpu_share import GPUShare
 from areal_testing.conformance import PluginSuite
+from areal_vllm.adapter import VLLMAdapter
 from areal_vllm.config import VLLMConfig
 
 
@@ -24,7 +25,7 @@ def test_on_a_shared_gpu_servers_get_the_size_of_their_cache(tmp_path):
         80 << 30, 20 << 30, 2, weight_bytes=1 << 30, token_bytes=1 << 16, context=4096, useful_tokens=1 << 30
     )
     settings = VLLMConfig.model_validate({"program": ["vllm"]}).within(share)
-    words = settings.server_command(ModelReference(str(tmp_path)), "127.0.0.1", 1, tmp_path).arguments
+    words = VLLMAdapter(settings).command(ModelReference(str(tmp_path)), "127.0.0.1", 1, tmp_path).arguments
     assert words[words.index("--kv-cache-memory-bytes") + 1] == str(share.cache_bytes)
     part = float(words[words.index("--gpu-memory-utilization") + 1])
     assert share.cache_bytes < part * share.gpu_bytes < 1.05 * share.room_bytes, "so much is free when it starts"

@@ -1,6 +1,6 @@
 """An inference engine: an adapter for a kind of inference server that areal does not know, that of `toy_server.py`.
 
-    areal run --plugins grpo inference_engine.type=example/toy_engine
+    areal run --plugins grpo inference_engine.type=example/toy_adapter
 
 The run starts its servers, restarts those that die, and gives them new weights under live requests.
 `inference_engine.addresses` names servers that run elsewhere, and `areal serve --join` adds one.
@@ -9,9 +9,8 @@ The run starts its servers, restarts those that die, and gives them new weights 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from areal_core.plugins import register
 from areal_core.servers import (
@@ -21,11 +20,11 @@ from areal_core.servers import (
     InferenceCapabilities,
     RequestRefusedError,
     ServerCommand,
-    ServerFleet,
     ServerIdentity,
     ServerRefusedError,
     UpdateRefusedError,
 )
+from pydantic import Field
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -35,27 +34,28 @@ if TYPE_CHECKING:
 
 
 class ToyConfig(FleetSettings):
-    """Settings of a fleet of these servers."""
+    """Settings of these servers, and those that every fleet has, such as `servers` and `addresses`."""
 
-    def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:
-        """See `FleetSettings.server_command`."""
-        command = ToyAdapter().command(model, host, port)
-        return replace(command, environment={"TOY_API_KEY": self.with_key(run_dir, host).key})
+    threads: int = Field(1, ge=1, description="CPU threads of one server.")
 
 
+@register("inference_engines")
 class ToyAdapter(HTTPAdapter):
-    """Speaks to these servers. `ServerAdapter` describes the methods; those that these servers lack have defaults."""
+    """Generate with toy servers. `ServerAdapter` describes the methods; those that these servers lack have defaults."""
 
+    Config = ToyConfig
+    settings: ToyConfig
     name = "toy"
 
     def capabilities(self) -> InferenceCapabilities:
         """The server has no KV cache, so every key and value is of the current weights."""
         return InferenceCapabilities(frozenset({"recompute"}), seeded=True)
 
-    def command(self, model: ModelReference, host: str, port: int) -> ServerCommand:
-        """Start the server with the Python of this process."""
-        program = [sys.executable, str(Path(__file__).with_name("toy_server.py"))]
-        return ServerCommand([*program, "--model", model.path, "--host", host, "--port", str(port)])
+    def command(self, model: ModelReference, host: str, port: int, scratch: Path) -> ServerCommand:
+        """Start the server with the Python of this process. Every user of the machine sees a command line: no key."""
+        program = [sys.executable, str(Path(__file__).with_name("toy_server.py")), "--model", model.path]
+        options = ["--host", host, "--port", str(port), "--threads", str(self.settings.threads)]
+        return ServerCommand([*program, *options], {"TOY_API_KEY": self.settings.key})
 
     async def identify(self, connection: ServerConnection) -> ServerIdentity:
         """Read the answer to a GET."""
@@ -102,14 +102,3 @@ class ToyAdapter(HTTPAdapter):
     async def set_label(self, connection: ServerConnection, label: str) -> None:
         """Label the weights that the server has."""
         await connection.post("/label", {"label": label})
-
-
-@register("inference_engines")
-class ToyEngine(ServerFleet):
-    """Generate with toy servers."""
-
-    Config = ToyConfig
-
-    def __init__(self, settings: ToyConfig, log_dir: Path, member: Any = None, gpus: Any = None) -> None:
-        settings = settings.with_key(log_dir.parent, member.host if member else "")
-        super().__init__(settings, ToyAdapter(), log_dir, member, gpus)

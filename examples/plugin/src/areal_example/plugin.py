@@ -14,7 +14,7 @@ from areal_example.agents import solver
 from areal_example.datasets import Doublings
 from areal_example.environments import SecondChances
 from areal_example.group_filters import not_solved
-from areal_example.inference_engines import ToyEngine
+from areal_example.inference_engines import ToyAdapter
 from areal_example.launchers import VerboseLauncher
 from areal_example.models import LocalCopy
 from areal_example.reward_shaping import ranked
@@ -34,7 +34,7 @@ __all__ = [
     "SecondChances",
     "SelfCheck",
     "TimedProcess",
-    "ToyEngine",
+    "ToyAdapter",
     "VerboseLauncher",
     "brevity",
     "not_solved",

@@ -163,8 +163,9 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(arguments.threads)
     Handler.model = Model(arguments.model)
     Handler.key = os.environ.get("TOY_API_KEY", "")  # not on the command line, which every user of the machine sees
     ThreadingHTTPServer((arguments.host, arguments.port), Handler).serve_forever()

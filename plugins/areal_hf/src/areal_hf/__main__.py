@@ -1,4 +1,7 @@
-"""A server that belongs to no run: `python -m areal_hf SETTINGS MODEL ADDRESS`, the first two in JSON; see `alone`."""
+"""A server outside of a run: `python -m areal_hf SETTINGS MODEL ADDRESS`, the first two in JSON.
+
+See `HFAdapter.command`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from areal_hf.server import main
 
 
 def end_with_parent() -> None:
-    """Whoever has started this holds the other end of standard input."""
+    """End when standard input does: the program that has started this process holds the other end."""
     os.read(0, 1)
     os._exit(0)
 
@@ -24,4 +27,4 @@ if __name__ == "__main__":
     start_thread(end_with_parent, "end with the parent")
     model = msgspec.json.decode(sys.argv[2], type=ModelReference)
     settings = HFConfig.model_validate_json(sys.argv[1])
-    asyncio.run(main(settings, model, sys.argv[3], lambda address: print(address, flush=True)))  # noqa: T201
+    asyncio.run(main(settings, model, sys.argv[3], lambda _: None))

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from areal_core.data import FinishReason
 from areal_core.errors import RunError
-from areal_core.servers import Chunk, InferenceCapabilities, ServerAdapter, ServerIdentity, UpdateRefusedError, in_time
+from areal_core.servers import (
+    Chunk,
+    InferenceCapabilities,
+    ServerAdapter,
+    ServerCommand,
+    ServerIdentity,
+    UpdateRefusedError,
+    in_time,
+)
+from areal_hf.config import HFConfig
 from areal_hf.connection import HFConnection
 from areal_hf.messages import Abort, Ping, Update
 from areal_hf.stop_texts import cut_at_stop
@@ -19,20 +31,17 @@ if TYPE_CHECKING:
 
     from areal_core.engines import ModelReference
     from areal_core.servers import PartialGeneration, UpdateMode
-    from areal_hf.config import HFConfig
 
 
 class HFAdapter(ServerAdapter):
-    """Speaks to servers of this plugin. See `ServerAdapter` for the methods.
+    """Speaks to servers of this plugin. See `ServerAdapter` for the methods."""
 
-    Args:
-        settings: the engine's settings.
-    """
-
+    Config = HFConfig
+    settings: HFConfig
     name = "hf"
 
     def __init__(self, settings: HFConfig) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self._model: ModelReference | None = None
         self._known_tokenizer: Any = None
 
@@ -43,22 +52,30 @@ class HFAdapter(ServerAdapter):
     def capabilities(self) -> InferenceCapabilities:
         """Return what servers can do. Sampling settings that the trainer could not reproduce are left out."""
         modes: frozenset[UpdateMode] = frozenset({"keep_cache", "recompute"})
-        return InferenceCapabilities(modes, frozenset({"stop"}), self._settings.deterministic, images=True)
+        return InferenceCapabilities(modes, frozenset({"stop"}), self.settings.deterministic, images=True)
 
-    def connect(self, address: str, settings: HFConfig) -> HFConnection:
+    def command(self, model: ModelReference, host: str, port: int, scratch: Path) -> ServerCommand:
+        """Return the command for a server outside of a run, at a socket in `scratch`. In a run see `HFConfig.serve`."""
+        address = f"unix:{scratch / str(port)}"
+        words = self.settings.model_dump_json(), msgspec.json.encode(model).decode(), address
+        return ServerCommand(
+            [sys.executable, "-m", "areal_hf", *words], {"OMP_NUM_THREADS": str(self.settings.threads)}, address
+        )
+
+    def connect(self, address: str) -> HFConnection:
         """Return a connection that sends the fleet's key."""
-        return HFConnection(address, settings.key)
+        return HFConnection(address, self.settings.key)
 
     async def check_health(self, connection: HFConnection, timeout_s: float) -> None:
         """Wait for an answer between two steps. One step may take longer than `timeout_s`, so that update_timeout_s
         applies."""
         await in_time(connection.loaded(), timeout_s)
-        await in_time(connection.ask(Ping()), self._settings.update_timeout_s, "update_timeout_s")
+        await in_time(connection.ask(Ping()), self.settings.update_timeout_s, "update_timeout_s")
 
     async def identify(self, connection: HFConnection) -> ServerIdentity:
         """Return what the server reports to each new connection."""
         loaded = await connection.loaded()
-        slots = 1 if self._settings.deterministic else self._settings.max_concurrent_requests
+        slots = 1 if self.settings.deterministic else self.settings.max_concurrent_requests
         return ServerIdentity(loaded.program, loaded.model, loaded.sequence_length, slots, loaded.dtype)
 
     async def generate(self, connection: HFConnection, partial: PartialGeneration) -> AsyncIterator[Chunk]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -62,7 +62,8 @@ class HFConfig(ServerSettings):
         return [replace(group, cores_each=self.threads) for group in super().process_groups(config, run_dir)]
 
     def serve(self, config: RunConfig, model: ModelReference, member: Member, run_dir: Path) -> int:
-        """Be a server of the run; see `areal_core.runs.server`."""
+        """Be a server of the run; see `ServerSettings`."""
+        del config, run_dir
         member.enter_loading("loading the model", self.start_timeout_s)
         from areal_hf.server import main
 
@@ -70,14 +71,13 @@ class HFConfig(ServerSettings):
             member.announce("server", address)
             member.enter("generating")
 
-        settings = self.with_key(run_dir, member.host).made_deterministic(config.deterministic)
-        place = f"tcp:{member.host}:0" if settings.key else f"unix:{member.scratch}/server.sock"
-        asyncio.run(main(settings, model, place, announce))
+        place = f"tcp:{member.host}:0" if self.key else f"unix:{member.scratch}/server.sock"
+        asyncio.run(main(self, model, place, announce))
         return 0
 
-    def made_deterministic(self, is_asked: bool) -> HFConfig:
-        """Return these settings, deterministic if the config asks for it."""
-        return self.model_copy(update={"deterministic": self.deterministic or is_asked})
+    def for_run(self, config: RunConfig) -> Self:
+        """See `ServerSettings.for_run`. In a deterministic run servers are deterministic, too."""
+        return self.model_copy(update={"deterministic": self.deterministic or config.deterministic})
 
     def notes(self, config: RunConfig) -> Iterable[str]:
         """Yield which engine would be faster, and which memory the plan leaves out."""

@@ -12,7 +12,7 @@ def areal_inference_engines() -> list[Component]:
         Component(
             "hf",
             "generates with any Hugging Face causal model in processes of its own, on the CPU or one GPU each",
-            target="areal_hf.engine:HFEngine",
+            target="areal_hf.adapter:HFAdapter",
             config="areal_hf.config:HFConfig",
         )
     ]

@@ -33,6 +33,7 @@ from areal_core.servers import (
     raise_refusal,
 )
 from areal_sglang import graphs, images, lora
+from areal_sglang.config import SGLangConfig
 from areal_sglang.events import EVENTS
 
 if TYPE_CHECKING:
@@ -40,9 +41,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.data import Values
-    from areal_core.engines import ModelReference, TensorDescription
+    from areal_core.engines import ModelReference, SharedMemory, TensorDescription
     from areal_core.servers import PartialGeneration, SamplingParameters, ServerConnection, UpdateMode, WeightGroup
-    from areal_sglang.config import SGLangConfig
     from areal_sglang.events import Reason
 
 KNOWN = SpecifierSet(">=0.5.17,<0.5.24")
@@ -67,13 +67,15 @@ class SGLangAdapter(HTTPAdapter):
 
     Args:
         settings: of the fleet.
-        scratch: a private folder that outlives a server of this machine, for the file with its key; for `command`.
 
     Attributes:
         moe: of the model, where servers shall tell which experts tokens went through.
     """
 
+    Config = SGLangConfig
+    settings: SGLangConfig
     name = "SGLang"
+    package = "sglang"
     # `/health` generates a token: it would read weights that were given away, and holds an update up for a second.
     health_path = "/server_info"
     # SGLang puts the group's name in front; then PyTorch's helper puts it again, and the device.
@@ -81,11 +83,10 @@ class SGLangAdapter(HTTPAdapter):
         {"nccl": ("{group}", "{group}/", "cuda/"), "gloo": ("{group}", "{group}/", "cpu/")}
     )
 
-    def __init__(self, settings: SGLangConfig, scratch: Path | None = None) -> None:
-        self._settings = settings
+    def __init__(self, settings: SGLangConfig) -> None:
+        super().__init__(settings)
         self.moe: MoEShape | None = None
         self._adapted: WeakSet[ServerConnection] = WeakSet()  # to servers whose weights are an adapter's by now
-        self._scratch = scratch
         self._prompts = ImagePrompts("")
 
     def serve(self, model: ModelReference) -> None:
@@ -95,10 +96,10 @@ class SGLangAdapter(HTTPAdapter):
             RunError: it sees, and servers are to take adapters by themselves; or it shall tell which experts tokens
                 went through, and has none that are known.
         """
-        if self._settings.routed_experts:
+        if self.settings.routed_experts:
             self.moe = MoEShape.read(model.path)
         self._prompts = ImagePrompts(model.path)
-        if self._prompts.sees and self._settings.adapter_rank is not None:
+        if self._prompts.sees and self.settings.adapter_rank is not None:
             raise RunError(
                 "an adapter by itself cannot be synced to servers of a VLM",
                 hints=["set train_engine.adapter.sync=merged, and leave inference_engine.adapter_rank out"],
@@ -109,15 +110,15 @@ class SGLangAdapter(HTTPAdapter):
         sampling = {"top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
         return InferenceCapabilities(
             update_modes=frozenset({"keep_cache", "recompute"}),
-            sampling=frozenset(sampling | ({"stop"} if self._settings.detokenize else set())),
-            seeded=bool(self._settings.options.get("enable_deterministic_inference")),
-            transports=self._settings.transports,
+            sampling=frozenset(sampling | ({"stop"} if self.settings.detokenize else set())),
+            seeded=bool(self.settings.options.get("enable_deterministic_inference")),
+            transports=self.settings.transports,
             images=True,
         )
 
-    def command(self, model: ModelReference, host: str, port: int) -> ServerCommand:
+    def command(self, model: ModelReference, host: str, port: int, scratch: Path) -> ServerCommand:
         """SGLang's own start, with the options that a run needs."""
-        settings = self._settings
+        settings = self.settings
         options: dict[str, OptionValue] = {
             "model_path": model.path,
             "host": host,
@@ -137,22 +138,19 @@ class SGLangAdapter(HTTPAdapter):
             options |= lora.options_for(settings.adapter_rank)
         if settings.key:
             if "config" in settings.options:
-                raise ServerRefusedError(
-                    "the key reaches SGLang by its own `config`: write what that says into `options`"
-                )
+                raise RunError("the key reaches SGLang by its own `config`: write what that says into `options`")
             # Everybody can read a command line, and SGLang reads no environment.
-            assert self._scratch is not None
-            file = os.open(self._scratch / "server-key.yaml", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(file, "w") as key_file:
+            path = scratch / "server-key.yaml"
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as key_file:
                 key_file.write(json.dumps({"api-key": settings.key}))
-            options["config"] = str(self._scratch / "server-key.yaml")
+            options["config"] = str(path)
         fixed = {"NCCL_CUMEM_ENABLE": "0", "HF_HUB_OFFLINE": "1", **_LOGPROBS}
         if ImagePrompts(model.path).sees:
             options |= images.options_for(model.path)
             fixed |= images.ENVIRONMENT
         program = settings.program or [sys.executable, "-m", "sglang.launch_server"]
-        environment = {**fixed, **settings.environment}
-        return ServerCommand([*program, *option_arguments(options | settings.options)], environment, self.health_path)
+        words = option_arguments(options | settings.options)
+        return ServerCommand([*program, *words], {**fixed, **settings.environment})
 
     async def identify(self, connection: ServerConnection) -> ServerIdentity:
         """From `/server_info`."""
@@ -164,12 +162,12 @@ class SGLangAdapter(HTTPAdapter):
             slots = _slots(told)
         except (RequestRefusedError, InvalidVersion, LookupError, TypeError, ValueError, AttributeError) as error:
             raise ServerRefusedError(f"answers, but not as an SGLang server does: {error!r:.200}") from None
-        if version not in KNOWN and not self._settings.allow_unknown_version:
+        if version not in KNOWN and not self.settings.allow_unknown_version:
             raise ServerRefusedError(
                 f"is SGLang {version}; areal-sglang was tested with {KNOWN}: install one of these, or set "
                 "allow_unknown_version"
             )
-        if self._settings.routed_experts and not told.get("enable_return_routed_experts"):
+        if self.settings.routed_experts and not told.get("enable_return_routed_experts"):
             raise ServerRefusedError(
                 "does not tell which experts tokens went through, and routed_experts is set: start it with "
                 "--enable-return-routed-experts, or with areal serve"
@@ -183,11 +181,11 @@ class SGLangAdapter(HTTPAdapter):
             images.check_server(version, told)
         dtype = str(told.get("dtype") or "auto")
         named = "" if dtype == "auto" else dtype
-        if rank := self._settings.adapter_rank:
+        if rank := self.settings.adapter_rank:
             lora.check_room(told, rank)
         # SGLang's overlap scheduler holds back the tokens of one forward pass when a pause keeps the cache, and labels
         # them with the version that is loaded meanwhile (pause_generation, mode in_place, in scheduler.py of 0.5.23).
-        holds_tokens_back = self._settings.update_mode == "keep_cache" and not told.get("disable_overlap_schedule")
+        holds_tokens_back = self.settings.update_mode == "keep_cache" and not told.get("disable_overlap_schedule")
         spans = version >= SPANS_SINCE and not rank and not holds_tokens_back
         return ServerIdentity(str(version), str(told["model_path"]), context, slots, named, ranks, spans)
 
@@ -228,7 +226,7 @@ class SGLangAdapter(HTTPAdapter):
                 ids, logprobs = ids[seen:], logprobs[seen:]
             seen += len(ids)
             # With an adapter they are the base's, which never changes.
-            spans = told.weight_versions if self._settings.adapter_rank is None else None
+            spans = told.weight_versions if self.settings.adapter_rank is None else None
             reason = told.finish_reason
             if reason is not None and reason.type == "stop":
                 self._prompts.is_written(
@@ -266,7 +264,7 @@ class SGLangAdapter(HTTPAdapter):
             "ignore_eos": not stops,
             "skip_special_tokens": False,
             "sampling_seed": partial.seed & (2**63 - 1),
-            "stream_interval": self._settings.stream_interval,
+            "stream_interval": self.settings.stream_interval,
         }
 
     async def stop(self, connection: ServerConnection, mode: UpdateMode) -> None:
@@ -284,7 +282,7 @@ class SGLangAdapter(HTTPAdapter):
     async def load(self, connection: ServerConnection, folder: Path, label: str, mode: UpdateMode) -> None:
         """`/update_weights_from_disk`. With live requests in it the cache cannot be flushed, and need not be. Of an
         adapter, SGLang's own routes."""
-        if self._settings.adapter_rank is not None and await lora.load(connection, folder):
+        if self.settings.adapter_rank is not None and await lora.load(connection, folder):
             self._adapted.add(connection)
             return
         if connection in self._adapted:
@@ -342,17 +340,17 @@ class SGLangAdapter(HTTPAdapter):
         """`/begin_weight_update`, where the version knows it: what is read comes behind it."""
         await self._mark(connection, "/begin_weight_update")
 
-    async def read(self, connection: ServerConnection, copies: Sequence[bytes]) -> None:
-        """`/update_weights_from_tensor`; what cannot be opened ends the server.
+    async def read(
+        self,
+        connection: ServerConnection,
+        tensors: Sequence[TensorDescription],
+        copies: Sequence[Sequence[SharedMemory]],
+    ) -> None:
+        """`/update_weights_from_tensor`. Memory that cannot be opened ends the server."""
+        from areal_sglang.reading import pickled
 
-        Args:
-            connection: to the server, which has its memory and no requests.
-            copies: for each of its ranks, where tensors lie, as `reading.pickled` writes it.
-
-        Raises:
-            UpdateRefusedError: the server says that it did not take them over.
-        """
-        body = {"serialized_named_tensors": [b64encode(copy).decode() for copy in copies], "flush_cache": False}
+        parts = [b64encode(pickled(tensors, memories)).decode() for memories in copies]
+        body = {"serialized_named_tensors": parts, "flush_cache": False}
         await self._update(connection, "/update_weights_from_tensor", body)
 
     async def end_reading(self, connection: ServerConnection, label: str) -> None:

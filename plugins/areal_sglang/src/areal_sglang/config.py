@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -16,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
-    from areal_core.engines import ModelReference, StoredModel
-    from areal_core.servers import GPUShare, OptionValue, ServerCommand
+    from areal_core.engines import StoredModel
+    from areal_core.servers import GPUShare, OptionValue
 
 _MOST_OF_THE_FREE = 0.9
 
@@ -91,10 +89,3 @@ class SGLangConfig(FleetSettings):
         free when it started. The trainer may have taken its memory by then or not, so the second one must not bind.
         """
         return {"max_total_tokens": share.cache_tokens, "mem_fraction_static": _MOST_OF_THE_FREE}
-
-    def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:
-        """See `FleetSettings.server_command`."""
-        from areal_sglang.adapter import SGLangAdapter
-
-        self.check_program("sglang", "SGLang")
-        return SGLangAdapter(self.with_key(run_dir, host), Path(os.environ["AREAL_SCRATCH"])).command(model, host, port)

@@ -12,7 +12,7 @@ def areal_inference_engines() -> list[Component]:
         Component(
             "sglang",
             "SGLang servers, started by the run or running elsewhere",
-            target="areal_sglang.engine:SGLangEngine",
+            target="areal_sglang.adapter:SGLangAdapter",
             config="areal_sglang.config:SGLangConfig",
         )
     ]

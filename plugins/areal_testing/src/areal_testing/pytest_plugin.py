@@ -13,10 +13,9 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,10 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 
     from areal_core.engines import ModelReference
-    from areal_core.servers import InferenceEngine, ServerCommand
+    from areal_core.servers import InferenceEngine, ServerAdapter
 
 START_S = 900
 """Seconds in which a server that is alive must become healthy, on a slow machine too."""
+HEALTH_S = 60
+"""Timeout of one health check."""
 
 # pytest does this for the files of a wheel. An editable install lists none, and its asserts would show no values.
 pytest.register_assert_rewrite("areal_testing.conformance")
@@ -63,24 +64,28 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
     return result
 
 
-class StartsServer(Protocol):
-    """An adapter that knows how to start its server."""
+async def _is_healthy(adapter: ServerAdapter, address: str) -> bool:
+    from areal_core.servers import RequestRefusedError, ServerLostError
 
-    health_path: str
-    """URL path that answers as soon as the server serves."""
-
-    def command(self, model: ModelReference, host: str, port: int) -> ServerCommand:
-        """Return the command that starts a server for a model."""
+    connection = adapter.connect(address)
+    try:
+        await adapter.check_health(connection, HEALTH_S)
+    except (RequestRefusedError, ServerLostError):
+        return False
+    finally:
+        connection.close()
+    return True
 
 
 @contextmanager
-def _started(adapter: StartsServer, model: ModelReference, log: Path) -> Iterator[Callable[[], str]]:
+def _started(adapter: ServerAdapter, model: ModelReference, log: Path) -> Iterator[Callable[[], str]]:
     """Start a server as a run does. Yield a function that waits until it is healthy and returns its address."""
-    from areal_core.processes import kill_tree
+    from areal_core.processes import http_address, kill_tree
     from areal_core.runtime.network import free_port
 
     port = free_port()
-    command = adapter.command(model, "127.0.0.1", port)
+    command = adapter.command(model, "127.0.0.1", port, log.parent)
+    started = command.address or http_address("127.0.0.1", port)
     environment = {**os.environ, **command.environment}
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -91,11 +96,9 @@ def _started(adapter: StartsServer, model: ModelReference, log: Path) -> Iterato
     def address() -> str:
         deadline = time.monotonic() + START_S
         while process.poll() is None and time.monotonic() < deadline:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}{adapter.health_path}", timeout=60):
-                    return f"http://127.0.0.1:{port}"
-            except OSError:
-                time.sleep(0.5)
+            if asyncio.run(_is_healthy(adapter, started)):
+                return started
+            time.sleep(0.5)
         how = "ended" if process.poll() is not None else f"was not healthy after {START_S} s"
         pytest.fail(f"the server {how}; the end of its log:\n{log.read_text()[-3000:]}", pytrace=False)
 
@@ -110,11 +113,11 @@ def _started(adapter: StartsServer, model: ModelReference, log: Path) -> Iterato
 @pytest.fixture(scope="module")
 def server_of_each_shape(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[[StartsServer], Callable[[Path], str]]]:
+) -> Iterator[Callable[[ServerAdapter], Callable[[Path], str]]]:
     """Start two true servers, one for each shape of model in `InferenceEngineSuite`.
 
-    Call it with an adapter that is a `StartsServer`. It returns a function from the folder of a model to the address of
-    the server for it. The servers end with the module, so that those of the next module have room.
+    Call it with an adapter. It returns a function from the folder of a model to the address of the server for it. The
+    servers end with the module, so that those of the next module have room.
     """
     from areal_core.engines import ModelReference
     from areal_testing.conformance.models import ARCHITECTURES, make_model
@@ -122,7 +125,7 @@ def server_of_each_shape(
     folder = tmp_path_factory.mktemp("servers")
     with ExitStack() as stack:
 
-        def start(adapter: StartsServer) -> Callable[[Path], str]:
+        def start(adapter: ServerAdapter) -> Callable[[Path], str]:
             waits = {}
             for shape in ARCHITECTURES:
                 model = ModelReference(str(make_model(folder / shape, architecture=shape)))

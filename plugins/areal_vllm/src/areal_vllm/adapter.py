@@ -36,6 +36,7 @@ from areal_core.servers import (
     raise_refusal,
 )
 from areal_vllm import images, lora
+from areal_vllm.config import VLLMConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from areal_core.data import Values
     from areal_core.engines import ModelReference, TensorDescription
     from areal_core.servers import PartialGeneration, ServerConnection, UpdateMode, WeightGroup
-    from areal_vllm.config import VLLMConfig
 
 KNOWN = SpecifierSet(">=0.32,<0.33")
 """Versions whose interface was read and tried."""
@@ -86,11 +86,14 @@ class VLLMAdapter(HTTPAdapter):
         moe: of the model, where servers shall tell which experts tokens went through.
     """
 
+    Config = VLLMConfig
+    settings: VLLMConfig
     name = "vLLM"
+    package = "vllm"
     group_store_prefixes: Mapping[str, Sequence[str]] = MappingProxyType({"nccl": ("{group}",), "gloo": ("{group}",)})
 
     def __init__(self, settings: VLLMConfig) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self.moe: MoEShape | None = None
         self._adapted: WeakSet[ServerConnection] = WeakSet()  # to servers whose weights are an adapter's by now
         self._prompts = ImagePrompts("")
@@ -103,10 +106,10 @@ class VLLMAdapter(HTTPAdapter):
             RunError: it sees, and servers are to take adapters by themselves; or it shall tell which experts tokens
                 went through, and has none that are known.
         """
-        if self._settings.routed_experts:
+        if self.settings.routed_experts:
             self.moe = MoEShape.read(model.path)
         self._prompts = ImagePrompts(model.path)
-        if self._prompts.sees and self._settings.adapter_rank is not None:
+        if self._prompts.sees and self.settings.adapter_rank is not None:
             raise RunError(
                 "an adapter by itself cannot be synced to servers of a VLM",
                 hints=["set train_engine.adapter.sync=merged, and leave inference_engine.adapter_rank out"],
@@ -119,14 +122,14 @@ class VLLMAdapter(HTTPAdapter):
         sampling = {"top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
         return InferenceCapabilities(
             update_modes=frozenset({"keep_cache", "recompute"}),
-            sampling=frozenset(sampling | ({"stop"} if self._settings.detokenize else set())),
-            transports=self._settings.transports,
+            sampling=frozenset(sampling | ({"stop"} if self.settings.detokenize else set())),
+            transports=self.settings.transports,
             images=True,
         )
 
-    def command(self, model: ModelReference, host: str, port: int) -> ServerCommand:
+    def command(self, model: ModelReference, host: str, port: int, scratch: Path) -> ServerCommand:
         """vLLM's own start, with the options that a run needs."""
-        settings = self._settings
+        settings = self.settings
         options: dict[str, OptionValue] = {
             "model": model.path,
             "host": host,
@@ -161,7 +164,7 @@ class VLLMAdapter(HTTPAdapter):
         }
         if settings.key:
             environment["VLLM_API_KEY"] = settings.key  # everybody can read a command line
-        return ServerCommand([*program, *option_arguments(options | settings.options)], environment, self.health_path)
+        return ServerCommand([*program, *option_arguments(options | settings.options)], environment)
 
     async def identify(self, connection: ServerConnection) -> ServerIdentity:
         """From `/version`, `/v1/models` and `/server_info`."""
@@ -170,7 +173,7 @@ class VLLMAdapter(HTTPAdapter):
             model = (await connection.get("/v1/models"))["data"][0]
         except (RequestRefusedError, InvalidVersion, LookupError, TypeError) as error:
             raise ServerRefusedError(f"answers, but not as a vLLM server does: {error!r:.200}") from None
-        if version not in KNOWN and not self._settings.allow_unknown_version:
+        if version not in KNOWN and not self.settings.allow_unknown_version:
             raise ServerRefusedError(
                 f"is vLLM {version}; areal-vllm was tested with {KNOWN}: install one of these, or set "
                 "allow_unknown_version"
@@ -194,14 +197,14 @@ class VLLMAdapter(HTTPAdapter):
                 "gives log-probabilities before temperature: start it with --logprobs-mode processed_logprobs"
             )
         tells = (told.get("aux_output_config") or {}).get("enable_return_routed_experts")
-        if self._settings.routed_experts and not tells:
+        if self.settings.routed_experts and not tells:
             raise ServerRefusedError(
                 "does not tell which experts tokens went through, and routed_experts is set: start it with "
                 "--enable-return-routed-experts, or with areal serve"
             )
         if self._prompts.sees:
             images.check_settings(told)
-        if rank := self._settings.adapter_rank:
+        if rank := self.settings.adapter_rank:
             lora.check_room(told, rank)
         # A request that began behind a cached prefix with an image has lost the patches: where its keys were rebuilt
         # under new weights, vLLM ended. So requests of a VLM end before an update, and go on behind it.
@@ -230,7 +233,7 @@ class VLLMAdapter(HTTPAdapter):
                 raise_refusal(event.error)
             for choice in event.choices:
                 spans, reason = choice.weight_versions, choice.finish_reason
-                if self._settings.adapter_rank is not None:
+                if self.settings.adapter_rank is not None:
                     spans = None  # they are the base's, which never changes
                 output_ids, named = choice.token_ids or [], partial.sampling.stop_token_ids
                 seen += len(output_ids)
@@ -287,7 +290,7 @@ class VLLMAdapter(HTTPAdapter):
 
     async def load(self, connection: ServerConnection, folder: Path, label: str, mode: UpdateMode) -> None:
         """The weight-transfer routes with the engine of `worker/areal_weights.py`; of an adapter, vLLM's own."""
-        if self._settings.adapter_rank is not None and await lora.load(connection, folder):
+        if self.settings.adapter_rank is not None and await lora.load(connection, folder):
             self._adapted.add(connection)
             return
         if connection in self._adapted:

@@ -12,11 +12,9 @@ from areal_core.servers import FleetSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from areal_core.config import RunConfig
-    from areal_core.engines import ModelReference
-    from areal_core.servers import GPUShare, OptionValue, ServerCommand
+    from areal_core.servers import GPUShare, OptionValue
 
 
 class VLLMConfig(FleetSettings):
@@ -63,10 +61,3 @@ class VLLMConfig(FleetSettings):
             "gpu_memory_utilization": math.ceil(100 * taken) / 100,
         }
         return options | ({"max_model_len": share.cache_tokens} if share.cache_tokens < share.context else {})
-
-    def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:
-        """See `FleetSettings.server_command`."""
-        from areal_vllm.adapter import VLLMAdapter
-
-        self.check_program("vllm", "vLLM")
-        return VLLMAdapter(self.with_key(run_dir, host)).command(model, host, port)

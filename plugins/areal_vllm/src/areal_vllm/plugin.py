@@ -12,7 +12,7 @@ def areal_inference_engines() -> list[Component]:
         Component(
             "vllm",
             "vLLM servers, started by the run or running elsewhere",
-            target="areal_vllm.engine:VLLMEngine",
+            target="areal_vllm.adapter:VLLMAdapter",
             config="areal_vllm.config:VLLMConfig",
         )
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -16,12 +17,12 @@ from typing import TYPE_CHECKING
 from areal_core.driver.serving import INTERVAL_S, Joining
 from areal_core.errors import RunError, UsageError
 from areal_core.gpus import show_gpus
-from areal_core.inference.settings import LOOPBACK, FleetSettings
+from areal_core.inference.programs import is_healthy, start_program
+from areal_core.inference.settings import LOOPBACK
 from areal_core.interfaces.launcher import ProcessEnd
 from areal_core.proxies import bypass_proxies
 from areal_core.runs import RunFolder, model_reference
-from areal_core.runs.server import is_healthy_at, start_program
-from areal_core.runtime.environment import SCRATCH_VARIABLE
+from areal_core.runs.engines import build_adapter, is_adapter, settings_for
 from areal_core.runtime.guard import make_scratch
 from areal_core.runtime.logs import append_to_log, last_words
 from areal_core.runtime.network import free_port, http_address
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.config import Resolved
-    from areal_core.inference.adapter import ServerCommand
+    from areal_core.inference.adapter import ServerAdapter, ServerCommand
 
 
 def serve(
@@ -55,14 +56,14 @@ def serve(
         RunError: the server has ended, or the run refuses it.
     """
     chosen = resolved.config.inference_engine
-    if chosen is None or not isinstance(chosen.settings, FleetSettings):
+    if chosen is None or hasattr(chosen.settings, "serve") or not is_adapter(chosen):
         message = "no inference engine" if chosen is None else f"'{chosen.reference}', which only a run starts"
         raise UsageError(
             f"{resolved.name} has {message}: there is no server to start",
             hints=["choose one with inference_engine=sglang or vllm"],
         )
     run = RunFolder(run_dir or Path(tempfile.mkdtemp(prefix="areal-serve-")))
-    settings = chosen.settings.with_key(run.path)
+    settings = settings_for(resolved.config, run.path, "")
     if host not in LOOPBACK and not settings.key:
         raise UsageError(
             f"a server on {host} can be reached by others, and has no key",
@@ -71,12 +72,10 @@ def serve(
     if resolved.config.model.source is not None and not run.model_note.is_file():
         hint = "try again when the run trains" if run_dir else "name a folder with model.path, or use --join"
         raise UsageError("the model is made when a run starts, and is not there yet", hints=[hint])
+    adapter = build_adapter(chosen, settings)
     name = name or f"added-{socket.gethostname().split('.')[0]}-{os.getpid()}"
     model, port = model_reference(resolved, run), port or free_port()
-    address = http_address(host, port)
-    joining = None if run_dir is None else Joining(run, name, address, _log)
     scratch = make_scratch()
-    os.environ[SCRATCH_VARIABLE] = str(scratch)
     bypass_proxies(hosts=[host])
     if gpus is not None:
         show_gpus(gpus)
@@ -85,12 +84,14 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: interrupted.set())
     try:
-        command = settings.server_command(model, host, port, run.path)
+        command = adapter.command(model, host, port, scratch)
+        address = command.address or http_address(host, port)
+        joining = None if run_dir is None else Joining(run, name, address, _log)
         if joining is not None:
             joining.renew()  # raises before the start if the run has a server of this name
         _log(f"starting a server of {model.path} at {address}; log: {run.log_path(name)}; Ctrl-C ends it")
         try:
-            _keep(command, run.log_path(name), address, settings.start_timeout_s, joining, interrupted)
+            _keep(adapter, command, run.log_path(name), address, joining, interrupted)
         finally:
             if joining is not None:
                 _log("leaving: requests that it works on are finished, or continue elsewhere")
@@ -103,16 +104,17 @@ def serve(
 
 
 def _keep(
+    adapter: ServerAdapter,
     command: ServerCommand,
     log: Path,
     address: str,
-    limit_s: float,
     joining: Joining | None,
     interrupted: threading.Event,
 ) -> None:
     """Start the server's program, and return at an interrupt."""
     with append_to_log(log) as file:  # in a new session: Ctrl-C must not reach the server
         server = start_program(command, os.environ, stdout=file, stderr=file, start_new_session=True)
+    limit_s = adapter.settings.start_timeout_s
     is_ready, deadline = joining is not None, time.monotonic() + limit_s
     while not interrupted.wait(INTERVAL_S):
         if (code := server.poll()) is not None:
@@ -121,6 +123,6 @@ def _keep(
             raise RunError(f"the server is not healthy after {limit_s:g} s (start_timeout_s); see {log}")
         if joining is not None:
             joining.renew()
-        elif not is_ready and is_healthy_at(f"{address}{command.health_path}"):
+        elif not is_ready and asyncio.run(is_healthy(adapter, address)):
             is_ready = True
             _log(f"ready at {address}")
