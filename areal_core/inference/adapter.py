@@ -187,6 +187,13 @@ class ServerAdapter(ABC):
         settings: the fleet's settings, an instance of `Config`.
 
     Attributes:
+        Config: model of the settings; `FleetSettings` for an `HTTPAdapter` that names no other.
+        name: name of the server program, for log lines.
+        package: Python package of the server program. A run that starts servers without the setting `program` is
+            refused if the package is not installed beside areal. Empty if the program comes with the plugin.
+        group_store_prefixes: prefixes of the keys under which this server meets others in a process group's store, by
+            backend, outermost first. `{group}` stands for the group's name. Empty if the server cannot receive a
+            broadcast.
         settings: the fleet's settings. In a run they have the run's key (`ServerSettings.key`).
 
     Example:
@@ -233,19 +240,9 @@ class ServerAdapter(ABC):
     """
 
     Config: ClassVar[type[ServerSettings]] = ServerSettings
-    """Model of the settings."""
-
     name: str
-    """Name of the server program, for log lines."""
-
     package: ClassVar[str] = ""
-    """Python package of the server program. A run that starts servers without the setting `program` is refused if the
-    package is not installed beside areal. Empty if the program comes with the plugin."""
-
     group_store_prefixes: Mapping[str, Sequence[str]] = MappingProxyType({})
-    """Prefixes of the keys under which this server meets others in a process group's store, by backend, outermost
-    first. `{group}` stands for the group's name. Empty if the server cannot receive a broadcast."""
-
     settings: Any
 
     def __init__(self, settings: Any) -> None:

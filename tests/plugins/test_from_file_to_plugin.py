@@ -34,9 +34,8 @@ IMPORT, MARK = "from areal_core.plugins import register\n", re.compile(r'^@regis
 def rows() -> list[list[str]]:
     """The page's table: kind, name in a file, lines that the plugin adds, name in the plugin."""
     _, _, section = PAGE.partition("## From a file to a plugin")
-    return [
-        re.findall(r"`([^`]+)`", line) for line in section.partition("\n## ")[0].splitlines() if line.count("`") > 5
-    ]
+    lines = section.partition("\n## ")[0].splitlines()
+    return [re.findall(r"`([^`]+)`", line) for line in lines if line.startswith("| `")]
 
 
 @pytest.fixture
