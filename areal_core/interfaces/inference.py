@@ -317,7 +317,8 @@ class InferenceCapabilities:
         deterministic: whether the same requests one after another give the same bits.
         seeded: whether a request's seed decides its tokens.
         transports: how weights may reach it besides folders, as `plugin/name`: `core/broadcast` needs
-            `InferenceEngine.form_group`, `core/ipc` needs `sleep` and `read_tensors`.
+            `InferenceEngine.form_group`, `core/ipc` needs `sleep` and `read_tensors`. An adapter needs `receive` for
+            the first, `sleep` and `read` for the second.
         images: whether requests may have images.
     """
 
