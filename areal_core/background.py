@@ -165,10 +165,23 @@ class BackgroundQueue:
 
 
 def on_failure(handler: Handler) -> Handler:
-    """Set the function that handles failed background work, called with its name and the exception.
+    """Set the function that handles failed background work, for a program that must not end with it.
+
+    Args:
+        handler: called with the name of the work and its exception, in the thread of the work. The default prints
+            them and interrupts the main thread.
 
     Returns:
         The handler that it replaces.
+
+    Example:
+        >>> from areal_core.processes import on_failure, start_thread
+        >>> failures = []
+        >>> former = on_failure(lambda name, error: failures.append((name, error)))
+        >>> start_thread(lambda: 1 / 0, "counting").join()
+        >>> _ = on_failure(former)
+        >>> failures
+        [('counting', ZeroDivisionError('division by zero'))]
     """
     global _handler
     former, _handler = _handler, handler

@@ -1,11 +1,13 @@
 from areal_core.background import start_task as start_task
 from areal_core.background import start_thread as start_thread
+from areal_core.background import on_failure as on_failure
 from areal_core.background import watch_event_loop as watch_event_loop
 from areal_core.waiting import polls as polls
 from areal_core.waiting import polls_async as polls_async
 from areal_core.proxies import bypass_proxies as bypass_proxies
 from areal_core.gpus import count_gpus as count_gpus
 from areal_core.gpus import has_nvidia_driver as has_nvidia_driver
+from areal_core.runtime.network import free_port as free_port
 from areal_core.runtime.network import http_address as http_address
 from areal_core.runtime.network import own_address as own_address
 from areal_core.runtime.frames import Message as Message

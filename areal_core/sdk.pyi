@@ -6,6 +6,7 @@ from areal_core.interfaces.workflow import Environment as Environment
 from areal_core.interfaces.workflow import RowError as RowError
 from areal_core.interfaces.workflow import SkippedRowError as SkippedRowError
 from areal_core.interfaces.workflow import StepResult as StepResult
+from areal_core.interfaces.workflow import read_step as read_step
 from areal_core.interfaces.agent import Agent as Agent
 from areal_core.interfaces.agent import Endpoint as Endpoint
 from areal_core.interfaces.agent import Tool as Tool

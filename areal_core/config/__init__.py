@@ -23,9 +23,10 @@ Annotate a path with `LocalPath`: it is relative to the folder of the config tha
 from areal_core.config.context import LocalPath
 from areal_core.config.launching import LauncherSettings
 from areal_core.config.needs import needs_of, roles_of
-from areal_core.config.place import component
+from areal_core.config.place import component, select
 from areal_core.config.resolve import CONFIG_FILE, Resolved, load_run, resolve
 from areal_core.config.run_config import RunConfig
+from areal_core.config.schema import component_schema
 from areal_core.config.sections import EvaluationSection, RewardTerm, ServerBounds
 from areal_core.config.selection import Selection, selections
 from areal_core.config.settings import NoSettings, Seconds, Secret, Settings, public_environment
@@ -46,11 +47,13 @@ __all__ = [
     "ServerBounds",
     "Settings",
     "component",
+    "component_schema",
     "load_run",
     "needs_of",
     "parse_yaml",
     "public_environment",
     "resolve",
     "roles_of",
+    "select",
     "selections",
 ]

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, ValidationInfo
 
+from areal_core.config.problems import dotted
+from areal_core.errors import ConfigError, PluginError
 from areal_core.plugins import PluginManager
 from areal_core.plugins.catalog import CORE
+from areal_core.plugins.manager import joined
 
 if TYPE_CHECKING:
-    from areal_core.errors import PluginError
+    from areal_core.config.problems import RejectedError
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,23 @@ class ResolutionContext:
     def of(cls, info: ValidationInfo) -> ResolutionContext:
         """Return the context of a validation. The default, for a script's own models, is the core and this folder."""
         return info.context if isinstance(info.context, cls) else cls()
+
+    def error(self, title: str, rejected: RejectedError) -> ConfigError | PluginError:
+        """Return the error for the reader of a config, from the problems of a component that `title` names.
+
+        A component without problems was rejected because a plugin cannot be loaded: the result says why.
+        """
+        if not rejected.problems:
+            return joined(self.plugin_errors)
+        messages = [f"{dotted(problem.path)}: {problem.message}" for problem in rejected.problems]
+        if len(messages) == 1:
+            return ConfigError(f"{title}: {messages[0]}", hints=rejected.problems[0].hints, problems=messages)
+        hints = [
+            line
+            for message, problem in zip(messages, rejected.problems, strict=True)
+            for line in (message, *(f"  {hint}" for hint in problem.hints))
+        ]
+        return ConfigError(f"{title}: {len(messages)} problems", hints=hints, problems=messages)
 
 
 def _beside_config(path: Path, info: ValidationInfo) -> Path:

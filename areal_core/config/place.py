@@ -203,13 +203,47 @@ def component(
     Raises:
         ValueError: there is no such kind.
     """
-    if not isinstance(kind, Kind):
-        if kind not in KINDS:
-            raise ValueError(f"no kind of component is called {kind!r}; kinds: {', '.join(KINDS)}")
-        kind = KINDS[kind]
+    kind = _kind(kind)
     declared: FieldInfo = Field(default=default, validate_default=True, description=description)
     declared.metadata.append(Place(kind, default, common))
     return declared
+
+
+def select(kind: str | Kind, written: str | Mapping[str, Any]) -> Selection:
+    """Return the component that a script or a test chooses, found and checked as in a config.
+
+    Relative paths begin at the current folder. `build()` of the result makes the component.
+
+    Args:
+        kind: kind of the component, as in `component`.
+        written: what a config has in such a field: a reference, or a mapping of `type` and the settings.
+
+    Raises:
+        ConfigError: there is no such component, or its settings are wrong.
+        PluginError: a plugin that it names cannot be loaded.
+        ValueError: there is no such kind.
+
+    Example:
+        >>> from areal_core.config import select
+        >>> chosen = select("launchers", {"type": "local", "threads_per_process": 2})
+        >>> chosen.target, chosen.settings.threads_per_process
+        ('core/local', 2)
+        >>> launcher = chosen.build()
+    """
+    place, context = Place(_kind(kind)), ResolutionContext()
+    try:
+        return place.select(written, context)
+    except RejectedError as error:
+        raise context.error(f"{place.kind.noun} {written!r}", error) from error
+
+
+def _kind(kind: str | Kind) -> Kind:
+    """Return a kind, or the core's kind of this name. Raise `ValueError` if there is none."""
+    if isinstance(kind, Kind):
+        return kind
+    if kind not in KINDS:
+        raise ValueError(f"no kind of component is called {kind!r}; kinds: {', '.join(KINDS)}")
+    return KINDS[kind]
 
 
 def _or_beside(problem: Problem, common: type[Settings] | None) -> Problem:

@@ -69,13 +69,29 @@ def json_schema(manager: PluginManager, *, imports: bool = False) -> dict[str, A
 
 
 def component_schema(manager: PluginManager, kind: str, record: Component, imports: bool = True) -> dict[str, Any]:
-    """Return the summary of a component and the schema of its settings.
+    """Return the summary of a component and the JSON schema of its settings, for a page about a plugin.
 
     Args:
         manager: the loaded plugins.
         kind: name of the component's kind.
         record: the component.
-        imports: as in `json_schema`. A settings model is always imported.
+        imports: whether to import a component whose settings are in its signature, which may import torch. If False,
+            the schema allows any settings for it. A settings model is always imported.
+
+    Returns:
+        A mapping of `description`, the summary, and `settings`, the schema.
+
+    Raises:
+        PluginError: the component or its settings model cannot be imported.
+
+    Example:
+        >>> from areal_core.config import component_schema
+        >>> from areal_core.plugins import PluginManager
+        >>> manager = PluginManager.load([])
+        >>> for record in manager.components("launchers"):
+        ...     schema = component_schema(manager, "launchers", record)["settings"]
+        ...     print(record.reference, sorted(schema["properties"])[:2])
+        core/local ['fork_server', 'max_attempts_without_checkpoint']
     """
     if record.config:
         model: Any = manager.import_from(record, record.config)

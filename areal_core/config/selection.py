@@ -34,7 +34,7 @@ from pydantic_core import core_schema, to_jsonable_python
 
 from areal_core.config.imports import absolute_reference, check_keywords, import_reference, keyword_parameters
 from areal_core.config.problems import Path as KeyPath
-from areal_core.config.problems import RejectedError, dotted, from_validation, rejected
+from areal_core.config.problems import RejectedError, from_validation, rejected
 from areal_core.config.settings import NoSettings, Settings
 from areal_core.errors import ConfigError, PluginError
 from areal_core.plugins.catalog import CORE, Catalog
@@ -137,12 +137,7 @@ class Selection:
         try:
             return self.read()
         except RejectedError as error:
-            problems = error.problems
-            raise ConfigError(
-                f"{self.title}: {dotted(problems[0].path)}: {problems[0].message}",
-                hints=problems[0].hints,
-                problems=[f"{dotted(problem.path)}: {problem.message}" for problem in problems],
-            ) from error
+            raise self.unread.error(self.title, error) from error
 
     def __deepcopy__(self, memo: object) -> Self:
         """Return a shallow copy. Pydantic makes deep copies of defaults, but loaded plugins cannot be copied."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from areal_core.driver.groups import model_group
@@ -10,10 +11,10 @@ from areal_core.runtime.progress import preparation
 from areal_core.runtime.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from areal_core.config import Resolved
-    from areal_core.interfaces.launcher import ProcessGroup
+    from areal_core.interfaces.launcher import Launcher, ProcessGroup
     from areal_core.runtime.folder import RunFolder
 
 
@@ -48,11 +49,8 @@ async def supervise(
     Raises:
         RunError: an essential process failed, there is no room, or a signal came while processes were started.
     """
-    supervisor = Supervisor(resolved.config.launcher.build(), run, on_message, log, signals)
-    try:
-        address = await supervisor.listen()
-        supervisor.admit(run.attempt(1))
-        claim(run.attempt(1), address, supervisor.credentials)
+    launcher = resolved.config.launcher.build()
+    async with supervising(launcher, run, on_message, log, signals) as supervisor:
         if prepares_model and resolved.config.model.source is not None:
             await supervisor.start([model_group(run.path)])
             await supervisor.watch("model_initialization", lambda: update(preparation(run)))
@@ -60,5 +58,22 @@ async def supervise(
         if not signals:
             await supervisor.start(groups)
             await supervisor.watch(role, lambda: update(""))
+
+
+@asynccontextmanager
+async def supervising(
+    launcher: Launcher,
+    run: RunFolder,
+    on_message: Callable[[Any], None],
+    log: Callable[[str], None],
+    signals: list[int] | None = None,
+) -> AsyncIterator[Supervisor]:
+    """Claim a new run folder inside the block, and end all processes after it; see `Supervisor` for the arguments."""
+    supervisor = Supervisor(launcher, run, on_message, log, signals)
+    try:
+        address = await supervisor.listen()
+        supervisor.admit(run.attempt(1))
+        claim(run.attempt(1), address, supervisor.credentials)
+        yield supervisor
     finally:
         await supervisor.close()

@@ -224,14 +224,27 @@ def finite_number(value: object) -> float | None:
 
 
 def read_step(environment: object, returned: Any) -> StepResult:
-    """Return what `step` of an environment has returned, as a `StepResult`.
+    """Return what `step` of an environment has returned, as a checked `StepResult`.
 
-    A pair of observation and reward, with None as the observation at the end, is the old form. It works for one more
-    minor version.
+    A workflow that plays environments of other authors calls it after each step. A pair of observation and reward, with
+    None as the observation at the end, is the old form. It works for one more minor version.
 
     Raises:
         TypeError: it is neither, or has values of other types.
         ValueError: the episode goes on without an observation.
+
+    Example:
+        >>> import asyncio
+        >>> from areal_core.sdk import StepResult, read_step
+        >>> class Echo:
+        ...     async def step(self, completion):
+        ...         return StepResult(observation=None) if completion == "bye" else StepResult(completion)
+        >>> environment = Echo()
+        >>> read_step(environment, asyncio.run(environment.step("hello"))).observation
+        'hello'
+        >>> read_step(environment, asyncio.run(environment.step("bye")))
+        Traceback (most recent call last):
+        ValueError: step of Echo returned no observation, and neither terminated nor truncated
     """
     name = type(environment).__name__
     if isinstance(returned, tuple) and len(returned) == 2:

@@ -46,7 +46,7 @@ from areal_core.plugins.catalog import extra_module, install_command
 from areal_core.plugins.manager import PluginManager
 from areal_core.plugins.markers import hookimpl, hookspec
 from areal_core.plugins.provenance import Provenance
-from areal_core.plugins.records import KINDS, Command, Component, Finding, HealthCheck, Kind, Preset
+from areal_core.plugins.records import KINDS, Command, Component, Finding, HealthCheck, Kind, Preset, Record
 from areal_core.plugins.registered import register
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "PluginManager",
     "Preset",
     "Provenance",
+    "Record",
     "extra_module",
     "hookimpl",
     "hookspec",

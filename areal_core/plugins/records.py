@@ -23,7 +23,7 @@ _RESOURCE: Final = re.compile(r"[A-Za-z_][\w.]*:[\w./-]+\.ya?ml"), "package.modu
 
 @dataclass(frozen=True)
 class Record:
-    """The fields that every record has.
+    """The fields that every record has. The records of a kind that a plugin adds may derive from it; see `Kind`.
 
     Attributes:
         name: of the form `[a-z][a-z0-9_]*`.
@@ -31,6 +31,18 @@ class Record:
         plugin: name of the plugin that supplies it. areal sets this and the next two fields.
         distribution: name of the plugin's distribution.
         version: version of that distribution.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from areal_core.plugins import Kind, Record
+        >>> @dataclass(frozen=True)
+        ... class Prompt(Record):
+        ...     text: str
+        >>> PROMPTS = Kind("judge_prompts", "prompt", record=Prompt)
+        >>> Prompt("strict", "asks for a proof", "Is each step proved?", plugin="judge").reference
+        'judge/strict'
+        >>> Prompt("Strict", "", "Is each step proved?").faults()[0]
+        "the name 'Strict' is not of the form [a-z][a-z0-9_]*"
     """
 
     LOCATIONS: ClassVar[Mapping[str, tuple[re.Pattern[str], str]]] = {}

@@ -23,12 +23,20 @@ _OUTSIDE = ("192.0.2.1", 9)
 
 
 def free_port() -> int:
-    """Return a random port that nothing listens on now.
+    """Return a random port of this machine that nothing listens on now.
 
     A server may bind it minutes later. The kernel gives none of these ports to outgoing connections in between.
 
     Raises:
         RunError: all tries failed.
+
+    Example:
+        >>> import socket
+        >>> from areal_core.processes import free_port
+        >>> port = free_port()
+        >>> with socket.create_server(("127.0.0.1", port)) as server:
+        ...     server.getsockname()[1] == port
+        True
     """
     choose = random.SystemRandom().choice  # random also if every process sets the same seed
     for _ in range(_TRIES):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -66,6 +66,18 @@ def test_a_config_chooses_a_component_of_the_added_kind(installed: Box) -> None:
     refused = installed.resolve(chosen.replace("steep/steep", "steep/step"))
     assert "supplies no schedule named 'step'" in refused
     assert "did you mean 'steep/steep'?" in refused
+
+
+def test_the_suite_of_the_added_kind_makes_a_component(installed: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(installed.site)
+    (text,) = re.findall(r"```python\n# tests/test_steep.py\n(.*?)```", PAGE, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(text, names)
+    suite = names["TestSteep"]()
+    suite.test_no_stage_comes_back()
+    suite.component = "areal_steep.plugin:reversed"
+    with pytest.raises(AssertionError, match="has no 'reversed'"):
+        suite.test_no_stage_comes_back()
 
 
 def test_the_added_hook_is_called(installed: Box) -> None:

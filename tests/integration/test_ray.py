@@ -22,7 +22,7 @@ import pytest
 from areal_core.errors import LostError, RunError
 from areal_core.interfaces.launcher import OnExit, Place, ProcessGroup
 from areal_testing.conformance import LauncherSuite
-from areal_testing.conformance.launchers import Session, member_group
+from areal_testing.conformance.launchers import Session, driven
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'areal-ray[ray]'")
 import ray
@@ -66,15 +66,11 @@ async def launched(cluster: RayCluster, **settings: object) -> AsyncIterator[Ray
 
 
 @asynccontextmanager
-async def driven(cluster: RayCluster, folder: Path, **settings: object) -> AsyncIterator[Session]:
-    """A driver with that launcher."""
-    session = Session(make(cluster, **settings), folder / "run", HANG_S)
-    try:
-        await session.begin()
+async def driven_by_ray(cluster: RayCluster, folder: Path, **settings: object) -> AsyncIterator[Session]:
+    """A driver with that launcher, which leaves no process."""
+    async with driven(make(cluster, **settings), folder / "run", HANG_S) as session:
         yield session
-    finally:
-        await session.driver.close()
-        session.must_be_empty()
+    session.must_be_empty()
 
 
 def run(work) -> None:
@@ -200,9 +196,9 @@ def test_what_a_lost_node_had_is_placed_anew_and_who_survives_keeps_its_gpus(
     cluster: RayCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def work() -> None:
-        gang = member_group("gang", count=1, gpus_each=1)
-        server = member_group("server-0", gpus_each=2, on_exit=OnExit.RESTART)
-        async with driven(cluster, tmp_path, placement_timeout_s=HANG_S) as session:
+        async with driven_by_ray(cluster, tmp_path, placement_timeout_s=HANG_S) as session:
+            gang = session.group("gang", count=1, gpus_each=1)
+            server = session.group("server-0", gpus_each=2, on_exit=OnExit.RESTART)
             await session.driver.start([gang, server])
             first, second = await session.told("gang"), await session.told("server-0")
             began = time.monotonic()

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from areal_core.runs import controller
-from areal_core.runtime.attempts import release
 from areal_core.runtime.local import LocalLauncher
 from areal_core.runtime.member import ASKED_TO_STOP
 from areal_core.runtime.settings import LocalSettings
-from areal_testing.conformance.launchers import Session, member_group
+from areal_testing.conformance.launchers import driven
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,10 +26,9 @@ def test_a_controller_is_stopped_with_a_trainer_that_was_stopped_while_it_starte
     """A controller that no trainer had spoken to was waited for until patience was over."""
 
     async def run() -> None:
-        session = Session(LocalLauncher(LocalSettings(fork_server=False)), tmp_path / "run", 60.0)
-        try:
-            await session.begin()
-            await session.driver.start([member_group("main"), member_group("controller")])
+        launcher = LocalLauncher(LocalSettings(fork_server=False))
+        async with driven(launcher, tmp_path / "run", 60.0) as session:
+            await session.driver.start([session.group("main"), session.group("controller")])
             await session.told("main")
             await session.told("controller")
             session.driver.signals.append(signal.SIGTERM)
@@ -38,9 +36,6 @@ def test_a_controller_is_stopped_with_a_trainer_that_was_stopped_while_it_starte
             assert code == ASKED_TO_STOP
             await session.driver.end_others(code)
             assert "controller" not in session.processes()
-        finally:
-            await session.driver.close()
-            release(session.run.attempt(1), "done 1")
 
     asyncio.run(run())
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from areal_core.interfaces.launcher import OnExit, ProcessGroup
-from areal_core.runtime.attempts import release
 from areal_core.runtime.local import LocalLauncher
 from areal_core.runtime.settings import LocalSettings
-from areal_testing.conformance.launchers import Session, member_group
+from areal_testing.conformance.launchers import driven
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,38 +56,33 @@ run_role(play)
 
 
 def test_a_server_that_dies_in_the_trainers_turn_is_started_when_that_ends(tmp_path: Path) -> None:
+    async def until(folder: Path, name: str) -> None:
+        async with asyncio.timeout(60):
+            while not (folder / name).exists():
+                await asyncio.sleep(0.01)
+
+    def program(folder: Path, name: str, text: str, **more: bool | OnExit) -> ProcessGroup:
+        return ProcessGroup(name, name, [sys.executable, "-c", text, str(folder)], **more)  # type: ignore[arg-type]
+
     async def run() -> None:
-        session = Session(LocalLauncher(LocalSettings(fork_server=False)), tmp_path / "run", 60.0)
-        folder = session.folder
-
-        async def until(name: str) -> None:
-            async with asyncio.timeout(60):
-                while not (folder / name).exists():
-                    await asyncio.sleep(0.01)
-
-        def program(name: str, text: str, **more: bool | OnExit) -> ProcessGroup:
-            return ProcessGroup(name, name, [sys.executable, "-c", text, str(folder)], **more)  # type: ignore[arg-type]
-
-        try:
-            await session.begin()
+        launcher = LocalLauncher(LocalSettings(fork_server=False))
+        async with driven(launcher, tmp_path / "run", 60.0) as session:
+            folder = session.folder
             sharing = {"on_exit": OnExit.RESTART, "shares_gpus": True}
-            groups = [member_group("server-0", **sharing), program("server-1", LOADING, **sharing)]
-            await session.driver.start([program("controller", CONTROLLER), *groups])
+            groups = [session.group("server-0", **sharing), program(folder, "server-1", LOADING, **sharing)]
+            await session.driver.start([program(folder, "controller", CONTROLLER), *groups])
             first = await session.told("server-0")
-            await until("loading")
+            await until(folder, "loading")
             (folder / "begin").touch()
             await asyncio.sleep(0.5)
             assert not (folder / "begun").exists(), "a server that loads is not waited for"
             (folder / "loaded").touch()
-            await until("begun")
+            await until(folder, "begun")
             (folder / "server-0.json").unlink()
             (folder / "die-server-0").touch()
             await asyncio.sleep(1.5)
             assert "server-0" not in session.processes(), "it is started in the trainer's turn"
             (folder / "end").touch()
             assert (await session.told("server-0"))["pid"] != first["pid"]
-        finally:
-            await session.driver.close()
-            release(session.run.attempt(1), "done 1")
 
     asyncio.run(run())

@@ -291,14 +291,14 @@ def test_servers_join_and_leave(place, load, wait_until, tmp_path):
     place.run(check())
 
 
-def test_servers_that_the_run_cannot_use(place, load, proxied, wait_until, replay, tmp_path):
+def test_servers_that_the_run_cannot_use(place, load, proxied, wait_until, recorded_server, tmp_path):
     async def check():
         good, spare = addresses_of(place)
         other_model = make_model(tmp_path / "other")
         config = json.loads((other_model / "config.json").read_text())
         (other_model / "config.json").write_text(json.dumps({**config, "hidden_size": 128}))
         async with (
-            replay({"/server_info": {"version": "none"}}) as (something, _),
+            recorded_server({"/server_info": {"version": "none"}}) as (something, _),
             proxied(spare) as (other, wrong_model),
             proxied(spare) as (broken, cannot_serve),
         ):

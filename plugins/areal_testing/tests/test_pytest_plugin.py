@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-FIXTURES = ("server_of_each_shape", "engine_by_model", "replay", "replayed")
+FIXTURES = ("server_of_each_shape", "engine_by_model", "recorded_server", "adapter_call")
 BACKGROUND = """
 import asyncio
 from areal_core.processes import start_task

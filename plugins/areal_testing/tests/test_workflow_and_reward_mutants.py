@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from areal_core.data import Episode, FinishReason, Generation, Trajectory, TrajectoryBuilder
-from areal_core.rewards.scoring import RewardError
 from areal_testing.conformance import RewardSuite, WorkflowSuite
 
 # Correct ones.
@@ -153,7 +152,7 @@ class FailureHidden(Plain):
     async def score(self, row, context, generation):
         try:
             return await super().score(row, context, generation)
-        except RewardError:
+        except Exception:  # noqa: BLE001 - this mutant hides any failure
             return 0.0
 
 
@@ -264,13 +263,13 @@ def wrong_by_case(completion, answer):
 
 ANYTHING = "test_anything_that_a_model_writes_has_a_finite_reward"
 REWARDS = [
-    (parses_anything, ANYTHING, "raised ValueError"),
-    (not_a_number, ANYTHING, "must return a finite number"),
+    (parses_anything, ANYTHING, "invalid literal for int"),
+    (not_a_number, ANYTHING, "is not a finite number"),
     (counts_its_calls, "test_the_same_answer_has_the_same_reward", "what was scored before"),
     (random_bonus, "test_the_same_answer_has_the_same_reward", "what was scored before"),
     (changes_the_row, "test_examples", "changed what it was given"),
     (slow_on_brackets, ANYTHING, "took"),
-    (wants_what_is_not_there, "test_examples", "has a parameter 'solution'"),
+    (wants_what_is_not_there, "test_examples", "neither rewards nor `row` have: solution"),
     (wrong_by_case, "test_examples", "is worth 0.0, not 1"),
 ]
 

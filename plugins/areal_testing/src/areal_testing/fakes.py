@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from areal_core.data import Episode, FinishReason, Generation, Trajectory
 from areal_core.servers import Grant, InferenceCapabilities, InferenceEngine, SlotLease, SlotRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    import torch
+
+    from areal_core.data import Metric, PackedBatch
     from areal_core.engines import ModelReference, WeightUpdate
-    from areal_core.sdk import Dataset, RolloutWorkflow, WorkflowContext
+    from areal_core.sdk import Context, Dataset, RolloutWorkflow, WorkflowContext
     from areal_core.servers import GenerationRequest, InferenceClient, LeaseHolder, Slots
 
-__all__ = ["GRANT", "CountingDataset", "FakeClient", "FakeEngine", "FakeTokenizer", "FakeWorkflow"]
+__all__ = ["GRANT", "CountingDataset", "FakeClient", "FakeContext", "FakeEngine", "FakeTokenizer", "FakeWorkflow"]
 
 GRANT = Grant("fake", "", version=0, run_id="", labels_tokens=True, context=1 << 31, vocabulary=50)
 """The slot of a `FakeEngine`, with version 0."""
@@ -112,6 +115,44 @@ class FakeClient:
         """Do nothing: there is no connection."""
 
 
+@dataclass
+class FakeContext:
+    """The trainer's services for an algorithm. Every update is on the whole batch.
+
+    Args:
+        outputs: returns a role's outputs for a batch, called as `areal_core.sdk.Context.forward`. None if the test asks
+            for no outputs.
+        updates: number of optimizer updates.
+        step: number of batches that were trained on before.
+        version: weight version of the policy.
+        state: tensors of the algorithm by name.
+
+    Attributes:
+        metrics: what was logged, by name.
+    """
+
+    outputs: Callable[[str, PackedBatch, Sequence[str]], dict[str, torch.Tensor]] | None = None
+    updates: int = 1
+    step: int = 0
+    version: int = 0
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    metrics: dict[str, Metric] = field(default_factory=dict, init=False)
+
+    def forward(self, role: str, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
+        """See `Context.forward`."""
+        assert self.outputs is not None, f"FakeContext has no outputs, and {role} is asked for {', '.join(outputs)}"
+        return self.outputs(role, batch, outputs)
+
+    def minibatches(self, batch: PackedBatch) -> Iterator[PackedBatch]:
+        """Yield the batch once for each update."""
+        for _ in range(self.updates):
+            yield batch
+
+    def log(self, name: str, metric: Metric) -> None:
+        """See `Context.log`."""
+        self.metrics[name] = self.metrics[name] + metric if name in self.metrics else metric
+
+
 class FakeTokenizer:
     """One token for each character, its code point; 0 ends a text."""
 
@@ -155,6 +196,7 @@ if TYPE_CHECKING:
     # mypy compares each fake with the interface that it stands for. `FakeEngine` derives from its interface. Tokenizers
     # have none: areal calls those of transformers.
     _client: InferenceClient = FakeClient(FakeEngine(), FakeEngine())
+    _context: Context = FakeContext()
     _slots: Slots = FakeEngine()
     _dataset: Dataset = CountingDataset()
     _workflow: RolloutWorkflow = FakeWorkflow()

@@ -42,7 +42,7 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
     """
     if "areal_core" not in sys.modules:
         return (yield)
-    from areal_core.background import on_failure
+    from areal_core.processes import on_failure
 
     failed: list[tuple[str, BaseException]] = []
 
@@ -80,8 +80,7 @@ async def _is_healthy(adapter: ServerAdapter, address: str) -> bool:
 @contextmanager
 def _started(adapter: ServerAdapter, model: ModelReference, log: Path) -> Iterator[Callable[[], str]]:
     """Start a server as a run does. Yield a function that waits until it is healthy and returns its address."""
-    from areal_core.processes import http_address, kill_tree
-    from areal_core.runtime.network import free_port
+    from areal_core.processes import free_port, http_address, kill_tree
 
     port = free_port()
     command = adapter.command(model, "127.0.0.1", port, log.parent)
@@ -169,8 +168,8 @@ def engine_by_model() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def replay() -> Callable[..., Any]:
-    """Start an HTTP server in this process: `async with replay({"/path": answer}) as (address, bodies)`.
+def recorded_server() -> Callable[..., Any]:
+    """Start an HTTP server with recorded answers: `async with recorded_server({"/path": answer}) as (address, bodies)`.
 
     An answer is a JSON value, a list of events in `{"events": [...]}`, or `(status, JSON value or text)`. `bodies`
     collects what was posted, together with the query of the address. It needs `areal-testing[servers]`.
@@ -206,22 +205,35 @@ def replay() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def replayed(replay: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what `call(connection)` gives against a server that replays answers, and what the server was sent.
+def adapter_call(recorded_server: Callable[..., Any]) -> Callable[..., Any]:
+    """Call a method of an adapter against recorded answers. Return its result, and what the server was sent.
 
-    Call it as `replayed(answers, call)`. `answers` are those of `replay`, and `call` is a method of an adapter.
+    Call it as `adapter_call(answers, method)`. `answers` are those of `recorded_server`, and the method takes only the
+    connection.
     """
     from areal_core.servers import ServerConnection
 
-    def replayed(answers: Mapping[str, Any], call: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
+    def adapter_call(answers: Mapping[str, Any], method: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
         async def run() -> tuple[Any, list[Any]]:
-            async with replay(answers) as (address, bodies):
+            async with recorded_server(answers) as (address, bodies):
                 connection = ServerConnection(address)
                 try:
-                    return await call(connection), bodies
+                    return await method(connection), bodies
                 finally:
                     connection.close()
 
         return asyncio.run(run())
 
-    return replayed
+    return adapter_call
+
+
+@pytest.fixture(scope="session")
+def replay(recorded_server: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `recorded_server`, which is the new name of this fixture. It is removed in the next minor version."""
+    return recorded_server
+
+
+@pytest.fixture(scope="session")
+def replayed(adapter_call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `adapter_call`, which is the new name of this fixture. It is removed in the next minor version."""
+    return adapter_call

@@ -17,6 +17,7 @@ from areal_testing.conformance.advantages import AdvantageSuite, GroupFilterSuit
 from areal_testing.conformance.algorithms import AlgorithmSuite
 from areal_testing.conformance.batch_transforms import AuxiliaryLossSuite, BatchTransformSuite
 from areal_testing.conformance.batches import make_batch
+from areal_testing.conformance.components import ComponentSuite
 from areal_testing.conformance.datasets import DatasetSuite
 from areal_testing.conformance.environments import EnvironmentSuite
 from areal_testing.conformance.example_tokenizers import ExampleTokenizerSuite
@@ -39,6 +40,7 @@ __all__ = [
     "AlgorithmSuite",
     "AuxiliaryLossSuite",
     "BatchTransformSuite",
+    "ComponentSuite",
     "CorrectionSuite",
     "DatasetSuite",
     "EnvironmentSuite",

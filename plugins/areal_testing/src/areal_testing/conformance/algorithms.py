@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from areal_core.config.sections import TrainingSection
 from areal_core.data import Metric, combine
-from areal_core.training.context import BatchContext
 from areal_testing.conformance.batches import (
     ACTOR_SAYS,
     REFERENCE_SAYS,
-    Answers,
     made_up,
     make_batch,
+    outputs_of,
 )
 from areal_testing.conformance.comparisons import same, same_gradients, same_sums
 from areal_testing.conformance.components import ComponentSuite
 from areal_testing.conformance.training_session import numbers_of
+from areal_testing.fakes import FakeContext
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,9 +51,9 @@ class AlgorithmSuite(ComponentSuite):
         """The batch of every test; override this to add keys that the algorithm reads, or units."""
         return make_batch()
 
-    def context(self, updates: int = 2, step: int = 1000) -> BatchContext:
-        """What the trainer would offer; the first of the updates is on the whole batch."""
-        return BatchContext(TrainingSection(num_epochs=updates), Answers(), step=step, version=4)
+    def context(self, updates: int = 2, step: int = 1000) -> FakeContext:
+        """What the trainer would offer; each of the updates is on the whole batch."""
+        return FakeContext(outputs_of, updates, step=step, version=4)
 
     def works(self, algorithm: Algorithm, batch: PackedBatch, updates: int = 2) -> Sequence[LossSpec]:
         """The work of the first update."""

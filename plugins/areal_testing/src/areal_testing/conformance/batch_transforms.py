@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from safetensors.torch import load, save
 
-from areal_core.config.sections import TrainingSection
 from areal_core.data import Metric
 from areal_core.sdk import ACTOR, CRITIC, LossSpec
-from areal_core.training.context import BatchContext
 from areal_testing.conformance.algorithms import (
     OUTPUTS,
     check_splits,
     gradients_of,
 )
-from areal_testing.conformance.batches import VALUES_SAY, Answers, make_batch, with_passes
+from areal_testing.conformance.batches import VALUES_SAY, make_batch, outputs_of, with_passes
 from areal_testing.conformance.comparisons import same, same_gradients, same_sums
 from areal_testing.conformance.components import ComponentSuite
 from areal_testing.conformance.training_session import numbers_of
+from areal_testing.fakes import FakeContext
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,9 +46,9 @@ class _ContextSuite(ComponentSuite):
         }
         return with_passes(batch.with_tokens(**columns), self.needs())
 
-    def context(self, state: dict[str, torch.Tensor] | None = None) -> BatchContext:
+    def context(self, state: dict[str, torch.Tensor] | None = None) -> FakeContext:
         """What the trainer would offer."""
-        return BatchContext(TrainingSection(), Answers(), step=1000, version=4, state={} if state is None else state)
+        return FakeContext(outputs_of, step=1000, version=4, state={} if state is None else state)
 
     def spoiled(self, batch: PackedBatch) -> PackedBatch:
         """The batch with other numbers at every token out of the loss; their weight stays 0."""
@@ -71,7 +70,7 @@ class BatchTransformSuite(_ContextSuite):
 
     kind: ClassVar[str] = "batch_transforms"
 
-    def columns(self, batch: PackedBatch, context: BatchContext | None = None) -> Mapping[str, torch.Tensor]:
+    def columns(self, batch: PackedBatch, context: FakeContext | None = None) -> Mapping[str, torch.Tensor]:
         """What a new transform computes."""
         found: Mapping[str, torch.Tensor] = self.make()(batch, context or self.context())
         return found

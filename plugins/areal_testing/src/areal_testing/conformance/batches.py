@@ -7,14 +7,13 @@ loss, and no two rewards of a group are equal.
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from areal_core.config.sections import TrainingSection
 from areal_core.data import FinishReason, Generation, PackedBatch, Trajectory, shift_to_predictions
 from areal_core.sdk import ACTOR, ForwardPass, PolicyTerms, run_passes
-from areal_core.training.context import BatchContext
+from areal_testing.fakes import FakeContext
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -72,22 +71,13 @@ def _trajectory(generator: torch.Generator, vocabulary: int) -> Trajectory:
 
 def with_passes(batch: PackedBatch, needs: Iterable[Role | ForwardPass]) -> PackedBatch:
     """The batch with the columns that components say they need of models; see `Settings.needs`."""
-    return run_passes(batch, needs, BatchContext(TrainingSection(), Answers()))
+    return run_passes(batch, needs, FakeContext(outputs_of))
 
 
-class Answers(dict[str, Any]):
-    """Engines of a test: any role says of each token what the batch itself holds of it."""
-
-    def __missing__(self, role: str) -> Any:
-        return _Answer(ACTOR_SAYS if role == "actor" else REFERENCE_SAYS)
-
-
-class _Answer:
-    def __init__(self, key: str) -> None:
-        self._key = key
-
-    def forward(self, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
-        return {name: made_up(name, batch[self._key], batch) for name in outputs}
+def outputs_of(role: str, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Return a role's outputs for a batch: what the batch itself has of each token."""
+    key = ACTOR_SAYS if role == ACTOR.name else REFERENCE_SAYS
+    return {name: made_up(name, batch[key], batch) for name in outputs}
 
 
 def made_up(output: str, logprobs: torch.Tensor, batch: PackedBatch) -> torch.Tensor:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from areal_core.config import needs_of
-from areal_core.config.context import ResolutionContext
-from areal_core.config.place import Place
-from areal_core.config.problems import RejectedError
-from areal_core.plugins import PluginManager
+from areal_core.config import needs_of, select
+from areal_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from areal_core.config import Selection
+    from areal_core.plugins import Kind
     from areal_core.sdk import ForwardPass, Role
 
 
@@ -21,13 +19,13 @@ class ComponentSuite:
     """The base of the suites of components that a config names.
 
     Attributes:
-        kind: set by the suite.
+        kind: set by the suite: the name of one of the core's kinds, or the `Kind` that a plugin adds.
         component: `plugin/name` of an installed plugin, or an import such as `package.module:function`.
         settings: the keys that stand beside `type:` in the config.
         needed: what it needs of models, of one that `make` makes in another way than a config does.
     """
 
-    kind: ClassVar[str]
+    kind: ClassVar[str | Kind]
     component = ""
     settings: ClassVar[Mapping[str, Any]] = {}
     needed: ClassVar[Sequence[Role | ForwardPass]] = ()
@@ -44,11 +42,7 @@ class ComponentSuite:
         """What a config would choose."""
         if not self.component:
             raise NotImplementedError(f"{type(self).__name__} must set `component` or override make")
-        plugin, slash, _ = self.component.partition("/")
-        is_plugin = slash and ":" not in self.component and plugin != "core"
-        context = ResolutionContext(PluginManager.load([plugin] if is_plugin else []))
         try:
-            return Place(context.manager.kinds[self.kind]).select({"type": self.component, **self.settings}, context)
-        except RejectedError as error:
-            words = "; ".join("\n  ".join((problem.message, *problem.hints)) for problem in error.problems)
-            raise AssertionError(f"a config cannot choose {self.component}: {words}") from error
+            return select(self.kind, {"type": self.component, **self.settings})
+        except ConfigError as error:
+            raise AssertionError(f"a config cannot choose {self.component}: {error}") from error

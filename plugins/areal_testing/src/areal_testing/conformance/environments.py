@@ -7,7 +7,7 @@ import copy
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from areal_core.interfaces.workflow import read_step
+from areal_core.sdk import read_step
 from areal_testing.conformance.components import ComponentSuite
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""A member that stands in for a process of a run: writes its place to a file, starts orphans, and dies on demand."""
+"""A member that stands in for a process of a run: writes its place to a file, starts orphans, and dies on demand.
+
+Its argument is the folder of these files.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.processes import run_role
-from areal_core.runtime.environment import LOGS_VARIABLE, member_place
+from areal_core.runtime.environment import member_place
 
 if TYPE_CHECKING:
     from areal_core.processes import Member
@@ -22,7 +25,7 @@ POLL_S = 0.02
 
 def play(member: Member) -> int:
     """Wait until a file asks this process to die, or the hub closes the connection."""
-    folder = Path(os.environ[LOGS_VARIABLE]).with_name("members")
+    folder = Path(sys.argv[1])
     place = member_place(os.environ)
     subprocess.Popen(["sh", "-c", "setsid sleep 600 & sleep 600"], start_new_session=True)
     report = {

@@ -1,4 +1,8 @@
-"""What a launcher must do: start members where they were placed, with what they are told, and end what is left."""
+"""What a launcher must do: start members where they were placed, with their variables, and end what is left.
+
+A run drives the launcher here: the core's supervisor, whose protocol with launchers and members is private. This suite
+and `launched_member` are the only ones that import private names of the core (tests/architecture has the list).
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,23 @@ import asyncio
 import json
 import sys
 import time
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
+from areal_core.driver.supervision import supervising
 from areal_core.errors import LostError, RunError
 from areal_core.launchers import OnExit, ProcessGroup
 from areal_core.programs import RunFolder
-from areal_core.runtime.attempts import claim, release
-from areal_core.runtime.environment import TOKEN_VARIABLE
-from areal_core.runtime.process_tree import processes_with
-from areal_core.runtime.supervisor import Supervisor
 from areal_testing.conformance.components import ComponentSuite
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from areal_core.launchers import Launcher
+    from areal_core.runtime.supervisor import Supervisor
 
 VARIABLE, VALUE = "CONFORMANCE_WORDS", """two words, "quoted", isn't $HOME"""
 POLL_S = 0.02
@@ -48,7 +51,7 @@ class LauncherSuite(ComponentSuite):
         """As many as there are, and the same ones when it is asked again."""
 
         async def body(session: Session) -> None:
-            asked = [await session.launcher.nodes([member_group("worker")]) for _ in range(2)]
+            asked = [await session.launcher.nodes([session.group("worker")]) for _ in range(2)]
             names = [[node.name for node in nodes] for nodes in asked]
             assert len(set(names[0])) == len(names[0]) == self.nodes, (
                 f"there are {self.nodes} nodes, and they are called {names[0]}"
@@ -62,7 +65,7 @@ class LauncherSuite(ComponentSuite):
         """A gang of two members: each knows which one it is, and has the group's variables whole."""
 
         async def body(session: Session) -> None:
-            await session.driver.start([member_group("gang", count=2, environment={VARIABLE: VALUE})])
+            await session.driver.start([session.group("gang", count=2, environment={VARIABLE: VALUE})])
             for index in range(2):
                 told = await session.told(f"gang-{index}")
                 assert told["index"] == index, f"member {index} takes itself for {told['index']}"
@@ -76,7 +79,7 @@ class LauncherSuite(ComponentSuite):
         """Neither what it started in sessions of their own, nor a place that is still taken."""
 
         async def body(session: Session) -> None:
-            await session.driver.start([member_group("gang", count=2)])
+            await session.driver.start([session.group("gang", count=2)])
             for index in range(2):
                 await session.told(f"gang-{index}")
             (session.folder / "die-gang-1").touch()
@@ -91,7 +94,7 @@ class LauncherSuite(ComponentSuite):
         """By itself, and the others stay."""
 
         async def body(session: Session) -> None:
-            groups = [member_group("stays"), member_group("goes", on_exit=OnExit.RESTART)]
+            groups = [session.group("stays"), session.group("goes", on_exit=OnExit.RESTART)]
             await session.driver.start(groups)
             first, stays = await session.told("goes"), await session.told("stays")
             (session.folder / "goes.json").unlink()
@@ -122,7 +125,7 @@ class LauncherSuite(ComponentSuite):
         """Also of members that do not listen, and of what they have started."""
 
         async def body(session: Session) -> None:
-            await session.driver.start([member_group("gang", count=2)])
+            await session.driver.start([session.group("gang", count=2)])
             for index in range(2):
                 await session.told(f"gang-{index}")
             await session.driver.close()
@@ -135,7 +138,7 @@ class LauncherSuite(ComponentSuite):
         """The hub closes its connections, as the kernel does when a driver is killed."""
 
         async def body(session: Session) -> None:
-            await session.driver.start([member_group("gang", count=2)])
+            await session.driver.start([session.group("gang", count=2)])
             for index in range(2):
                 await session.told(f"gang-{index}")
             session.driver.abandon()
@@ -148,46 +151,59 @@ class LauncherSuite(ComponentSuite):
 
     def _run(self, tmp_path: Path, body: Callable[[Session], Awaitable[None]]) -> None:
         async def scenario() -> None:
-            session = Session(self.make(), tmp_path / "run", self.patience_s)
-            try:
-                await session.begin()
+            async with driven(self.make(), tmp_path / "run", self.patience_s) as session:
                 self.start_nodes(session.run.path)
                 await body(session)
-            finally:
-                await session.driver.close()
-                release(session.run.attempt(1), "done 1")
 
         asyncio.run(scenario())
 
 
-def member_group(name: str, **more: Any) -> ProcessGroup:
-    """A group of stand-in members."""
-    command = [sys.executable, "-m", "areal_testing.conformance.launched_member"]
-    return ProcessGroup(name, name, command, **more)
+@asynccontextmanager
+async def driven(launcher: Launcher, run_dir: Path, patience_s: float) -> AsyncIterator[Session]:
+    """Drive a launcher in a new run folder inside the block. All members end with the block."""
+    run, lines = RunFolder(run_dir), list[str]()
+    try:
+        async with supervising(launcher, run, lambda *_: None, lines.append) as driver:
+            session = Session(launcher, driver, run, lines, patience_s)
+            session.folder.mkdir()
+            yield session
+    finally:
+        with suppress(OSError):  # the run may never have begun
+            run.attempt(1).released.write_text("done 1")  # machines that have joined the run wait for it
 
 
 class Session:
-    """A driver with a launcher in a run folder, and what its members have written."""
+    """A driver with a launcher in a run folder, and what its members have written.
 
-    def __init__(self, launcher: Launcher, run_dir: Path, patience_s: float) -> None:
-        self.launcher, self.run, self.folder = launcher, RunFolder(run_dir), run_dir / "members"
-        self.said: list[str] = []
-        self.driver = Supervisor(launcher, self.run, lambda *_: None, self.said.append)
-        self._patience_s = patience_s
+    Args:
+        launcher: the launcher.
+        driver: starts the members by it.
+        run: the run folder.
+        lines: the log of the driver, which it goes on writing.
+        patience_s: seconds for anything to happen.
 
-    async def begin(self) -> None:
-        """Listen, and claim the run."""
-        address = await self.driver.listen()
-        self.driver.admit(self.run.attempt(1))
-        claim(self.run.attempt(1), address, self.driver.credentials)
-        self.folder.mkdir()
+    Attributes:
+        folder: folder with what the members write.
+    """
+
+    def __init__(
+        self, launcher: Launcher, driver: Supervisor, run: RunFolder, lines: list[str], patience_s: float
+    ) -> None:
+        self.launcher, self.driver, self.run = launcher, driver, run
+        self.folder = run.path / "members"
+        self._lines, self._patience_s = lines, patience_s
+
+    def group(self, name: str, **more: Any) -> ProcessGroup:
+        """Return a group of stand-in members."""
+        command = [sys.executable, "-m", "areal_testing.conformance.launched_member", str(self.folder)]
+        return ProcessGroup(name, name, command, **more)
 
     async def told(self, name: str) -> dict[str, Any]:
         """What a member has written when it had come."""
         deadline = time.monotonic() + self._patience_s
         path = self.folder / f"{name}.json"
         while not path.exists():
-            assert time.monotonic() < deadline, f"{name} has not come; said was {self.said}"
+            assert time.monotonic() < deadline, f"{name} has not come; the log is {self._lines}"
             await asyncio.sleep(POLL_S)
         told: dict[str, Any] = json.loads(path.read_text())
         return told
@@ -196,12 +212,21 @@ class Session:
         """Those of the run, by name."""
         return self.driver.describe().processes
 
-    def left(self) -> list[int]:
-        """Processes of the run that are there, orphans in sessions of their own among them."""
-        return processes_with(TOKEN_VARIABLE, self.driver.credentials.token)
+    def left(self) -> dict[int, str]:
+        """Return the processes of the run with their commands, orphans in sessions of their own among them.
+
+        Every process that a launcher starts has the secret of the run in its environment.
+        """
+        secret = self.run.attempt(1).token.read_bytes()
+        commands = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended, or is another user's
+                if secret in (process / "environ").read_bytes():
+                    commands[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
+        return commands
 
     def must_be_empty(self) -> None:
-        """Nothing of the run is left."""
-        programs = {pid: Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in self.left()}
-        agents = [pid for pid, words in programs.items() if "areal_core" in words and " node " in words]
-        assert set(programs) <= set(agents), f"processes of the run are still there: {programs}"
+        """Nothing of the run is left, except for programs that let a machine join it."""
+        commands = self.left().values()
+        left = [command for command in commands if "areal_core" not in command or " node " not in command]
+        assert not left, f"processes of the run are still there: {left}"

@@ -7,14 +7,14 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from areal_core.config import CONFIG_FILE, RunConfig
-from areal_core.config.context import ResolutionContext
-from areal_core.config.yaml_text import dump
+from areal_core.config import CONFIG_FILE, load_run
 from areal_core.plugins import PluginManager
 from areal_testing.conformance.components import ComponentSuite
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from areal_core.config import RunConfig
 
 METRICS = (
     {"reward/mean": 0.25, "train/loss": -1.5, "time/step_s": 0.1},
@@ -24,15 +24,28 @@ METRICS = (
 """Of steps: names come and go, and numbers need not be finite."""
 
 
+CONFIG = f"""
+steps: 3
+model: {{path: tiny}}
+dataset: {__name__}:Part
+train_engine: {__name__}:Part
+algorithm: {__name__}:Part
+"""
+"""A config whose components do nothing."""
+
+
 class Part:
     """Stands for the components of a config that nobody builds."""
 
 
-def small_config() -> RunConfig:
-    """A complete config; its components do nothing."""
-    part = f"{__name__}:{Part.__name__}"
-    values = {"steps": 3, "model": {"path": "tiny"}, "dataset": part, "train_engine": part, "algorithm": part}
-    return RunConfig.model_validate(values, context=ResolutionContext())
+def begin_run(run_dir: Path) -> RunConfig:
+    """Make a run folder with a complete config, as the driver leaves it before a run starts; return the config."""
+    run_dir.mkdir(exist_ok=True)
+    file = run_dir / CONFIG_FILE
+    file.write_text(CONFIG, encoding="utf-8")
+    resolved = load_run(run_dir)
+    file.write_text(resolved.to_yaml(), encoding="utf-8")
+    return resolved.config
 
 
 class TrackerSuite(ComponentSuite):
@@ -48,9 +61,8 @@ class TrackerSuite(ComponentSuite):
         raise NotImplementedError(f"{type(self).__name__} must say how what was logged is read back")
 
     def _track(self, run_dir: Path, steps: range) -> None:
-        run_dir.mkdir(exist_ok=True)
+        config = begin_run(run_dir).model_dump(mode="json")
         tracker = self.make()
-        config = small_config().model_dump(mode="json")
         before = copy.deepcopy(config)
         tracker.start(run_dir, config)
         for step in steps:
@@ -89,11 +101,7 @@ class EventsSuite:
 
     def _call_hooks(self, run_dir: Path, outcome: str, steps: range) -> Any:
         """Everything that a run tells, as it tells it; the events, which know who was silenced."""
-        run_dir.mkdir(exist_ok=True)
-        events, config = PluginManager.load([self.plugin]).events, small_config()
-        (run_dir / CONFIG_FILE).write_text(
-            dump({"base_dir": str(run_dir), **config.model_dump(mode="json")}), encoding="utf-8"
-        )
+        events, config = PluginManager.load([self.plugin]).events, begin_run(run_dir)
         events.configure(config)
         events.run_started(config, run_dir)
         for step in steps:

@@ -7,19 +7,17 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from areal_core.config import Settings
-from areal_core.config.schema import component_schema
+from areal_core.config import Settings, component_schema
 from areal_core.plugins import Component, PluginManager
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from areal_core.plugins.records import Record
+    from areal_core.plugins import Record
 
 READ_ALL = """
 import sys
-from areal_core.plugins import PluginManager
-from areal_core.plugins.records import Component
+from areal_core.plugins import Component, PluginManager
 manager = PluginManager.load([sys.argv[1]])
 for _, record in manager.records():
     if isinstance(record, Component) and record.config is not None:

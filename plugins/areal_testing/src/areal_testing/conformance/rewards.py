@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
+import math
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from areal_core.rewards.scoring import RewardSum, RewardTerm
 from areal_testing.conformance.components import ComponentSuite
 
 if TYPE_CHECKING:
@@ -69,9 +70,9 @@ class RewardSuite(ComponentSuite):
             "row": copy.deepcopy(dict(self.row)),
         }
         before = copy.deepcopy(arguments)
-        value = asyncio.run(RewardSum([RewardTerm("reward", reward)]).score(arguments)).value
+        number = asyncio.run(_value_of(reward, arguments))
         assert arguments == before, "the reward changed what it was given"
-        return value
+        return number
 
     def test_examples(self) -> None:
         """Each is worth what its author says."""
@@ -98,3 +99,23 @@ class RewardSuite(ComponentSuite):
         first = [self._score(reward, completion, "stop") for completion in completions]
         again = [self._score(reward, completion, "stop") for completion in reversed(completions)]
         assert again[::-1] == first, "the reward of an answer depends on what was scored before"
+
+
+async def _value_of(reward: Any, arguments: Mapping[str, Any]) -> float:
+    """Call a reward as a run does: by the names of its parameters, which may be keys of the row."""
+    offered = {**arguments["row"], **arguments}
+    parameters = list(inspect.signature(reward).parameters.values())
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    settings = {p.name for p in named if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
+    missing = [p.name for p in named if p.default is p.empty and p.name not in offered]
+    assert not missing, f"the reward has parameters that neither rewards nor `row` have: {', '.join(missing)}"
+    names = {p.name for p in named} - settings
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        names |= arguments.keys()
+    value = reward(**{name: value for name, value in offered.items() if name in names})
+    value = await value if inspect.isawaitable(value) else value
+    item = getattr(value, "item", None)  # a scalar of NumPy or PyTorch
+    number = item() if callable(item) else value
+    is_finite = isinstance(number, int | float) and math.isfinite(number)
+    assert is_finite, f"the reward returned {value!r:.60}, which is not a finite number"
+    return float(number)

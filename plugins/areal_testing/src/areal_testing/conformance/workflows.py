@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from areal_core.data import Episode, FinishReason, Generation, PackedBatch, Trajectory
-from areal_core.rewards.scoring import RewardError
 from areal_core.sdk import RewardScore, WorkflowContext
 from areal_testing.conformance.components import ComponentSuite
 from areal_testing.conformance.templates import TemplateTokenizer
@@ -21,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 LONGEST = 24
+
+
+class RewardFailedError(Exception):
+    """A reward of the suite that fails on purpose."""
 
 
 @dataclass
@@ -92,7 +95,7 @@ class Recorder:
                 "score was called with prompt_ids that no generation was asked with"
             )
         if self.fails:
-            raise RewardError("this reward fails on purpose")
+            raise RewardFailedError
         value = random.Random(completion).random()
         return RewardScore(value, {"made": value})
 
@@ -186,7 +189,7 @@ class WorkflowSuite(ComponentSuite):
         """The runtime decides what becomes of the group; a silent 0 would be learned from."""
         if not self.scores:
             pytest.skip("the workflow does not ask for the run's rewards")
-        with pytest.raises(RewardError):
+        with pytest.raises(RewardFailedError):
             asyncio.run(self.play(self.make(), self.rows[0], self.recorder(1, fails=True)))
 
     def test_a_cancelled_episode_ends(self) -> None:
