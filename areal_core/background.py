@@ -197,12 +197,12 @@ def watch_event_loop(limit_s: float, log: Callable[[str], None]) -> None:
 
     Example:
         >>> import asyncio
-        >>> from areal_core.processes import run_event_loop, watch_event_loop
+        >>> from areal_core.processes import watch_event_loop
         >>> async def main():
         ...     watch_event_loop(60, print)
         ...     await asyncio.sleep(0.01)  # the work of the process; none of it blocks
         ...     print("done")
-        >>> run_event_loop(main())
+        >>> asyncio.run(main())
         done
     """
     beats, loop_thread, loop = [0], threading.get_ident(), asyncio.get_running_loop()

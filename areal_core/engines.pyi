@@ -11,6 +11,7 @@ from areal_core.interfaces.model import Estimate as Estimate
 from areal_core.interfaces.model import ModelSource as ModelSource
 from areal_core.interfaces.model import ModelResolver as ModelResolver
 from areal_core.interfaces.transport import WeightTransport as WeightTransport
+from areal_core.interfaces.transport import RolloutConnection as RolloutConnection
 from areal_core.interfaces.transport import TransferFailedError as TransferFailedError
 from areal_core.training.broadcast import Broadcast as Broadcast
 from areal_core.interfaces.inference import BroadcastGroup as BroadcastGroup

@@ -30,20 +30,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import TextIO
 
+# The classes below `PluginError` are not public: its `parts` have a message and hints for each problem.
 __all__ = [
     "ArealError",
-    "ComponentNotFoundError",
     "ConfigError",
     "LostError",
-    "PluginBrokenError",
-    "PluginConflictError",
     "PluginError",
-    "PluginIncompatibleError",
-    "PluginMissingError",
     "RunError",
     "UsageError",
     "traceback_of",
-    "writable",
 ]
 
 _STEERING = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -68,19 +63,23 @@ def let_go(stream: TextIO) -> None:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Format an error with its traceback. The last line of an exception group also names its first error.
+    r"""Format an error with its traceback, as text that UTF-8 can encode.
+
+    The last line of an exception group also names its first error.
 
     Example:
         >>> from areal_core.errors import traceback_of
         >>> group = ExceptionGroup("2 tasks failed", [OSError("disk full"), ValueError("no answer")])
         >>> traceback_of(group).splitlines()[-1]
         '2 tasks failed (2 sub-exceptions): OSError: disk full'
+        >>> print(traceback_of(ValueError("caf\udce9")))  # a file name that is not UTF-8
+        ValueError: caf\udce9
     """
     first = error
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     text = "".join(traceback.format_exception(error))
-    return text if first is error else f"{text}{error}: {type(first).__name__}: {first}"
+    return writable(text if first is error else f"{text}{error}: {type(first).__name__}: {first}")
 
 
 def own_lines(error: BaseException) -> list[traceback.FrameSummary]:
@@ -99,13 +98,6 @@ def writable(text: object) -> str:
     r"""Return `str(text)` with escapes in place of unpaired surrogates, which UTF-8 cannot encode.
 
     File names that are not UTF-8 and answers of strangers have them.
-
-    Example:
-        >>> from areal_core.errors import writable
-        >>> print(writable("caf\udce9"))
-        caf\udce9
-        >>> writable("caf\udce9").encode()  # without `writable` a UnicodeEncodeError
-        b'caf\\udce9'
     """
     return str(text).encode("utf-8", "backslashreplace").decode()
 
@@ -188,21 +180,14 @@ class PluginError(ArealError):
     If there are several problems, one error is raised and `parts` has an error for each. Otherwise `parts` has itself.
 
     Example:
-        >>> from areal_core.errors import PluginBrokenError, PluginConflictError, PluginError
-        >>> from areal_core.errors import PluginIncompatibleError, PluginMissingError
+        >>> from areal_core.errors import PluginError
         >>> from areal_core.plugins import PluginManager
-        >>> remedies = {
-        ...     PluginMissingError: "install it",
-        ...     PluginBrokenError: "report it to its authors",
-        ...     PluginIncompatibleError: "upgrade the plugin or areal-core",
-        ...     PluginConflictError: "uninstall one of the two",
-        ... }
         >>> try:
-        ...     PluginManager.load(["no_such_plugin"])
+        ...     PluginManager.load(["no_such_plugin", "grpo"])
         ... except PluginError as error:
         ...     for part in error.parts:
-        ...         print(f"{part.message}: {remedies[type(part)]}")
-        no plugin named 'no_such_plugin' is installed: install it
+        ...         print(part.message)
+        no plugin named 'no_such_plugin' is installed
     """
 
     def __init__(self, message: str, *, hints: Iterable[str] = (), parts: Sequence[PluginError] = ()) -> None:

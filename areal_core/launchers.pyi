@@ -5,7 +5,6 @@ from areal_core.interfaces.launcher import Node as Node
 from areal_core.interfaces.launcher import Place as Place
 from areal_core.interfaces.launcher import AcceptsNodes as AcceptsNodes
 from areal_core.interfaces.launcher import OnExit as OnExit
-from areal_core.interfaces.launcher import ProcessEnd as ProcessEnd
 from areal_core.interfaces.launcher import describe_exit as describe_exit
 from areal_core.runtime.environment import member_environment as member_environment
 from areal_core.runtime.environment import run_name as run_name

@@ -26,5 +26,3 @@ from areal_core.runtime.logs import last_words as last_words
 from areal_core.runtime.process_tree import kill_tree as kill_tree
 from areal_core.runtime.member import Member as Member
 from areal_core.runtime.member import run_role as run_role
-from areal_core.runtime.member import ASKED_TO_STOP as ASKED_TO_STOP
-from areal_core.runtime.event_loops import run_event_loop as run_event_loop

@@ -8,13 +8,9 @@ from areal_core.cli.request import read_request as read_request
 from areal_core.cli.request import require_place as require_place
 from areal_core.runtime.folder import RunFolder as RunFolder
 from areal_core.runtime.folder import AttemptFolder as AttemptFolder
-from areal_core.runtime.attempts import DriverNote as DriverNote
-from areal_core.runtime.attempts import driver_of as driver_of
-from areal_core.runtime.attempts import exit_code_of as exit_code_of
 from areal_core.runtime.terminal import log as log
 from areal_core.runs.models import load_tokenizer as load_tokenizer
-from areal_core.runs.models import model_path as model_path
-from areal_core.runs.models import model_paths as model_paths
+from areal_core.runs.models import model_folders as model_folders
 from areal_core.runs.models import model_reference as model_reference
 from areal_core.driver.execution import execute as execute
 from areal_core.driver.execution import write_run_folder as write_run_folder
@@ -26,4 +22,4 @@ from areal_core.checks.preflight import check_evaluation as check_evaluation
 from areal_core.runs.controller import open_evaluator as open_evaluator
 from areal_core.rollout.evaluation import Evaluator as Evaluator
 from areal_core.rollout.evaluation import Played as Played
-from areal_core.rewards.pool import RewardPool as RewardPool
+from areal_core.rewards.pool import open_rewards as open_rewards

@@ -36,7 +36,6 @@ from areal_core.interfaces.model import CRITIC as CRITIC
 from areal_core.interfaces.model import REFERENCE as REFERENCE
 from areal_core.interfaces.model import EMA as EMA
 from areal_core.interfaces.model import Role as Role
-from areal_core.workflows.single_turn import SingleTurn as SingleTurn
 from areal_core.algorithms.passes import run_passes as run_passes
 from areal_core.algorithms.composition import PolicyGradient as PolicyGradient
 from areal_core.algorithms.settings import PolicyGradientSettings as PolicyGradientSettings

@@ -11,7 +11,7 @@ import pytest
 
 from areal_core import interfaces, launchers, sdk
 from areal_core.exports import PUBLIC_MODULES
-from areal_core.rewards.scoring import RewardSum, RewardTerm
+from areal_core.rewards.scoring import RewardSum, WeightedReward
 from areal_testing.fakes import FakeEngine
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def test_a_method_under_its_old_name_warns_and_is_called() -> None:
             return {"calls": 2.0}
 
     with pytest.warns(DeprecationWarning, match="take_metrics is deprecated .*: call it pop_metrics"):
-        rewards = RewardSum([RewardTerm("mine", Counting())])
+        rewards = RewardSum([WeightedReward("mine", Counting())])
     assert rewards.pop_metrics() == {"mine/calls": 2.0}
     with pytest.warns(DeprecationWarning, match="Old.take_metrics is deprecated"):
 

@@ -1,9 +1,7 @@
 from areal_core.chat.messages import Message as Message
 from areal_core.chat.messages import ROLES as ROLES
 from areal_core.chat.messages import is_conversation as is_conversation
-from areal_core.chat.messages import type_name_of as type_name_of
 from areal_core.chat.messages import looks_like_a_conversation as looks_like_a_conversation
-from areal_core.chat.messages import plain as plain
 from areal_core.chat.messages import read_arguments as read_arguments
 from areal_core.chat.messages import read_conversation as read_conversation
 from areal_core.chat.messages import read_json as read_json
@@ -29,5 +27,4 @@ from areal_core.chat.examples import undecided_text as undecided_text
 from areal_core.chat.answers import answer_text as answer_text
 from areal_core.chat.answers import end_mark as end_mark
 from areal_core.chat.answers import template_opening as template_opening
-from areal_core.chat.answers import unrendered as unrendered
 from areal_core.chat.answers import unrendered_problem as unrendered_problem

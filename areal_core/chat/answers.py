@@ -141,8 +141,8 @@ def ends_with_a_token(tokenizer: Any, text: str) -> bool:
     return text.rstrip("\n").endswith(special_tokens(tokenizer))
 
 
-def unrendered(tokenizer: Any, conversation: Conversation) -> list[str]:
-    """Return what of a conversation the template leaves out, such as `message 0 (system)` or `the tools`.
+def unrendered_problem(tokenizer: Any, conversation: Conversation) -> str:
+    """Return a sentence about what the template leaves out of a conversation; empty if it shows everything.
 
     For messages see `left_out_messages`. Tools and calls count as shown if the rendering changes without them.
 
@@ -156,16 +156,13 @@ def unrendered(tokenizer: Any, conversation: Conversation) -> list[str]:
     Example:
         >>> from tokenizers import Tokenizer, models
         >>> from transformers import PreTrainedTokenizerFast
-        >>> from areal_core.chat import Conversation, unrendered, unrendered_problem
+        >>> from areal_core.chat import Conversation, unrendered_problem
         >>> tokenizer = PreTrainedTokenizerFast(
         ...     tokenizer_object=Tokenizer(models.BPE({chr(code): code for code in range(128)}, [])),
         ...     chat_template="{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
         ... )
         >>> messages = [{"role": "system", "content": "Answer with a number."}, {"role": "user", "content": "2+2?"}]
-        >>> missing = unrendered(tokenizer, Conversation(messages))
-        >>> missing
-        ['message 0 (system)']
-        >>> unrendered_problem(missing)
+        >>> unrendered_problem(tokenizer, Conversation(messages))
         'the chat template leaves out message 0 (system): take another template, or change the row'
     """
     text = render_conversation(tokenizer, conversation, add_generation_prompt=True)
@@ -181,11 +178,11 @@ def unrendered(tokenizer: Any, conversation: Conversation) -> list[str]:
                 missing.append(f"the calls of message {number}")
     if conversation.tools and _is_rendered_as(tokenizer, Conversation(messages, (), conversation.arguments), text):
         missing.append("the tools")
-    return missing
+    return left_out_problem(missing)
 
 
-def unrendered_problem(missing: Sequence[str]) -> str:
-    """Return the sentence for what a template leaves out, as `unrendered` lists it; empty if it shows everything."""
+def left_out_problem(missing: Sequence[str]) -> str:
+    """Return the sentence about parts that a template leaves out, such as `message 0 (system)`; empty for none."""
     if not missing:
         return ""
     return f"the chat template leaves out {', '.join(missing)}: take another template, or change the row"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from areal_core.chat.answers import end_mark, ends_with_a_token, left_out_messages, template_opening, unrendered_problem
+from areal_core.chat.answers import end_mark, ends_with_a_token, left_out_messages, left_out_problem, template_opening
 from areal_core.chat.messages import check_text
 from areal_core.chat.template import (
     PROBE,
@@ -175,7 +175,7 @@ def learned_turns(
         raise RowError("there is nothing to learn in it: no turn of the assistant")
     asked = ((n, context.messages[n]["role"]) for n in left_out_messages(tokenizer, context, before))
     # Templates drop old turns of the assistant on purpose.
-    if problem := unrendered_problem([f"message {n} ({role})" for n, role in asked if role != "assistant"]):
+    if problem := left_out_problem([f"message {n} ({role})" for n, role in asked if role != "assistant"]):
         raise RowError(problem)
     return [_encoded(tokenizer, sequence, end_token) for sequence in sequences]
 

@@ -304,12 +304,6 @@ def plain(value: Any) -> Any:
     """Return an array or a tuple as a list, and any other value as it is. Only the outer level is converted.
 
     Tables return NumPy arrays where a row has a list.
-
-    Example:
-        >>> import numpy
-        >>> from areal_core.chat import plain
-        >>> plain(numpy.array([1, 2])), plain(("a", ("b",))), plain("text")
-        ([1, 2], ['a', ('b',)], 'text')
     """
     if hasattr(value, "tolist") and not isinstance(value, bytes | str | Mapping):
         value = value.tolist()
@@ -480,13 +474,6 @@ def _schema_without_nulls(value: Any) -> Any:
 
 
 def type_name_of(value: Any) -> str:
-    """Name the type of a value in the words of JSON, for an error that a user reads.
-
-    Example:
-        >>> from areal_core.chat import type_name_of
-        >>> row = {"prompt": 7}
-        >>> f"'prompt' is {type_name_of(row['prompt'])}; it must be text, or a list of messages"
-        "'prompt' is a number; it must be text, or a list of messages"
-    """
+    """Name the type of a value in the words of JSON, for an error that a user reads."""
     names = {type(None): "null", str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list"}
     return names.get(type(value), "an object" if isinstance(value, Mapping) else type(value).__name__)

@@ -28,7 +28,8 @@ from areal_core.checks.memory import Memory, imported_files
 from areal_core.checks.reading import end_child, read_in_child, start_child, write_reading
 from areal_core.checks.reward_imports import import_problems, start_importing_rewards
 from areal_core.checks.rewards import argument_problems, default_rows, reward_arguments, reward_problems
-from areal_core.config import CONFIG_FILE, load_run, public_environment, selections
+from areal_core.config import load_run, public_environment, selections
+from areal_core.config.resolve import CONFIG_FILE
 from areal_core.files import changed_files
 
 if TYPE_CHECKING:

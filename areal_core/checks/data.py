@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from areal_core.config import RunConfig, Selection
     from areal_core.interfaces.dataset import Dataset
-    from areal_core.plugins import Provenance
+    from areal_core.plugins.provenance import Provenance
 
     RowCheck = Callable[[Mapping[str, Any]], str]
     """Returns why a row cannot be used; empty if it can. Raises `SkippedRowError` if a setting excludes the row."""

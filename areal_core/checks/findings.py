@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from areal_core.errors import ArealError, line_of
-from areal_core.plugins import Provenance  # noqa: TC001 - msgspec reads the annotation
+from areal_core.plugins.provenance import Provenance  # noqa: TC001 - msgspec reads the annotation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from areal_core.disk import is_folder, replace_durably, writing
 from areal_core.errors import UsageError
 from areal_core.files import PREFIX, KeptSources
-from areal_core.plugins import Provenance
+from areal_core.plugins.provenance import Provenance
 from areal_core.runs.models import MODEL_FILES
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from areal_core.config import Resolved, RunConfig
     from areal_core.interfaces.launcher import ProcessGroup
-    from areal_core.plugins import Provenance
+    from areal_core.plugins.provenance import Provenance
     from areal_core.runtime.folder import RunFolder
 
 

@@ -33,9 +33,9 @@ from pydantic_core import to_jsonable_python
 from areal_core.background import start_thread
 from areal_core.checks.memory import Memory, imported_files
 from areal_core.checks.models import unread_problems
-from areal_core.config import CONFIG_FILE, Settings, load_run, needs_of, selections
+from areal_core.config import Settings, load_run, needs_of, selections
 from areal_core.config.problems import Problem  # noqa: TC001 - msgspec reads the annotation
-from areal_core.config.resolve import import_components
+from areal_core.config.resolve import CONFIG_FILE, import_components
 from areal_core.config.selection import AdoptedSettings, unread_selections
 from areal_core.errors import ConfigError
 from areal_core.files import KeptSources

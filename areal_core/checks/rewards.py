@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from areal_core.checks.findings import reported
 from areal_core.config.sections import reward_name
 from areal_core.interfaces.workflow import REWARD_ARGUMENTS
-from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm, reward_parameters
+from areal_core.rewards.scoring import RewardError, RewardSum, WeightedReward, reward_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TRIAL_S: Final = 120
 """Seconds for a user's algorithm on one batch, and for importing and making a user's reward."""
 _ANSWER: Final = "The answer is 42."
-_OTHERS: Final = RewardTerm("others", lambda: 0.0)
+_OTHERS: Final = WeightedReward("others", lambda: 0.0)
 """Stands for the run's other rewards, so that the reward that is tried may abstain."""
 
 
@@ -130,7 +130,7 @@ def _reward_problem(
     signal.signal(signal.SIGALRM, _raise_timeout)
     try:
         signal.alarm(max(limit_s, TRIAL_S))
-        term = RewardTerm(reward_name(chosen), chosen.build())
+        term = WeightedReward(reward_name(chosen), chosen.build())
         scored, abstained = 0, 0
         for place, row in rows if term.max_concurrency == 1 else ():
             sys.stderr.write(f"calling {key}: {chosen.target} on {place}\n")

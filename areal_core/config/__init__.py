@@ -24,22 +24,20 @@ from areal_core.config.context import LocalPath
 from areal_core.config.launching import LauncherSettings
 from areal_core.config.needs import needs_of, roles_of
 from areal_core.config.place import component, select
-from areal_core.config.resolve import CONFIG_FILE, Resolved, load_run, resolve
+from areal_core.config.resolve import Resolved, load_run, resolve
 from areal_core.config.run_config import RunConfig
 from areal_core.config.schema import component_schema
-from areal_core.config.sections import EvaluationSection, RewardTerm, ServerBounds
+from areal_core.config.sections import EvaluationSection, ServerBounds
 from areal_core.config.selection import Selection, selections
 from areal_core.config.settings import NoSettings, Seconds, Secret, Settings, public_environment
 from areal_core.config.yaml_text import parse_yaml
 
 __all__ = [
-    "CONFIG_FILE",
     "EvaluationSection",
     "LauncherSettings",
     "LocalPath",
     "NoSettings",
     "Resolved",
-    "RewardTerm",
     "RunConfig",
     "Seconds",
     "Secret",

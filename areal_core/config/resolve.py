@@ -35,7 +35,8 @@ from areal_core.config.selection import leaving_unread
 from areal_core.config.tree import Override, Tree, leaves, parse_override
 from areal_core.config.yaml_text import dump
 from areal_core.errors import ConfigError, PluginError, PluginMissingError, UsageError
-from areal_core.plugins import PluginManager, Provenance
+from areal_core.plugins import PluginManager
+from areal_core.plugins.provenance import Provenance
 from areal_core.plugins.records import normalize
 
 if TYPE_CHECKING:
@@ -194,12 +195,12 @@ def load_run(
     Example:
         >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
-        >>> from areal_core.config import CONFIG_FILE, load_run
+        >>> from areal_core.config import load_run
         >>> text = "steps: 100\nmodel: {path: /models/small}\ndataset: parts.py:Rows\n"
         >>> text += "train_engine: parts.py:Engine\nalgorithm: parts.py:Method\n"
         >>> with TemporaryDirectory() as folder:
         ...     _ = Path(folder, "parts.py").write_text("class Rows: ...\nclass Engine: ...\nclass Method: ...\n")
-        ...     _ = Path(folder, CONFIG_FILE).write_text(text)
+        ...     _ = Path(folder, "config.yaml").write_text(text)
         ...     resolved = load_run(Path(folder), overrides=["steps=200"])
         >>> resolved.config.steps, resolved.config.model.path
         (200, '/models/small')

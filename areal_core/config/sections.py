@@ -56,16 +56,7 @@ class RoleTerm(Section):
 
 
 class RewardTerm(Section):
-    """Keys beside `type:` in an item of `rewards`, for every reward function.
-
-    Example:
-        >>> from areal_core.config import NoSettings, RewardTerm, Selection, Settings, component
-        >>> class BestOfSettings(Settings):
-        ...     rewards: list[Selection] = component("reward_functions", common=RewardTerm)
-        >>> brief = Selection("reward_functions", "mine/brief", NoSettings(), common=RewardTerm(weight=0.5))
-        >>> [chosen.common.weight for chosen in BestOfSettings(rewards=[brief]).rewards]
-        [0.5]
-    """
+    """Keys beside `type:` in an item of `rewards`, for every reward function."""
 
     name: str | None = None
     """Name of the reward in metrics. null: the name of the component."""

@@ -30,7 +30,7 @@ from areal_core.driver.groups import model_group, process_groups, split_optional
 from areal_core.driver.resume_hint import resume_hint
 from areal_core.errors import LostError, RunError, UsageError
 from areal_core.files import KeptSources
-from areal_core.plugins import Provenance
+from areal_core.plugins.provenance import Provenance
 from areal_core.runs.models import model_paths
 from areal_core.runtime.attempts import claim, next_attempt, release, require_no_driver
 from areal_core.runtime.folder import RECOVERING, Outcome, RunFolder
@@ -56,10 +56,10 @@ MODEL_STOP_TIMEOUT_S = 1.0
 def execute(
     resolved: Resolved,
     *,
-    run_dir: Path | None,
-    resume: Path | None,
-    dry_run: bool,
-    allow_changes: bool,
+    run_dir: Path | None = None,
+    resume: Path | None = None,
+    dry_run: bool = False,
+    allow_changes: bool = False,
     as_json: bool = False,
     show: Callable[[str], None] = log,
 ) -> int:
@@ -81,7 +81,7 @@ def execute(
         ArealError: the request was wrong (exit code 2, nothing is left on disk) or the run failed (1).
     """
     folder = resume if resume is not None else run_dir
-    assert folder is not None
+    assert folder is not None, "execute needs run_dir or resume"
     run = RunFolder(folder.resolve())
     is_resume = resume is not None
     if dry_run:
@@ -324,11 +324,16 @@ def claim_run(
         raise
 
 
-def write_run_folder(resolved: Resolved, run: RunFolder, records: Sequence[Provenance]) -> None:
+def write_run_folder(resolved: Resolved, run: RunFolder, records: Sequence[Provenance] | None = None) -> None:
     """Write what a run consists of into its folder, so that `areal run --resume` can start or resume it.
 
     A kill in between leaves some files as they were before. Until all are written, their former records stay beside the
     new ones, so that the next resume accepts each file in either state.
+
+    Args:
+        resolved: the config.
+        run: the run folder, which need not exist.
+        records: what the run consists of; by default the plugins and files that the config names.
 
     Raises:
         UsageError: a file of the user has changed since the record of it was made.
@@ -342,10 +347,11 @@ def write_run_folder(resolved: Resolved, run: RunFolder, records: Sequence[Prove
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     run = RunFolder(Path(folder) / "run")
         ...     resolved = resolve("grpo/addition", overrides=["steps=20"])
-        ...     write_run_folder(resolved, run, resolved.provenance())
+        ...     write_run_folder(resolved, run)
         ...     load_run(run.path).config.steps
         20
     """
+    records = resolved.provenance() if records is None else records
     sources = dict(_read_sources(run, records))
     models = {record.name: record.location for record in records if record.name in model_paths(resolved.config)}
     text = resolved.to_yaml(models).encode()

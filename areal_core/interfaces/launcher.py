@@ -115,14 +115,6 @@ class ProcessEnd(NamedTuple):
     Attributes:
         code: exit code; negative for the signal that killed it; None if its node was lost with it.
         last_words: the end of its log.
-
-    Example:
-        >>> from areal_core.launchers import ProcessEnd
-        >>> ProcessEnd(-9).describe()
-        'was killed by SIGKILL'
-        >>> print(ProcessEnd(1, "No space left on device").describe())
-        ended with exit code 1; the end of its log:
-        No space left on device
     """
 
     code: int | None
@@ -135,7 +127,16 @@ class ProcessEnd(NamedTuple):
 
 
 def describe_exit(code: int | None) -> str:
-    """Return an exit code as a text, such as `ended with exit code 1` or `was killed by SIGKILL`."""
+    """Return an exit code as a text.
+
+    Args:
+        code: exit code; negative for the signal that killed the process; None if its node was lost with it.
+
+    Example:
+        >>> from areal_core.launchers import describe_exit
+        >>> describe_exit(1), describe_exit(-9)
+        ('ended with exit code 1', 'was killed by SIGKILL')
+    """
     import signal
 
     if code is None:

@@ -45,12 +45,10 @@ The interfaces that components implement are in `areal_core.sdk`, `.engines`, `.
 from areal_core.plugins.catalog import extra_module, install_command
 from areal_core.plugins.manager import PluginManager
 from areal_core.plugins.markers import hookimpl, hookspec
-from areal_core.plugins.provenance import Provenance
-from areal_core.plugins.records import KINDS, Command, Component, Finding, HealthCheck, Kind, Preset, Record
+from areal_core.plugins.records import Command, Component, Finding, HealthCheck, Kind, Preset, Record
 from areal_core.plugins.registered import register
 
 __all__ = [
-    "KINDS",
     "Command",
     "Component",
     "Finding",
@@ -58,7 +56,6 @@ __all__ = [
     "Kind",
     "PluginManager",
     "Preset",
-    "Provenance",
     "Record",
     "extra_module",
     "hookimpl",

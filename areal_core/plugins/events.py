@@ -52,7 +52,7 @@ class Events:
         return any(self.has_listeners(hook) for hook in AWAITED)
 
     def configure(self, config: BaseModel) -> None:
-        """Report that the config is complete and checked. Raises `PluginBrokenError` if a plugin does."""
+        """Report that the config is complete and checked. Raises `PluginError` if a plugin does."""
         self._call("areal_configure", config=config)
 
     def run_started(self, config: BaseModel, run_dir: Path) -> None:

@@ -47,17 +47,17 @@ class PluginManager:
         events: calls the event hooks.
 
     Example:
-        >>> from areal_core.errors import ComponentNotFoundError
-        >>> from areal_core.plugins import KINDS, PluginManager
+        >>> from areal_core.errors import PluginError
+        >>> from areal_core.plugins import PluginManager
         >>> manager = PluginManager()  # has the core's own components; `add` loads plugins
         >>> manager.find("launchers", "core/local").summary
         'runs all processes on this machine'
         >>> try:
         ...     manager.find("launchers", "core/locla")
-        ... except ComponentNotFoundError as error:
+        ... except PluginError as error:
         ...     print(error.hints[0])
         did you mean 'core/local'?
-        >>> KINDS["launchers"].hook  # by which a plugin supplies further ones
+        >>> manager.kinds["launchers"].hook  # by which a plugin supplies further ones
         'areal_launchers'
     """
 
@@ -160,9 +160,8 @@ class PluginManager:
                 this plugin first, then one of the core, then the only one.
 
         Raises:
-            PluginConflictError: several loaded plugins supply a bare name.
-            ComponentNotFoundError: no loaded plugin supplies it.
-            PluginError: the plugin that the reference names cannot be loaded.
+            PluginError: no loaded plugin supplies it, several supply a bare name, or the plugin that the reference
+                names cannot be loaded.
             ValueError: there is no such kind.
         """
         return cast("Component", self._find(kind, reference, home))
@@ -172,11 +171,11 @@ class PluginManager:
         return cast("Preset", self._find("presets", reference))
 
     def find_command(self, plugin: str, name: str) -> Command:
-        """Return the command `name` of a plugin. Raises `ComponentNotFoundError` if it has no such command."""
+        """Return the command `name` of a plugin. Raises `PluginError` if it has no such command."""
         return cast("Command", self._find("commands", f"{plugin}/{name}"))
 
     def import_from(self, record: Record, location: str) -> object:
-        """Import a location that a record names. Raises `PluginBrokenError`, which names the plugin and the repair."""
+        """Import a location that a record names. Raises `PluginError`, which names the plugin and the repair."""
         title = f"'{record.reference}' of {record.supplier}"
         return load_attribute(location, title, self._imported[record.plugin].installed)
 

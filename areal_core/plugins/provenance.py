@@ -25,12 +25,6 @@ class Provenance:
         location: where it is. It is recorded and never compared, because another machine has other paths.
         source_hash: hash of the content. For a plugin it covers Python and YAML files, because the version of an
             editable installation says nothing about its content.
-
-    Example:
-        >>> from areal_core.plugins import PluginManager, Provenance
-        >>> core: Provenance = PluginManager().provenance()[0]
-        >>> core.name, core.distribution, core.is_own
-        ('core', 'areal-core', False)
     """
 
     name: str

@@ -7,7 +7,8 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from areal_core.config import CONFIG_FILE, public_environment
+from areal_core.config import public_environment
+from areal_core.config.resolve import CONFIG_FILE
 from areal_core.errors import RunError
 from areal_core.interfaces.launcher import ProcessEnd
 from areal_core.messages.scores import WorkerReady

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import math
 from collections import Counter, deque
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,11 @@ from areal_core.rewards.scoring import RewardError
 from areal_core.runtime.rpc import PeerClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
+
+    from areal_core.config import RunConfig
+    from areal_core.runtime.folder import RunFolder
 
 REQUESTS_AHEAD = 32
 """Requests that one worker may have."""
@@ -65,8 +69,40 @@ class _Worker:
             request.since = min(request.since, now)
 
 
+@asynccontextmanager
+async def open_rewards(
+    config: RunConfig, run: RunFolder, log: Callable[[str], None]
+) -> AsyncIterator[Callable[[Mapping[str, Any]], Awaitable[RewardScore]]]:
+    """Start the reward processes of a config. Yield a function that scores an answer as a run does.
+
+    The function takes the arguments of rewards by name, with the data row as `row`. It may be called concurrently, and
+    raises an exception if a reward fails. `examples/programs/rescore.py` is a program that uses it.
+
+    Args:
+        config: config of the run.
+        run: the run folder, which has the config.
+        log: takes a line for the user, if a process must be restarted.
+
+    Raises:
+        RunError: the rewards cannot be loaded. The message has the end of their log.
+    """
+    rollout = config.rollout
+    pool = RewardPool(
+        run.path,
+        count=rollout.reward_processes,
+        timeout_s=rollout.reward_timeout_s,
+        start_timeout_s=config.training.phase_timeout_s,
+        log=log,
+    )
+    try:
+        await pool.start()
+        yield pool.score
+    finally:
+        await pool.close()
+
+
 class RewardPool:
-    """Scores completions in worker processes; implements `Scorer`. See `examples/programs/rescore.py`.
+    """Scores completions in worker processes; implements `Scorer`.
 
     Args:
         run_dir: folder of the run whose rewards the workers load.

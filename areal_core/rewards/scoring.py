@@ -44,7 +44,7 @@ class Scorer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RewardTerm:
+class WeightedReward:
     """One reward of a run: a function, the name its values are logged under, and its weight in the sum."""
 
     name: str
@@ -66,7 +66,7 @@ class RewardSum:
     A function that returns None abstains: it is neither in the sum nor among the components.
     """
 
-    def __init__(self, terms: Sequence[RewardTerm]) -> None:
+    def __init__(self, terms: Sequence[WeightedReward]) -> None:
         for term in terms:
             renamed_method(type(term.function), "take_metrics", "pop_metrics")
         self._terms = [(term, reward_parameters(term.function)) for term in terms]
@@ -98,7 +98,7 @@ class RewardSum:
         return metrics
 
     @staticmethod
-    def _call(term: RewardTerm, parameters: tuple[Mapping[str, bool], bool], arguments: Mapping[str, Any]) -> Any:
+    def _call(term: WeightedReward, parameters: tuple[Mapping[str, bool], bool], arguments: Mapping[str, Any]) -> Any:
         row, (names, takes_any) = arguments.get("row", {}), parameters
         wanted = (name for name, required in names.items() if required or name in arguments or name in row)
         values = dict(arguments) if takes_any else {}
@@ -119,7 +119,7 @@ class RewardSum:
         return RewardScore(total, {term.name: value for term, value in checked})
 
 
-async def _awaited(term: RewardTerm, value: Any) -> Any:
+async def _awaited(term: WeightedReward, value: Any) -> Any:
     """Return the value of a reward, after awaiting it if it is a coroutine."""
     if not inspect.isawaitable(value):
         return value
@@ -132,7 +132,7 @@ async def _awaited(term: RewardTerm, value: Any) -> Any:
         raise _raised(term, error) from error
 
 
-def _raised(term: RewardTerm, error: BaseException) -> RewardError:
+def _raised(term: WeightedReward, error: BaseException) -> RewardError:
     return RewardError(writable(f"reward '{term.name}' raised {type(error).__name__}: {error}{line_of(error)}"))
 
 
@@ -150,7 +150,7 @@ def reward_parameters(function: Callable[..., object]) -> tuple[dict[str, bool],
     return {p.name: p.default is p.empty for p in offered}, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-def _argument(term: RewardTerm, name: str, arguments: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
+def _argument(term: WeightedReward, name: str, arguments: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
     for source in (arguments, row):
         if name in source:
             return source[name]
@@ -161,7 +161,7 @@ def _argument(term: RewardTerm, name: str, arguments: Mapping[str, Any], row: Ma
     )
 
 
-def _checked(term: RewardTerm, value: object) -> float:
+def _checked(term: WeightedReward, value: object) -> float:
     number = finite_number(value)
     if number is None:
         raise RewardError(

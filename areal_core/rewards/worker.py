@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
-from areal_core.config import RewardTerm as RewardSettings
 from areal_core.config import load_run
-from areal_core.config.sections import reward_name
+from areal_core.config.sections import RewardTerm, reward_name
 from areal_core.files import KeptSources
 from areal_core.messages.scores import Score, Scored, ScoreFailed, WorkerReady
-from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm
+from areal_core.rewards.scoring import RewardError, RewardSum, WeightedReward
 from areal_core.runtime import frames
 from areal_core.runtime.rpc import PeerClosed
 
@@ -36,8 +35,8 @@ def build_rewards(selections: Sequence[Selection]) -> RewardSum:
     terms = []
     for selection in selections:
         common = selection.common
-        assert isinstance(common, RewardSettings)
-        terms.append(RewardTerm(reward_name(selection), selection.build(), common.weight))
+        assert isinstance(common, RewardTerm)
+        terms.append(WeightedReward(reward_name(selection), selection.build(), common.weight))
     return RewardSum(terms)
 
 

@@ -60,19 +60,6 @@ def model_paths(config: RunConfig, made: str | Path | None = None) -> dict[str, 
     Args:
         config: config of the run.
         made: folder of the model that `model.source` has made; None if there is none.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from areal_core.config import resolve
-        >>> from areal_core.programs import model_path, model_paths
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     resolved = resolve("grpo/addition", overrides=["model.source=null", f"model.path={folder}"])
-        ...     paths = model_paths(resolved.config)
-        ...     [model_path(resolved, path, key) == folder for key, path in paths.items()]
-        [True]
-        >>> list(paths)
-        ['model.path']
     """
     own = {f"roles.{name}.path": getattr(chosen.common, "path", None) for name, chosen in config.roles.items()}
     return {key: str(path) for key, path in {"model.path": config.model.path or made, **own}.items() if path}
@@ -83,7 +70,6 @@ def model_path(resolved: Resolved, path: str, key: str = "model.path", files: Se
 
     A relative path is relative to the folder of the config. A name on the hub is downloaded to huggingface_hub's cache,
     as far as it is not there. If the path is a folder of this cache on another machine, the same commit is downloaded.
-    See `model_paths` for an example.
 
     Args:
         resolved: config of the run.
@@ -95,6 +81,27 @@ def model_path(resolved: Resolved, path: str, key: str = "model.path", files: Se
         RunError: there is no such folder, and the download failed.
     """
     return _folder_of(resolved.base_dir / path, path, key, files)
+
+
+def model_folders(resolved: Resolved) -> dict[str, str]:
+    """Return the folders of a run's models by the config key that names each, such as `model.path`.
+
+    Models on the Hugging Face hub are downloaded, as far as its cache lacks them. A model that `model.source` makes
+    is not among them.
+
+    Raises:
+        RunError: there is no such folder, and the download failed.
+
+    Example:
+        >>> import tempfile
+        >>> from areal_core.config import resolve
+        >>> from areal_core.programs import model_folders
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     resolved = resolve("grpo/addition", overrides=["model.source=null", f"model.path={folder}"])
+        ...     model_folders(resolved) == {"model.path": folder}
+        True
+    """
+    return {key: model_path(resolved, path, key) for key, path in model_paths(resolved.config).items()}
 
 
 def read_model(folder: Path) -> StoredModel:

@@ -25,14 +25,14 @@ import os
 import shutil
 import socket
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from areal_core.disk import open_private, sync_folder, sync_tree
 from areal_core.errors import RunError, UsageError
 from areal_core.runtime import frames
 from areal_core.runtime.environment import TOKEN_VARIABLE
-from areal_core.runtime.folder import RECOVERING
+from areal_core.runtime.folder import DriverNote
 from areal_core.runtime.guard import running_guards
 from areal_core.runtime.messages import Forward, Forwarded, RunStatus, StatusRequest
 from areal_core.runtime.process_tree import has_ended, identify, pid_of, processes_with
@@ -58,21 +58,6 @@ PROCESSES_TIMEOUT_S = 30.0
 PROCESSES_POLL_S = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class DriverNote:
-    """The content of `driver.json`: the program that drives an attempt.
-
-    Attributes:
-        address: of its hub.
-        host: name of its machine.
-        process: its identity there.
-    """
-
-    address: str
-    host: str
-    process: str
-
-
 # Claiming and releasing a run.
 
 
@@ -91,9 +76,8 @@ def next_attempt(run: RunFolder, log: Callable[[str], None]) -> AttemptFolder:
         return run.attempt(1)
     require_no_driver(run)
     if not former.released.exists():
-        note, token = driver_of(former)
-        _wait_for_driver(former, note, log)
-        _wait_for_processes(former, token)
+        _wait_for_driver(former, former.read_driver(), log)
+        _wait_for_processes(former, former.token.read_text())
     return run.attempt(former.number + 1)
 
 
@@ -151,38 +135,14 @@ def release(attempt: AttemptFolder, outcome: str = "") -> None:
         attempt.released.write_text(outcome)
 
 
-def exit_code_of(attempt: AttemptFolder) -> int | None:
-    """Return the exit code of a run whose driver has ended in order.
-
-    Return None if it has not, or if the same program continues with another attempt.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from areal_core.programs import RunFolder, exit_code_of
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     attempt = RunFolder(Path(folder)).attempt(1)
-        ...     attempt.path.mkdir(parents=True)
-        ...     print(exit_code_of(attempt))  # its driver runs, or was killed
-        ...     _ = attempt.released.write_text("interrupted 100 143")  # as a driver does after SIGTERM
-        ...     print(exit_code_of(attempt))
-        None
-        143
-    """
-    outcome = attempt.outcome
-    if outcome is None or outcome.word == RECOVERING:
-        return None
-    return 0 if outcome.word == "done" else outcome.exit_code or 1
-
-
 # Questions to a driver.
 
 
 def ask_driver(attempt: AttemptFolder, question: Any, timeout_s: float) -> Any:
     """Return the answer of an attempt's driver to a question; None if it does not answer."""
     try:
-        note, token = driver_of(attempt)
-        connection = connect_blocking(note.address, timeout_s, "client", Credentials(token, attempt.number))
+        credentials = Credentials(attempt.token.read_text(), attempt.number)
+        connection = connect_blocking(attempt.read_driver().address, timeout_s, "client", credentials)
     except (OSError, ValueError, PeerClosed):
         return None
     try:
@@ -207,29 +167,7 @@ def ask_role(attempt: AttemptFolder, role: str, question: Message, timeout_s: fl
 
 def driver_has_ended(attempt: AttemptFolder) -> bool:
     """Return whether the driver of an attempt is known to be gone; False if it was on another machine."""
-    return has_ended(driver_of(attempt)[0].process) is True
-
-
-def driver_of(attempt: AttemptFolder) -> tuple[DriverNote, str]:
-    """Return the driver of an attempt and the run's token. Both files are complete as soon as the folder exists.
-
-    Example:
-        >>> import json
-        >>> import tempfile
-        >>> from dataclasses import asdict
-        >>> from pathlib import Path
-        >>> from areal_core.programs import DriverNote, RunFolder, driver_of
-        >>> driver = DriverNote("tcp:10.0.0.1:4711", "node-1", "boot-id/pid-namespace 42 7")
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     attempt = RunFolder(Path(folder)).attempt(1)
-        ...     attempt.path.mkdir(parents=True)  # a driver writes this folder
-        ...     _ = attempt.token.write_text("secret")
-        ...     _ = attempt.driver.write_text(json.dumps(asdict(driver)))
-        ...     note, token = driver_of(attempt)
-        >>> note.host, token
-        ('node-1', 'secret')
-    """
-    return DriverNote(**json.loads(attempt.driver.read_text())), attempt.token.read_text()
+    return has_ended(attempt.read_driver().process) is True
 
 
 # Waiting for a former driver that does not answer.

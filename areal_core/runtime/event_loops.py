@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def run_event_loop(work: Any) -> None:
-    """Run a coroutine in a new event loop until it returns; see `watch_event_loop` for an example.
+    """Run a coroutine in a new event loop until it returns.
 
     Args:
         work: the coroutine. Its result is discarded, and an exception that it raises is raised here.

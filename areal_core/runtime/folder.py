@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from areal_core.config import CONFIG_FILE
+from areal_core.config.resolve import CONFIG_FILE
 from areal_core.disk import read_steps
 
 RECOVERING = "recovering"
@@ -58,19 +59,49 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class DriverNote:
+    """The content of `driver.json`: the program that drives an attempt.
+
+    Attributes:
+        address: of its hub.
+        host: name of its machine.
+        process: its identity there.
+    """
+
+    address: str
+    host: str
+    process: str
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptFolder:
     """The folder of one attempt. Only processes of this attempt write there.
 
     Attributes:
         run: the run folder.
         number: of the attempt, from 1.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from areal_core.programs import AttemptFolder, RunFolder
+        >>> note = '{"address": "tcp:10.0.0.1:4711", "host": "node-1", "process": "boot-id/pid-namespace 42 7"}'
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     attempt: AttemptFolder = RunFolder(Path(folder)).attempt(1)
+        ...     attempt.path.mkdir(parents=True)
+        ...     _ = attempt.driver.write_text(note)  # as a driver does when it starts the run
+        ...     print(attempt.read_driver().host, attempt.exit_code)  # the driver runs, or was killed
+        ...     _ = attempt.released.write_text("interrupted 100 143")  # as it does after SIGTERM
+        ...     print(attempt.exit_code)
+        node-1 None
+        143
     """
 
     run: Path
     number: int
 
     driver = _Below("driver.json")
-    """The program that drives the attempt: JSON of `areal_core.runtime.attempts.DriverNote`."""
+    """The program that drives the attempt: JSON of `DriverNote`."""
     token = _Below("token")
     """The run's secret, readable by its user only. Every process reads it here, to show that it sees the folder."""
     released = _Below("released")
@@ -96,6 +127,18 @@ class AttemptFolder:
             return Outcome.parse(self.released.read_text(errors="replace"))
         except OSError:
             return None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the run; None if its driver has not ended in order, or continues in another attempt."""
+        outcome = self.outcome
+        if outcome is None or outcome.word == RECOVERING:
+            return None
+        return 0 if outcome.word == "done" else outcome.exit_code or 1
+
+    def read_driver(self) -> DriverNote:
+        """Return `address`, `host` and `process` of the attempt's driver. The file is complete if the folder exists."""
+        return DriverNote(**json.loads(self.driver.read_text()))
 
     def has_done(self, steps: int) -> bool:
         """Return whether the driver has ended with so many steps done."""

@@ -46,6 +46,7 @@ from areal_core.runtime.environment import (
     MemberPlace,
     member_place,
 )
+from areal_core.runtime.event_loops import run_event_loop
 from areal_core.runtime.guard import CONNECT_TIMEOUT_S, fork_below_guard
 from areal_core.runtime.logs import lose_lines_on_a_full_disk, member_log, timeline_of
 from areal_core.runtime.messages import (
@@ -68,7 +69,7 @@ from areal_core.runtime.process_tree import adopt_orphans, end_descendants
 from areal_core.runtime.rpc import Credentials, Failed, LoopThread, Peer, PeerClosed, Refused, adopt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
     from concurrent.futures import Future
 
 HEARTBEAT_S = 1.0
@@ -221,6 +222,28 @@ class Member:
     def on_message(self, handler: Callable[[Any, int], None]) -> None:
         """Call `handler` in a thread with each other message of the driver, and its number for `notify`."""
         self._handler = handler
+
+    def run(self, work: Coroutine[Any, Any, None]) -> int:
+        """Run the work of this process in an event loop. If the run is asked to stop, the work is cancelled.
+
+        Args:
+            work: the coroutine. An exception that it raises is raised here.
+
+        Returns:
+            The exit code of the process, for `run_role`.
+        """
+
+        async def stoppable() -> None:
+            task, loop = asyncio.current_task(), asyncio.get_running_loop()
+            assert task is not None
+            self.on_stop = lambda: loop.call_soon_threadsafe(task.cancel)
+            await work
+
+        try:
+            run_event_loop(stoppable())
+        except asyncio.CancelledError:
+            return ASKED_TO_STOP
+        return 0
 
     def report_failure(self, error: BaseException) -> int:
         """Send the driver the error that ends this process, and return the exit code."""
@@ -389,8 +412,8 @@ def run_role(role: Callable[[Member], int]) -> int:
     It is the main function of a program that a `ProcessGroup` starts. `examples/programs/generate.py` has one.
 
     Args:
-        role: the work; returns the exit code, such as `ASKED_TO_STOP`. If it or background work raises an exception,
-            the driver gets the error.
+        role: the work; returns the exit code, as `Member.run` does. If it or background work raises an exception, the
+            driver gets the error.
     """
     lose_lines_on_a_full_disk()
     member = join()

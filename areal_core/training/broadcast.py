@@ -20,7 +20,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from areal_core.errors import RunError
 from areal_core.interfaces.transport import TransferFailedError
-from areal_core.messages.rollouts import FormGroup, SyncWeights
+from areal_core.messages.rollouts import FormGroup
 from areal_core.training.collectives import broadcast, open_store
 from areal_core.training.weights_file import describe_weights
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from areal_core.interfaces.inference import BroadcastGroup, TensorDescription
     from areal_core.interfaces.training import TrainEngine
-    from areal_core.training.rollout_client import RolloutClient
+    from areal_core.interfaces.transport import RolloutConnection
 
 IN_FLIGHT_BYTES = 1 << 30
 """Bytes of tensors that may be in the hands of the backend at a time."""
@@ -52,7 +52,7 @@ class Broadcast:
     def __init__(
         self,
         engine: TrainEngine,
-        rollouts: RolloutClient | None,
+        rollouts: RolloutConnection | None,
         address: str = "127.0.0.1",
         timeout_s: float = 300.0,
     ) -> None:
@@ -80,7 +80,7 @@ class Broadcast:
             raise TransferFailedError
         return bool(needs_folder)
 
-    def _join_group(self, rollouts: RolloutClient) -> bool:
+    def _join_group(self, rollouts: RolloutConnection) -> bool:
         """Join the group of the servers that are ready, and return whether there is one."""
         if self._store is None:  # one for all groups: each uses its name as a prefix of its keys
             self._store = open_store(self._address, self._timeout)
@@ -113,7 +113,7 @@ class Broadcast:
             for _ in self._engine.named_full_parameters():  # the main rank cannot gather them alone
                 continue
             return 0.0
-        reply = rollouts.request(SyncWeights(version, trained, None, tensors))
+        reply = rollouts.sync_weights(version, trained, tensors)
         parameters = self._engine.named_full_parameters()
         try:
             self._broadcast(parameters, rollouts, reply)
@@ -129,7 +129,7 @@ class Broadcast:
         return -1.0
 
     def _broadcast(
-        self, parameters: Iterator[tuple[str, torch.Tensor]], rollouts: RolloutClient, reply: Future[Any]
+        self, parameters: Iterator[tuple[str, torch.Tensor]], rollouts: RolloutConnection, reply: Future[Any]
     ) -> None:
         deadline = time.monotonic() + self._timeout.total_seconds()
         options = dist.BroadcastOptions()

@@ -23,14 +23,14 @@ from torch.multiprocessing.reductions import reduce_tensor
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import SharedMemory, SharedTensor
 from areal_core.interfaces.transport import TransferFailedError
-from areal_core.messages.rollouts import ReadTensors, SyncWeights
+from areal_core.messages.rollouts import ReadTensors
 from areal_core.training.collectives import all_gather, all_gather_text, broadcast, broadcast_text, is_main
 from areal_core.training.weights_file import describe_weights, size_of
 
 if TYPE_CHECKING:
     from areal_core.interfaces.inference import TensorDescription
     from areal_core.interfaces.training import TrainEngine
-    from areal_core.training.rollout_client import RolloutClient
+    from areal_core.interfaces.transport import RolloutConnection
 
 PART_BYTES = 1 << 28
 """Bytes of tensors that are shared at a time. A larger tensor is a part of its own."""
@@ -52,7 +52,7 @@ class CudaIpc:
         gpu: number of this rank's GPU, as in `placement`.
     """
 
-    def __init__(self, engine: TrainEngine, rollouts: RolloutClient | None, gpu: int) -> None:
+    def __init__(self, engine: TrainEngine, rollouts: RolloutConnection | None, gpu: int) -> None:
         self._engine = engine
         self._rollouts = rollouts
         self._gpu = gpu
@@ -145,7 +145,8 @@ class CudaIpc:
         if self._rollouts is None:
             return 0.0
         try:
-            return float(self._rollouts.call(SyncWeights(version, trained, None, tensors)).needs_folder)
+            reply = self._rollouts.wait(self._rollouts.sync_weights(version, trained, tensors))
+            return float(reply.needs_folder)
         except RunError as error:
             self._fail(error.message)
             return -1.0

@@ -9,20 +9,23 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from areal_core.errors import RunError
+from areal_core.interfaces.transport import RolloutConnection
 from areal_core.messages import rollouts as messages
 from areal_core.runtime.rpc import LoopThread, Message, Peer, PeerClosed, connect, encode_frame
 from areal_core.training.source import Interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from areal_core.interfaces.inference import TensorDescription
 
 POLL_S = 0.5
 """Seconds between two checks whether the run was asked to stop, while a reply is awaited."""
 
 
-class RolloutClient:
-    """Requests to the rollout controller; a `BatchSource`.
+class RolloutClient(RolloutConnection):
+    """Requests to the rollout controller; also a `BatchSource`.
 
     Args:
         address: of the controller.
@@ -46,8 +49,14 @@ class RolloutClient:
         self._log = log
 
     def request(self, message: Message) -> Future[Any]:
-        """Send a request and return immediately; `wait` returns the reply."""
+        """See `RolloutConnection.request`."""
         return self._thread.start(self._peer.request(message, None, type(message).__name__))
+
+    def sync_weights(
+        self, version: int, trained: int, tensors: Sequence[TensorDescription] = (), folder: Path | None = None
+    ) -> Future[Any]:
+        """See `RolloutConnection.sync_weights`. The weights are in `folder` if it is set."""
+        return self.request(messages.SyncWeights(version, trained, folder, tuple(tensors)))
 
     def wait(self, reply: Future[Any], *, patience_s: float = math.inf, awaited: str = "the reply") -> Any:
         """Return the reply to a request.
@@ -78,11 +87,11 @@ class RolloutClient:
                 pass
 
     def call(self, message: Message) -> Any:
-        """Send a request and return its reply. Raises as `wait`."""
+        """See `RolloutConnection.call`."""
         return self.wait(self.request(message))
 
     def has_failed(self, reply: Future[Any]) -> bool:
-        """Return whether the reply to a request has come and is an error, without waiting."""
+        """See `RolloutConnection.has_failed`."""
         return reply.done() and reply.exception() is not None
 
     def resume_point(self) -> messages.ResumePoint:

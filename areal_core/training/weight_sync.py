@@ -32,7 +32,6 @@ from areal_core.messages.rollouts import (
     SkipSync,
     Sleep,
     Synced,
-    SyncWeights,
     Unread,
 )
 from areal_core.training.collectives import barrier, broadcast_bytes, is_main
@@ -341,7 +340,7 @@ class WeightSync:
     def _sync_through_folder(self, trained: int) -> None:
         folder = self._folder.write(self.version)
         if self._rollouts is not None:
-            self._pending = self._rollouts.request(SyncWeights(self.version, trained, folder))
+            self._pending = self._rollouts.sync_weights(self.version, trained, folder=folder)
 
     def _call(self, message: Message) -> Any:
         """Send a request and return its reply on the main rank; None on the others, which do not wait."""

@@ -11,6 +11,6 @@ TRL need not be installed. Names and defaults are those of TRL 1.16.
 """
 
 from areal_core.trl.arguments import GRPOConfig
-from areal_core.trl.trainer import GRPOTrainer, TrainerState, TrainOutput
+from areal_core.trl.trainer import GRPOTrainer
 
-__all__ = ["GRPOConfig", "GRPOTrainer", "TrainOutput", "TrainerState"]
+__all__ = ["GRPOConfig", "GRPOTrainer"]

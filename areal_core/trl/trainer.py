@@ -58,13 +58,6 @@ class TrainOutput(NamedTuple):
         global_step: optimizer updates so far.
         training_loss: mean of the losses of all steps.
         metrics: the same as `train_loss`.
-
-    Example:
-        >>> from areal_core.trl import TrainOutput
-        >>> def report(output: TrainOutput) -> str:
-        ...     return f"{output.global_step} updates, loss {output.training_loss:.4f}"
-        >>> report(TrainOutput(200, 0.0125, {"train_loss": 0.0125}))  # in a script: report(trainer.train())
-        '200 updates, loss 0.0125'
     """
 
     global_step: int
@@ -79,13 +72,6 @@ class TrainerState:
     Attributes:
         global_step: optimizer updates so far.
         log_history: an entry per step of areal, with the metrics by TRL's and by areal's names.
-
-    Example:
-        >>> from areal_core.trl import TrainerState
-        >>> def best_reward(state: TrainerState) -> float:
-        ...     return max(entry["reward"] for entry in state.log_history)
-        >>> best_reward(TrainerState(2, [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.25}]))
-        0.5
     """
 
     global_step: int = 0
@@ -112,7 +98,8 @@ class GRPOTrainer:
 
     Attributes:
         args: the arguments.
-        state: `log_history` and `global_step`, once `train` has returned.
+        state: the part of transformers' `TrainerState` that a finished run has: `global_step`, the number of optimizer
+            updates, and `log_history`, an entry per step with the metrics by TRL's and by areal's names.
         run: the `Run`, once it has been started.
         accelerator: `print` and `is_main_process`, which the scripts of TRL use to log.
 
@@ -167,6 +154,10 @@ class GRPOTrainer:
             resume_from_checkpoint: True resumes the newest run below `output_dir`; a path names the run folder. The
                 arguments of the script apply, such as a larger `max_steps`. The rows and the reward functions are
                 those of the run.
+
+        Returns:
+            The fields of transformers' `TrainOutput`: `global_step`, the number of optimizer updates; `training_loss`,
+            the mean of the losses of all steps; and `metrics`, which has the same as `train_loss`.
 
         Raises:
             ArealError: the run failed, or the script has changed something that cannot change on a resume.

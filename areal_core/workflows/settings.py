@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from areal_core.chat.answers import unrendered, unrendered_problem
+from areal_core.chat.answers import unrendered_problem
 from areal_core.chat.examples import undecided_text
 from areal_core.chat.rows import IMAGE_KEYS, prompt_of, read_prompt
 from areal_core.chat.settings import PromptSettings
@@ -50,15 +50,15 @@ class SingleTurnSettings(PromptSettings):
             prompt = prompt_of(row, self)
             if tokenizer is None:
                 return ""
-            missing = unrendered(tokenizer, prompt) if isinstance(prompt, Conversation) else []
-            if not missing:
+            problem = unrendered_problem(tokenizer, prompt) if isinstance(prompt, Conversation) else ""
+            if not problem:
                 self.check_length(read_prompt(tokenizer, row, self), tokenizer)
         except SkippedRowError:
             raise
         except RowError as error:
             return str(error)
-        if missing:
-            return unrendered_problem(missing)
+        if problem:
+            return problem
         if self.text_has_special_tokens is None:
             return undecided_text(tokenizer, row, [self.prompt_key], "workflow.text_has_special_tokens")
         return ""

@@ -16,15 +16,7 @@ if TYPE_CHECKING:
 
 
 class SingleTurn:
-    """Generates one answer to the row's prompt and scores it with the run's rewards.
-
-    Example:
-        >>> from areal_core.config import resolve
-        >>> from areal_core.sdk import SingleTurn
-        >>> workflow = resolve("grpo/addition").config.workflow.build()
-        >>> type(workflow) is SingleTurn
-        True
-    """
+    """Generates one answer to the row's prompt and scores it with the run's rewards."""
 
     def __init__(self, settings: SingleTurnSettings) -> None:
         self._settings = settings

@@ -10,7 +10,8 @@ from docstrings import protocol_of, text_of
 
 from areal_core.algorithms.settings import PolicyGradientSettings
 from areal_core.config.schema import json_schema
-from areal_core.plugins import KINDS, PluginManager
+from areal_core.plugins import PluginManager
+from areal_core.plugins.records import KINDS
 from areal_core.sdk import Algorithm
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_core import engines, launchers, sdk, servers
-from areal_core.plugins import KINDS
+from areal_core.plugins.records import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,9 @@ from typing import Final
 from docstrings import first_sentence, protocol_of
 
 from areal_core import interfaces
-from areal_core.plugins import KINDS, hooks
+from areal_core.plugins import hooks
 from areal_core.plugins.markers import PROJECT
+from areal_core.plugins.records import KINDS
 
 INTRODUCTION: Final = """# Hooks
 

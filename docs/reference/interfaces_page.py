@@ -8,7 +8,7 @@ from typing import Final
 
 from docstrings import INTERFACES, described, exported, markdown, protocol_of
 
-from areal_core.plugins import KINDS
+from areal_core.plugins.records import KINDS
 
 INTRODUCTION: Final = """# Interfaces
 

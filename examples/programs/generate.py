@@ -16,7 +16,7 @@ from typing import Any
 
 from areal_core.config import load_run, resolve
 from areal_core.launchers import ProcessGroup
-from areal_core.processes import ASKED_TO_STOP, Member, Message, private_folder, run_event_loop, run_role
+from areal_core.processes import Member, Message, private_folder, run_role
 from areal_core.programs import (
     Played,
     RunFolder,
@@ -53,7 +53,7 @@ def main(words: list[str]) -> int:
     signals: list[int] = []
     with private_folder() as folder:
         run = RunFolder(folder / "run")
-        write_run_folder(resolved, run, resolved.provenance())
+        write_run_folder(resolved, run)
         player = ProcessGroup("player", "player", [sys.executable, __file__, PLAYER, str(run.path)])
         groups = [player, *rollout_groups(resolved.config, run.path, beside=player.name)]
         asyncio.run(
@@ -78,19 +78,12 @@ def show(message: Any) -> None:
 
 
 def play(member: Member) -> int:
-    """Play all episodes in the player's process; return its exit code."""
-    try:
-        run_event_loop(play_episodes(member, RunFolder(Path(sys.argv[2]))))
-    except asyncio.CancelledError:
-        return ASKED_TO_STOP
-    return 0
+    """Play all episodes in the player's process, or those that end before a Ctrl-C; return its exit code."""
+    return member.run(play_episodes(member, RunFolder(Path(sys.argv[2]))))
 
 
 async def play_episodes(member: Member, run: RunFolder) -> None:
     """Send the driver each episode that has ended."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    member.on_stop = lambda: loop.call_soon_threadsafe(task.cancel)  # the driver asks for it after a Ctrl-C
 
     def take(played: Played) -> None:
         if played.episode is None:

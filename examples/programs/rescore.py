@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_core.config import load_run
-from areal_core.programs import RewardPool, RunFolder, load_tokenizer, model_reference, print_error, print_out
+from areal_core.programs import RunFolder, load_tokenizer, model_reference, open_rewards, print_error, print_out
 
 
 async def main(run: RunFolder, answers: Path) -> None:
@@ -22,21 +22,11 @@ async def main(run: RunFolder, answers: Path) -> None:
     rows = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
     resolved = load_run(run.path)
     tokenizer = load_tokenizer(model_reference(resolved, run))
-    rollout = resolved.config.rollout
-    pool = RewardPool(
-        run.path,
-        count=rollout.reward_processes,
-        timeout_s=rollout.reward_timeout_s,
-        start_timeout_s=120,
-        log=print_error,
-    )
-    try:
-        await pool.start()
-        arguments = [arguments_of(row, tokenizer) for row in rows]
-        for score, given in zip(await asyncio.gather(*map(pool.score, arguments)), arguments, strict=True):
-            print_out(f"reward {score.value:g}  {len(given['completion_ids'])} tokens  {given['completion']!r}")
-    finally:
-        await pool.close()
+    arguments = [arguments_of(row, tokenizer) for row in rows]
+    async with open_rewards(resolved.config, run, print_error) as score:
+        scores = await asyncio.gather(*map(score, arguments))
+    for reward, given in zip(scores, arguments, strict=True):
+        print_out(f"reward {reward.value:g}  {len(given['completion_ids'])} tokens  {given['completion']!r}")
 
 
 def arguments_of(row: dict[str, Any], tokenizer: Any) -> dict[str, Any]:

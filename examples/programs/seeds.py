@@ -26,7 +26,7 @@ def main(words: list[str]) -> int:
     for seed in arguments.seeds:
         resolved = resolve(request.config, request.plugins, [*request.overrides, f"seed={seed}"])
         run_dir = arguments.output / f"seed-{seed}"
-        code = execute(resolved, run_dir=run_dir, resume=None, dry_run=arguments.dry_run, allow_changes=False)
+        code = execute(resolved, run_dir=run_dir, dry_run=arguments.dry_run)
         if code:
             return code
     return 0

@@ -13,8 +13,9 @@ import pytest
 from areal_core import plugins
 from areal_core.config import Settings, component
 from areal_core.config.run_config import RunConfig
-from areal_core.plugins import KINDS, hooks
+from areal_core.plugins import hooks
 from areal_core.plugins.events import Events
+from areal_core.plugins.records import KINDS
 
 ROOT = Path(__file__).parents[2]
 HOOKS = {name: value for name, value in vars(hooks).items() if name.startswith("areal_")}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from areal_core.chat.answers import answer_text, end_mark, end_tokens, template_opening, unrendered
+from areal_core.chat.answers import answer_text, end_mark, end_tokens, template_opening, unrendered_problem
 from areal_core.chat.examples import learned_text, learned_turns
 from areal_core.chat.messages import read_conversation, read_tools
 from areal_core.chat.template import Conversation, between_turns, encode, render, render_conversation
@@ -128,19 +128,14 @@ def test_a_system_message_that_moves_stays_where_the_policy_saw_it(make_tokenize
 def test_what_a_template_leaves_out_is_found(make_tokenizer):
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "weather", "arguments": {}}]}
     talk = conversation("a", call, {"role": "tool", "content": "dry"}, "No rain.", "b", tools=TOOLS)
-    assert unrendered(make_tokenizer(), talk) == []
+    assert unrendered_problem(make_tokenizer(), talk) == ""
     deaf = make_tokenizer("{{ messages[-1].content }}{# tools tool_calls #}")
-    assert unrendered(deaf, talk) == [
-        "message 0 (user)",
-        "the calls of message 1",
-        "message 2 (tool)",
-        "message 3 (assistant)",
-        "the tools",
-    ]
+    left_out = "message 0 (user), the calls of message 1, message 2 (tool), message 3 (assistant), the tools"
+    assert unrendered_problem(deaf, talk).startswith(f"the chat template leaves out {left_out}: ")
     with pytest.raises(RowError, match="the chat template shows no tools"):
-        unrendered(make_tokenizer(PLAIN), talk)
+        unrendered_problem(make_tokenizer(PLAIN), talk)
     with pytest.raises(RowError, match="the chat template does not read 'enable_thinkng'"):
-        unrendered(make_tokenizer(), conversation("a", enable_thinkng=False))
+        unrendered_problem(make_tokenizer(), conversation("a", enable_thinkng=False))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 from areal_core.checks import memory, reading
 from areal_core.checks.child import inspect
 from areal_core.checks.preflight import check_evaluation, preflight
-from areal_core.config import CONFIG_FILE, resolve
+from areal_core.config import resolve
+from areal_core.config.resolve import CONFIG_FILE
 from areal_core.errors import ConfigError
 from areal_core.runtime.folder import RunFolder
 from areal_core.runtime.process_tree import has_ended, identify

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from areal_core.checks.fingerprints import compare
-from areal_core.plugins import Provenance
+from areal_core.plugins.provenance import Provenance
 
 
 def provenance(box, *names):

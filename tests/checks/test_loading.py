@@ -10,7 +10,8 @@ import pytest
 from areal_core.checks.child import inspect
 from areal_core.checks.loading import loading_problems
 from areal_core.checks.preflight import preflight
-from areal_core.config import CONFIG_FILE, Resolved, resolve
+from areal_core.config import Resolved, resolve
+from areal_core.config.resolve import CONFIG_FILE
 from areal_core.errors import ConfigError
 from areal_core.runtime.folder import RunFolder
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from areal_core.cli import main
-from areal_core.plugins import KINDS
+from areal_core.plugins.records import KINDS
 from areal_core.sdk import ForwardPass, Role
 from areal_testing import conformance
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.plugins import KINDS
+from areal_core.plugins.records import KINDS
 from areal_testing import conformance
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,9 @@ import pytest
 from areal_core import servers
 from areal_core.cli.commands.run import SAFE_ON_RESUME
 from areal_core.exports import PUBLIC_MODULES
-from areal_core.plugins import KINDS, PluginManager
+from areal_core.plugins import PluginManager
 from areal_core.plugins.hooks import areal_run_finished
+from areal_core.plugins.records import KINDS
 from areal_testing import PUBLIC_MODULES as PUBLIC_MODULES_OF_TESTS
 
 ROOT = Path(__file__).parents[2]

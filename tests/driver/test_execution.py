@@ -17,7 +17,7 @@ from areal_core.disk import DiskError, replace_durably
 from areal_core.driver import execution
 from areal_core.errors import UsageError
 from areal_core.files import KeptSources
-from areal_core.plugins import Provenance
+from areal_core.plugins.provenance import Provenance
 from areal_core.runtime import attempts
 from areal_core.runtime.attempts import release
 from areal_core.runtime.folder import RunFolder

@@ -41,7 +41,7 @@ def test_generate_prints_the_answers_of_each_row(workplace: Workplace) -> None:
 def test_rescore_prints_the_reward_and_the_length_of_each_answer(workplace: Workplace) -> None:
     path = f"model.path={workplace.folder / 'model'}"
     resolved = resolve("grpo/addition", overrides=["model.source=null", path])
-    write_run_folder(resolved, RunFolder(workplace.folder / "run"), resolved.provenance())
+    write_run_folder(resolved, RunFolder(workplace.folder / "run"))
     rows = [{"prompt": "16+32=", "completion": text, "answer": "48"} for text in ("48", "100")]
     (workplace.folder / "answers.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     lines = output_of(workplace, "rescore.py", "run", "answers.jsonl")

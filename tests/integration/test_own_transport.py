@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.architecture.test_public_names import private_imports
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -17,15 +19,14 @@ TRANSPORT = """
 from dataclasses import replace
 from pathlib import Path
 
+from areal_core.config import select
 from areal_core.engines import WeightUpdate
 from areal_core.processes import Done, Message
 from areal_core.servers import ServerFleet
-from areal_core.messages.rollouts import SyncWeights
-from areal_core.training.weights_file import describe_weights, write_weights
-from areal_hf.adapter import HFAdapter
-from areal_hf.config import HFConfig
+from safetensors.torch import save_file
 
 CHOSEN = {chosen!r}
+HF = select("inference_engines", "hf/hf")
 
 
 class Parcel(Message):
@@ -41,24 +42,23 @@ class Parcels:
         self.engine, self.rollouts = engine, rollouts
 
     def send(self, version, trained):
-        tensors = describe_weights(self.engine)
-        parameters = self.engine.named_full_parameters()
+        tensors = dict(self.engine.named_full_parameters())
         if self.rollouts is not None:
             folder = Path(__file__).parent / f"parcel-{{version}}"
             folder.mkdir(exist_ok=True)
-            write_weights(folder / "model.safetensors", tensors, parameters)
+            save_file({{name: value.contiguous() for name, value in tensors.items()}}, folder / "model.safetensors")
             self.rollouts.call(Parcel(folder))
-            self.rollouts.call(SyncWeights(version, trained, None, tensors))
+            self.rollouts.wait(self.rollouts.sync_weights(version, trained))
         return False
 
 
 class Engine(ServerFleet):
     '''Takes parcels.'''
 
-    Config = HFConfig
+    Config = type(HF.settings)
 
     def __init__(self, settings, log_dir, member=None, gpus=None):
-        super().__init__(HFAdapter(settings), log_dir, member, gpus)
+        super().__init__(HF.load()(settings), log_dir, member, gpus)
         if CHOSEN:
             self.capabilities = replace(self.capabilities, transports=frozenset({{CHOSEN}}))
 
@@ -78,6 +78,11 @@ def write(folder: Path, *, takes: bool) -> list[str]:
     file = folder / "parcels.py"
     file.write_text(TRANSPORT.format(chosen=f"{file}:Parcels" if takes else ""))
     return [f"inference_engine={file}:Engine", f"weight_sync.transport={file}:Parcels"]
+
+
+def test_it_is_written_with_public_names(tmp_path: Path):
+    write(tmp_path, takes=True)
+    assert list(private_imports(tmp_path / "parcels.py")) == []
 
 
 def test_weights_by_a_transport_of_ones_own(workplace: Workplace, tmp_path: Path):

@@ -13,7 +13,7 @@ from areal_core.data.packing import pack_group
 from areal_core.data.trajectory import Episode, Generation, Trajectory
 from areal_core.interfaces.inference import SamplingParameters
 from areal_core.messages.workflows import RunGroup
-from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm
+from areal_core.rewards.scoring import RewardError, RewardSum, WeightedReward
 from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
 from areal_core.workflows.settings import SingleTurnSettings
 from areal_core.workflows.single_turn import SingleTurn
@@ -32,7 +32,7 @@ def hangs() -> float:
     raise ValueError("the verifier crashed")
 
 
-BOTH = [RewardTerm("code", code_only, 2.0), RewardTerm("length", length)]
+BOTH = [WeightedReward("code", code_only, 2.0), WeightedReward("length", length)]
 
 
 def test_none_counts_neither_in_the_sum_nor_as_a_component():
@@ -60,7 +60,7 @@ def test_an_answer_whose_reward_fails_is_scored_where_the_config_says_so(failed_
     runner = EpisodeRunner(
         SingleTurn(SingleTurnSettings()),
         FakeEngine(),
-        RewardSum([RewardTerm("hangs", hangs)]),
+        RewardSum([WeightedReward("hangs", hangs)]),
         FakeTokenizer(),
         failed_reward=failed_reward,
         on_failure=lambda *event: told.append(event[-1]),

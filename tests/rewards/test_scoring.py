@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm
+from areal_core.rewards.scoring import RewardError, RewardSum, WeightedReward
 
 
 def short(completion: str) -> float:
@@ -22,9 +22,9 @@ async def right(completion: str, answer: str) -> float:
 def test_every_reward_counts_with_its_weight() -> None:
     """Also where two have one name, which a config refuses."""
     arguments: dict[str, Any] = {"completion": "8888", "row": {"answer": "8"}}
-    plain = RewardSum([RewardTerm("short", short), RewardTerm("short", short, 2.0)])
+    plain = RewardSum([WeightedReward("short", short), WeightedReward("short", short, 2.0)])
     assert plain(arguments).value == 0.75
-    mixed = RewardSum([RewardTerm("short", short, 2.0), RewardTerm("right", right, 0.5)])
+    mixed = RewardSum([WeightedReward("short", short, 2.0), WeightedReward("right", right, 0.5)])
     score = asyncio.run(mixed.score(arguments))
     assert (score.value, score.components) == (1.0, {"short": 0.25, "right": 1.0})
     assert (plain.max_concurrency, mixed.max_concurrency) == (1, 32)
@@ -37,8 +37,8 @@ def test_an_argument_with_a_default_is_passed_where_it_is_offered() -> None:
         return bonus * (completion == answer)
 
     both = {"completion": "8", "row": {"answer": "8", "bonus": 5.0}}
-    assert RewardSum([RewardTerm("exact", exact)])(both).value == 1.0
-    assert RewardSum([RewardTerm("exact", exact)])({"completion": "8", "row": {}}).value == 0.0
+    assert RewardSum([WeightedReward("exact", exact)])(both).value == 1.0
+    assert RewardSum([WeightedReward("exact", exact)])({"completion": "8", "row": {}}).value == 0.0
 
 
 def test_a_reward_that_takes_any_argument_still_gets_what_it_names() -> None:
@@ -49,14 +49,14 @@ def test_a_reward_that_takes_any_argument_still_gets_what_it_names() -> None:
         return bonus * (completion == answer)
 
     arguments = {"prompt": "4 + 4 =", "completion": "8", "row": {"answer": "8", "bonus": 5.0, "difficulty": 2}}
-    assert RewardSum([RewardTerm("exact", exact)])(arguments).value == 1.0
+    assert RewardSum([WeightedReward("exact", exact)])(arguments).value == 1.0
 
 
 def test_a_reward_that_raises_is_told_with_its_line() -> None:
     with pytest.raises(
         RewardError, match=r"reward 'never' raised ZeroDivisionError: division by zero \(test_scoring.py:\d+\)"
     ):
-        RewardSum([RewardTerm("never", lambda completion: 1 / 0)])({"completion": "8", "row": {}})
+        RewardSum([WeightedReward("never", lambda completion: 1 / 0)])({"completion": "8", "row": {}})
 
 
 def test_what_a_helper_raises_is_told_with_the_rewards_own_line_too() -> None:
@@ -68,7 +68,7 @@ def test_what_a_helper_raises_is_told_with_the_rewards_own_line_too() -> None:
 
     told = r"division by zero \(test_scoring.py:(\d+), called from test_scoring.py:(\d+)\)$"
     with pytest.raises(RewardError, match=told) as caught:
-        RewardSum([RewardTerm("never", never)])({"completion": "0", "row": {}})
+        RewardSum([WeightedReward("never", never)])({"completion": "0", "row": {}})
     found = re.search(told, str(caught.value))
     assert found is not None
     assert int(found[2]) - int(found[1]) == 3

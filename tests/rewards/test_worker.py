@@ -22,7 +22,7 @@ import asyncio, os, socket, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from areal_core.rewards import worker
-from areal_core.rewards.scoring import RewardSum, RewardTerm
+from areal_core.rewards.scoring import RewardSum, WeightedReward
 
 def odd(completion):
     if completion == "forks":
@@ -57,9 +57,10 @@ class Judge:
         self.most = 0
         return taken
 
-TERMS = {"odd": [RewardTerm("odd", odd)], "judge": [RewardTerm("judge", Judge()), RewardTerm("odd", odd, 0.5)]}
-TERMS["seen"] = [RewardTerm("seen", seen)]
-TERMS["size"] = [RewardTerm("size", size)]
+TERMS = {"odd": [WeightedReward("odd", odd)]}
+TERMS["judge"] = [WeightedReward("judge", Judge()), WeightedReward("odd", odd, 0.5)]
+TERMS["seen"] = [WeightedReward("seen", seen)]
+TERMS["size"] = [WeightedReward("size", size)]
 rollout = SimpleNamespace(reward_timeout_s=2.0)
 worker.load_run = lambda folder: SimpleNamespace(config=SimpleNamespace(rewards=[], rollout=rollout))
 worker.build_rewards = lambda selections: RewardSum(TERMS[os.environ["TERMS"]])

@@ -16,8 +16,8 @@ import pytest
 from areal_core import waiting
 from areal_core.errors import UsageError
 from areal_core.runtime import attempts
-from areal_core.runtime.attempts import DriverNote, ask_driver, claim, exit_code_of, next_attempt, release
-from areal_core.runtime.folder import RunFolder
+from areal_core.runtime.attempts import ask_driver, claim, next_attempt, release
+from areal_core.runtime.folder import DriverNote, RunFolder
 from areal_core.runtime.process_tree import identify
 from areal_core.runtime.rpc import Credentials
 
@@ -196,8 +196,8 @@ def test_an_attempt_without_a_driver_does_not_answer(tmp_path: Path) -> None:
                                             ("failed", 1), ("recovering 4 1", None), ("", None)])  # fmt: skip
 def test_the_exit_code_is_read_from_the_outcome(tmp_path: Path, text: str, code: int | None) -> None:
     attempt = RunFolder(tmp_path / "run").attempt(1)
-    assert exit_code_of(attempt) is None
+    assert attempt.exit_code is None
     claim(attempt, "tcp:127.0.0.1:1", Credentials.create(1))
-    assert exit_code_of(attempt) is None
+    assert attempt.exit_code is None
     release(attempt, text)
-    assert exit_code_of(attempt) == code
+    assert attempt.exit_code == code

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from areal_core.config.sections import WeightSyncSection
 from areal_core.engines import ModelReference, WeightUpdate
 from areal_core.errors import RunError
+from areal_core.messages.rollouts import SyncWeights
 from areal_core.messages.servers import ServerJoins, ServerLeaves
 from areal_core.rollout.service import RolloutService
 from areal_core.runtime.rpc import Failed
@@ -90,6 +91,9 @@ class Rollouts:
         number = next(self._numbers)
         self._replies[number] = asyncio.run_coroutine_threadsafe(self._service.answer(message), self._loop)
         return number
+
+    def sync_weights(self, version, trained, tensors=(), folder=None):
+        return self.request(SyncWeights(version, trained, folder, tuple(tensors)))
 
     def wait(self, number):
         reply = self._replies[number].result(HANG_S)

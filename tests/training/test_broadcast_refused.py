@@ -37,7 +37,7 @@ class Rollouts:
         assert isinstance(message, FormGroup)
         return SimpleNamespace(group=BroadcastGroup("alone", 1, (), is_new=True))
 
-    def request(self, message: Any) -> int:
+    def sync_weights(self, version: int, trained: int, tensors: Any) -> int:
         return 1
 
     def has_failed(self, number: int) -> bool:
@@ -99,7 +99,7 @@ class FailedWork:
 class QuietRollouts:
     """A controller that reports no failure of its own."""
 
-    def request(self, message: Any) -> int:
+    def sync_weights(self, version: int, trained: int, tensors: Any) -> int:
         return 1
 
     def has_failed(self, number: int) -> bool:

@@ -23,6 +23,7 @@ from tests.training.engines import engine_that_gathers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -39,25 +40,28 @@ class Rollouts:
         self.parts: list[ReadTensors] = []
         self.synced: list[SyncWeights] = []
 
-    def call(self, message: Any) -> Any:
-        what = "end" if isinstance(message, SyncWeights) else "part" if message.tensors else "begin"
-        if isinstance(message, SyncWeights):
-            self.synced.append(message)
-        elif message.tensors:
+    def call(self, message: ReadTensors) -> Readers:
+        what = "part" if message.tensors else "begin"
+        if message.tensors:
             self.parts.append(message)
         else:
             self.begun.append(message.version)
-        if self.refused == what:
-            raise RunError(f"no server at the {what}")
-        return Readers((5,)) if isinstance(message, ReadTensors) else Synced(needs_folder=False)
+        self._refuse(what)
+        return Readers((5,))
 
-    def request(self, message: Any) -> int:
-        self.refused = ""
-        self.call(message)
+    def sync_weights(self, version: int, trained: int, tensors: Any = (), folder: Path | None = None) -> int:
+        if folder is not None:
+            self.refused = ""
+        self.synced.append(SyncWeights(version, trained, folder, tensors))
         return 1
 
     def wait(self, number: int) -> Synced:
+        self._refuse("end")
         return Synced(needs_folder=False)
+
+    def _refuse(self, what: str) -> None:
+        if self.refused == what:
+            raise RunError(f"no server at the {what}")
 
 
 def gathered() -> Iterator[tuple[str, torch.Tensor]]:

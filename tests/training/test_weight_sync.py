@@ -9,7 +9,6 @@ import subprocess
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from areal_core.config.sections import WeightSyncSection
 from areal_core.data import FinishReason, Generation
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import SamplingParameters, TensorDescription
-from areal_core.messages.rollouts import LogprobCheckAnswers, Synced, SyncWeights
+from areal_core.messages.rollouts import LogprobCheckAnswers, Synced
 from areal_core.rollout.logprob_check import check_answers
 from areal_core.training import weight_sync as module
 from areal_core.training.weight_sync import WeightFolder, WeightSync
@@ -34,11 +33,9 @@ class Rollouts:
     def __init__(self) -> None:
         self.folders: list[Path] = []
 
-    def request(self, message: Any) -> int:
-        assert isinstance(message, SyncWeights)
-        assert message.folder is not None
-        assert (message.folder / "model.safetensors").stat().st_size > SIZE
-        self.folders.append(message.folder.parent)
+    def sync_weights(self, version: int, trained: int, folder: Path) -> int:
+        assert (folder / "model.safetensors").stat().st_size > SIZE
+        self.folders.append(folder.parent)
         return 1
 
     def wait(self, number: int) -> Synced:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm, reward_parameters
+from areal_core.rewards.scoring import RewardError, RewardSum, WeightedReward, reward_parameters
 from areal_core.trl.reward import AsyncReward, Reward
 
 SEEN: list[dict[str, Any]] = []
@@ -30,7 +30,7 @@ def too_many(completions, **kwargs):  # type: ignore[no-untyped-def]
 
 def score(function: str, row: dict[str, Any], kind: type[Reward] = Reward) -> Any:
     made = kind(f"{__file__}:{function}")
-    total = RewardSum([RewardTerm("own", made), RewardTerm("base", lambda completion: 10.0)])
+    total = RewardSum([WeightedReward("own", made), WeightedReward("base", lambda completion: 10.0)])
     arguments = {"row": row, "completion": "8", "completion_ids": [5, 2], "prompt": "rendered", "finish_reason": "stop"}
     if kind is AsyncReward:
         return asyncio.run(total.score(arguments))

@@ -102,7 +102,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _new_folder(resolved: Resolved) -> Path:
     """Return the folder of a new run. Raise `UsageError` if it exists or cannot be made."""
-    from areal_core.config import CONFIG_FILE
+    from areal_core.config.resolve import CONFIG_FILE
     from areal_core.runtime.folder import RunFolder
 
     folder = resolved.run_dir or Path("runs") / f"{resolved.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"

@@ -46,7 +46,7 @@ def test_a_single_turn_is_asked_with_the_sampling_of_the_config(sampling: Any, o
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         settings = SingleTurnSettings()
-        workflow = SimpleNamespace(settings=settings, build=lambda: SingleTurn(settings))
+        workflow = SimpleNamespace(target="core/single_turn", settings=settings, build=lambda: SingleTurn(settings))
         config: Any = SimpleNamespace(workflow=workflow, sampling=SamplingSection(max_new_tokens=9, **sampling))
         endpoint = Endpoint(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "key", "model")
         try:

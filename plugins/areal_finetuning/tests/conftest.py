@@ -1,11 +1,9 @@
 import pytest
 import torch
 
-from areal_core.config.context import ResolutionContext
-from areal_core.config.place import Place
+from areal_core.config import select
 from areal_core.config.sections import TrainingSection
 from areal_core.data import PackedBatch, Ragged
-from areal_core.plugins import KINDS, PluginManager
 from areal_core.training.context import BatchContext
 
 TEMPLATE = (
@@ -23,8 +21,7 @@ def build():
     """A function that makes a component as a config does, from its kind, its name and its settings."""
 
     def build(kind, name, **keys):
-        context = ResolutionContext(PluginManager.load(["finetuning"]))
-        return Place(KINDS[kind]).select({"type": f"finetuning/{name}", **keys}, context).build()
+        return select(kind, {"type": f"finetuning/{name}", **keys}).build()
 
     return build
 

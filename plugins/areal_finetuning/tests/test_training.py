@@ -3,13 +3,10 @@
 import pytest
 import torch
 
-from areal_core.config.context import ResolutionContext
-from areal_core.config.needs import roles_of
-from areal_core.config.place import Place
+from areal_core.config import roles_of, select
 from areal_core.config.sections import TrainingSection
 from areal_core.data import PackedBatch, shift_to_predictions
 from areal_core.engines import ModelReference, OptimizerSettings
-from areal_core.plugins import KINDS, PluginManager
 from areal_core.training.context import BatchContext
 from areal_finetuning.example_tokenizers import trajectory
 from areal_testing.conformance import make_model, numbers_of
@@ -51,10 +48,9 @@ def learn(model):
     made = []
 
     def learn(name, learning_rate=1e-3, **keys):
-        context = ResolutionContext(PluginManager.load(["finetuning", "fsdp"]))
-        chosen = Place(KINDS["algorithms"]).select({"type": f"finetuning/{name}", **keys}, context)
+        chosen = select("algorithms", {"type": f"finetuning/{name}", **keys})
         settings = {"type": "fsdp/fsdp", "learning_rate": learning_rate, "max_tokens_per_microbatch": 128}
-        engine = Place(KINDS["train_engines"]).select(settings, context)
+        engine = select("train_engines", settings)
         engines = {}
         for role, needed in roles_of(chosen, 1).items():
             engines[role] = engine.build()

@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 from aiohttp import web
 
-from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm
+from areal_core.rewards.scoring import RewardError, RewardSum, WeightedReward
 from areal_rewards import asking
 from areal_rewards import judge as judge_module
 from areal_rewards.config import JudgeSettings
@@ -56,7 +56,7 @@ def judged(server, completions, **settings):
         await site.start()
         address = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/v1"
         judge = Judge(JudgeSettings(address=address, model="judge", **settings))
-        rewards = RewardSum([RewardTerm("judge", judge)])
+        rewards = RewardSum([WeightedReward("judge", judge)])
         row = {"answer": "8"}
         asked = [rewards.score({"prompt": "4+4?", "completion": text, "row": row}) for text in completions]
         try:
@@ -177,5 +177,5 @@ def test_settings_that_cannot_be_meant(settings, words):
 
 def test_it_says_how_many_it_takes_at_once():
     judge = Judge(JudgeSettings(address="http://x", model="judge", max_concurrency=5))
-    assert RewardTerm("judge", judge).max_concurrency == 5
+    assert WeightedReward("judge", judge).max_concurrency == 5
     assert json.dumps(judge.pop_metrics()) == "{}"

@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from areal_core.errors import ConfigError
-from areal_core.rewards.scoring import RewardSum, RewardTerm
+from areal_core.rewards.scoring import RewardSum, WeightedReward
 
 pytest.importorskip("math_verify")
 
@@ -84,5 +84,5 @@ def test_a_missing_library_names_its_extra(without):
 
 
 def test_the_runtime_calls_it_with_the_rows_answer():
-    rewards = RewardSum([RewardTerm("right", math_verify, 2.0)])
+    rewards = RewardSum([WeightedReward("right", math_verify, 2.0)])
     assert rewards({"completion": "It is 3", "row": {"answer": "3"}, "prompt": ""}).value == 2.0

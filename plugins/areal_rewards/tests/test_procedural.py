@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from areal_core.errors import ConfigError
-from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm
+from areal_core.rewards.scoring import RewardError, RewardSum, WeightedReward
 
 pytest.importorskip("reasoning_gym")
 
@@ -63,7 +63,7 @@ def test_an_answer_in_a_tag():
 
 
 def test_the_runtime_finds_the_task_in_the_row():
-    rewards = RewardSum([RewardTerm("score", functools.partial(score_task, answer_tag=None))])
+    rewards = RewardSum([WeightedReward("score", functools.partial(score_task, answer_tag=None))])
     row = received(make(size=1)[0])
     assert rewards({"completion": row["answer"], "row": row}).value == 1
     with pytest.raises(RewardError, match="has a parameter 'task'"):

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.config.context import ResolutionContext
-from areal_core.config.place import Place
-from areal_core.plugins import KINDS, PluginManager
+from areal_core.config import select
 
 SECRET = secrets.token_hex(16)
 BEGINS = "import os, signal, socket, sys, time, glob\nTARGETS = dict(word.split('=', 1) for word in sys.argv[2:])\n"
@@ -194,8 +192,6 @@ def reward(bubblewrap):
     bubblewrap()
 
     def make(**settings):
-        context = ResolutionContext(PluginManager.load(["sandboxes"]))
-        chosen = Place(KINDS["reward_functions"]).select({"type": "sandboxes/unit_tests", **settings}, context)
-        return chosen.build()
+        return select("reward_functions", {"type": "sandboxes/unit_tests", **settings}).build()
 
     return make

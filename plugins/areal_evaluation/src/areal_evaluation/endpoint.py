@@ -15,10 +15,9 @@ import aiohttp
 
 from areal_core.chat import Conversation, prompt_of
 from areal_core.data import Episode
-from areal_core.errors import ConfigError, RunError, traceback_of, writable
+from areal_core.errors import ConfigError, RunError, traceback_of
 from areal_core.processes import watch_event_loop
-from areal_core.programs import Evaluator, Played, RewardPool
-from areal_core.sdk import SingleTurn
+from areal_core.programs import Evaluator, Played, open_rewards
 from areal_evaluation.address import Address, look_for
 from areal_evaluation.recording import RecordingProxy
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from areal_core.sdk import Dataset, Endpoint, RewardScore
     from areal_evaluation.recording import Recording
 
+    Rewards = Callable[[Mapping[str, Any]], Awaitable[RewardScore]]
     Score = Callable[[str | None], Awaitable[RewardScore]]
     Players = Callable[[], Collection[str]]
     PlayAt = Callable[[Mapping[str, Any], Endpoint, Score, Players], Awaitable[RewardScore]]
@@ -54,15 +54,7 @@ async def open_endpoint(
         with member.phase("loading workflow, data and rewards"):
             play_at = await asyncio.to_thread(way_of_playing, config)
             rows = await asyncio.to_thread(section.dataset.build)
-            rewards = RewardPool(
-                run.path,
-                count=rollout.reward_processes,
-                timeout_s=rollout.reward_timeout_s,
-                start_timeout_s=config.training.phase_timeout_s,
-                log=member.log,
-            )
-            stack.push_async_callback(rewards.close)
-            await rewards.start()
+            rewards = await stack.enter_async_context(open_rewards(config, run, member.log))
         proxy = await stack.enter_async_context(RecordingProxy(where, client))
         watch_event_loop(rollout.blocked_timeout_s, member.log)
         player = EndpointPlayer(rows, play_at, rewards, proxy, rollout.max_retries)
@@ -80,7 +72,7 @@ def way_of_playing(config: RunConfig) -> PlayAt:
     if hasattr(workflow, "play_at"):
         play_at: PlayAt = workflow.play_at
         return play_at
-    if type(workflow) is SingleTurn:
+    if config.workflow.target == "core/single_turn":
         return _single_turn(config)
     raise ConfigError(
         f"the workflow {config.workflow.reference} deals in tokens, of which an address of others tells nothing",
@@ -135,14 +127,12 @@ class EndpointPlayer:
     Args:
         rows: held-out data.
         play_at: plays one episode.
-        rewards: of the run.
+        rewards: score an answer, as `open_rewards` yields them.
         proxy: records what is said.
         retries: further attempts at an episode that has failed.
     """
 
-    def __init__(
-        self, rows: Dataset, play_at: PlayAt, rewards: RewardPool, proxy: RecordingProxy, retries: int
-    ) -> None:
+    def __init__(self, rows: Dataset, play_at: PlayAt, rewards: Rewards, proxy: RecordingProxy, retries: int) -> None:
         self._rows, self._play_at, self._rewards, self._proxy, self._retries = rows, play_at, rewards, proxy, retries
 
     async def play_one(self, row: int, sample: int, timeout_s: float) -> Played:
@@ -181,7 +171,7 @@ class EndpointPlayer:
             talk = recording.transcript.conversations
             prompt = "\n".join(message["text"] for message in (talk[-1] if talk else ()) if not message.get("sampled"))
             said = {"prompt": prompt, "completion": recording.last if answer is None else answer, "row": dict(row)}
-            return await self._rewards.score({**said, "finish_reason": "length" if recording.is_truncated else "stop"})
+            return await self._rewards({**said, "finish_reason": "length" if recording.is_truncated else "stop"})
 
         scored = await self._play_at(row, recording.endpoint, score, lambda: recording.agent_ids)
         if not recording.answers:
@@ -204,6 +194,6 @@ def _told(words: str) -> dict[str, Any]:
 
 def _raised(error: BaseException, fault: str) -> dict[str, Any]:
     """The same of something that was raised; where the last request failed, that is the cause."""
-    told = writable(traceback_of(error))
+    told = traceback_of(error)
     words = told.splitlines()[-1] if isinstance(error, BaseExceptionGroup) else " ".join(str(error).split())
     return {"error": told, "cause": fault or f"{type(error).__name__}: {words}"}

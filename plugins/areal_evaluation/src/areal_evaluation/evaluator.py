@@ -6,7 +6,6 @@ WORDS is a JSON object: `concurrency`, how many episodes are under way at a time
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_core.config import load_run
-from areal_core.processes import ASKED_TO_STOP, run_event_loop, run_role
+from areal_core.processes import run_role
 from areal_core.programs import RunFolder
 from areal_evaluation.messages import EpisodePlayed, EpisodesExpected
 
@@ -34,21 +33,10 @@ if TYPE_CHECKING:
 
 def main(run_dir: str, words: str) -> int:
     """Play all episodes, or those that end before somebody interrupts; the exit code."""
-
-    def play(member: Member) -> int:
-        try:
-            run_event_loop(_play(RunFolder(Path(run_dir)), member, **json.loads(words)))
-        except asyncio.CancelledError:
-            return ASKED_TO_STOP
-        return 0
-
-    return run_role(play)
+    return run_role(lambda member: member.run(_play(RunFolder(Path(run_dir)), member, **json.loads(words))))
 
 
 async def _play(run: RunFolder, member: Member, concurrency: int | None, address: dict[str, Any] | None) -> None:
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    assert task is not None
-    member.on_stop = lambda: loop.call_soon_threadsafe(task.cancel)
     resolved = load_run(run.path)
     if address is not None:
         from areal_evaluation.endpoint import open_endpoint

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,15 +14,13 @@ from areal_core.chat import (
     learned_text,
     learned_turns,
     looks_like_a_conversation,
-    plain,
     read_conversation,
-    type_name_of,
 )
 from areal_core.data import FinishReason, Trajectory
 from areal_core.sdk import RowError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from areal_core.chat import Message, Pieces
 
@@ -159,9 +156,6 @@ class _Encoding:
         Raises:
             RowError: one is neither text nor messages, or the answer begins with somebody else's turn.
         """
-        for name, value in (("prompt", prompt), ("completion", completion)):
-            if not isinstance(plain(value), str | list | Mapping):
-                raise RowError(f"'{name}' is {type_name_of(value)}; it must be text, or a list of messages")
         if isinstance(prompt, str) and isinstance(completion, str):
             if shown := [key for key in ("system", *TOOL_KEYS, "documents") if self._row.get(key)]:
                 raise RowError(
@@ -184,8 +178,8 @@ class _Encoding:
 
 def _sides(row: Mapping[str, Any], encoding: _Encoding) -> list[list[Pieces]]:
     """Return the sequences of the chosen and of the rejected side."""
-    prompt = plain(row.get("prompt"))
-    both = [plain(row.get("chosen")), plain(row.get("rejected"))]
+    prompt: Any = row.get("prompt")
+    both: list[Any] = [row.get("chosen"), row.get("rejected")]
     if all(isinstance(side, str) for side in both):
         if prompt is not None:
             return [encoding.answered(prompt, side) for side in both]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from areal_core.errors import RunError
 from areal_core.processes import Credentials, polls
-from areal_core.programs import driver_of, exit_code_of
 from areal_nodes.agent import run_agent
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def join_run(run: RunFolder, *, wait_s: float, log: Callable[[str], None], is_st
         waiting_for = partial(_awaited, run)
         for waited_s in polls(POLL_S, timeout_s, log=log, waiting_for=waiting_for, log_every_s=PROGRESS_S):
             attempt = run.last_attempt
-            code = None if attempt is None else exit_code_of(attempt)
+            code = None if attempt is None else attempt.exit_code
             if code is not None and (served or (code == 0 and (not is_started or waited_s > RESTART_TIMEOUT_S))):
                 log(f"the run in {run.path} has ended with exit code {code}")
                 return code
@@ -67,17 +66,17 @@ def join_run(run: RunFolder, *, wait_s: float, log: Callable[[str], None], is_st
 def _awaited(run: RunFolder) -> str:
     """Return what this machine waits for, for progress messages."""
     attempt = run.last_attempt
-    if attempt is None or exit_code_of(attempt) is None:
+    if attempt is None or attempt.exit_code is None:
         return f"the run in {run.path}"
     return f"the run in {run.path}; it has stopped, resume it: areal run --resume {run.word}"
 
 
 def _serve(attempt: AttemptFolder, log: Callable[[str], None]) -> bool:
     """Serve one attempt to its end. Return False if its driver did not accept this machine, because it has died."""
-    note, token = driver_of(attempt)
+    credentials = Credentials(attempt.token.read_text(), attempt.number)
     message = f"this machine has joined the run in {attempt.run}, attempt {attempt.number}"
     try:
-        return asyncio.run(run_agent(note.address, Credentials(token, attempt.number), partial(log, message)))
+        return asyncio.run(run_agent(attempt.read_driver().address, credentials, partial(log, message)))
     except OSError:
         return False
 
@@ -87,7 +86,7 @@ def _hints(run: RunFolder) -> list[str]:
     start = f"start the run: areal run ... launcher.type=external launcher.nodes=N run_dir={run.path}"
     if run.last_attempt is None:
         return [start, f"{run.path} does not exist, or contains no run: all machines must share it"]
-    note, _ = driver_of(run.last_attempt)
+    note = run.last_attempt.read_driver()
     return [
         f"resume the run: areal run --resume {run.word}",
         f"the driver was on {note.host}, at {note.address}: set another address with launcher.host",

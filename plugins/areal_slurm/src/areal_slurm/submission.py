@@ -24,8 +24,7 @@ from areal_core.programs import (
     RunFolder,
     add_request_arguments,
     execute,
-    model_path,
-    model_paths,
+    model_folders,
     print_error,
     print_out,
     read_request,
@@ -106,13 +105,12 @@ def submit(arguments: argparse.Namespace) -> int:
         print_out(text)
         return 0
     for run, one in list(runs.items())[:1]:  # an array's differ in their seeds alone
-        execute(one, run_dir=run, resume=None, dry_run=True, allow_changes=False)
-        for key, path in model_paths(one.config).items():
-            model_path(one, path, key)  # of the hub, which the nodes of a job often do not reach
+        execute(one, run_dir=run, dry_run=True)
+        model_folders(one)  # those of the hub, which the nodes of a job often do not reach
     script = folder / SCRIPT_NAME
     try:
         for run, one in runs.items():
-            write_run_folder(one, RunFolder(run), one.provenance())
+            write_run_folder(one, RunFolder(run))
         script.write_text(text)
         job = slurm("sbatch", "--parsable", str(script)).strip().partition(";")[0]
     except RunError:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from areal_core.config import CONFIG_FILE, load_run
+from areal_core.config import load_run
 from areal_core.errors import ArealError, UsageError
-from areal_core.programs import read_findings
+from areal_core.programs import RunFolder, read_findings
 from areal_view.lines import is_group, is_metrics, read_lines
 from areal_view.rollouts import COLUMNS, HARDWARE_FILE, INDEXED, read_index, read_step, steps_of, token_count
 from areal_view.timeline import in_flight, latest, read_timeline
@@ -106,7 +106,7 @@ def run_data(run_dir: Path, steps: range | None = None, *, is_served: bool = Fal
         "facts": facts,
         "notes": notes,
         "diagnostics": read_findings(run_dir),
-        "config": (run_dir / CONFIG_FILE).read_text(encoding="utf-8"),
+        "config": RunFolder(run_dir).config.read_text(encoding="utf-8"),
         "charts": _charts(lines),
         "metrics": _metrics(_thinned(lines)),
         "sequences": {key: [one[key] for one in sequences] for key in INDEXED},

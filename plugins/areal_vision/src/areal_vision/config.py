@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from areal_core.chat import PromptSettings, encode, render_conversation, unrendered, unrendered_problem
+from areal_core.chat import PromptSettings, encode, render_conversation, unrendered_problem
 from areal_core.config import LocalPath, Settings
 from areal_core.models import FAMILIES
 from areal_core.sdk import RowError
@@ -86,12 +86,12 @@ class VisionTurnSettings(PromptSettings):
         if tokenizer is None:
             return ""
         try:
-            missing = unrendered(tokenizer, shown.conversation)
+            problem = unrendered_problem(tokenizer, shown.conversation)
             text = render_conversation(tokenizer, shown.conversation, add_generation_prompt=True)
             check_places(encode(tokenizer, text)[0], image_token(tokenizer), len(shown.images))
         except ValueError as error:  # RowError too
             return str(error)
-        return unrendered_problem(missing)
+        return problem
 
 
 class SquaresSettings(Settings):

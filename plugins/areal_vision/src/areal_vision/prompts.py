@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from areal_core.chat import IMAGE_KEYS, Conversation, prompt_of, type_name_of
+from areal_core.chat import IMAGE_KEYS, Conversation, prompt_of
 from areal_core.sdk import RowError
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _own_image(part: Mapping[str, Any], where: str) -> Any:
     if named[0] == "source" and isinstance(value, Mapping):
         value = f"data:image;base64,{value['data']}" if "data" in value else value.get("url")
     if not isinstance(value, str | bytes | Mapping):
-        raise RowError(f"{where}: the image of a part is {type_name_of(value)}; it must be a path, base64 or bytes")
+        raise RowError(f"{where}: the image of a part is {value!r:.40}; it must be a path, base64 or bytes")
     return value
 
 

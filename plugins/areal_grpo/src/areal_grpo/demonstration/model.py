@@ -136,7 +136,7 @@ class AdditionModel:
         resolved = self._lessons(initial)
         minutes = self._steps / 800 * (2 if self._experts else 1)
         print(f"fine-tuning it once, {self._steps} steps: {minutes:.1f} minutes on two cores", flush=True)  # noqa: T201
-        execute(resolved, run_dir=trained, resume=None, dry_run=False, allow_changes=False)
+        execute(resolved, run_dir=trained)
         return trained / "model"
 
     def _make(self, folder: Path) -> Path:

@@ -7,8 +7,9 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from areal_core.config import CONFIG_FILE, load_run
+from areal_core.config import load_run
 from areal_core.plugins import PluginManager
+from areal_core.programs import RunFolder
 from areal_testing.conformance.components import ComponentSuite
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Part:
 def begin_run(run_dir: Path) -> RunConfig:
     """Make a run folder with a complete config, as the driver leaves it before a run starts; return the config."""
     run_dir.mkdir(exist_ok=True)
-    file = run_dir / CONFIG_FILE
+    file = RunFolder(run_dir).config
     file.write_text(CONFIG, encoding="utf-8")
     resolved = load_run(run_dir)
     file.write_text(resolved.to_yaml(), encoding="utf-8")
