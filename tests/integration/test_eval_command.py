@@ -78,7 +78,7 @@ def test_the_demonstration(workplace: Workplace) -> None:
         assert line["reward"] == (line["completion"].rpartition("}")[2] == str(result)), line
     refused = workplace.areal(*words)
     assert refused.code == 2
-    assert "out exists already" in refused.err
+    assert "out already exists" in refused.err
 
 
 @pytest.mark.nightly
@@ -128,7 +128,7 @@ def test_stopped_it_leaves_no_process_and_tells_what_it_has(workplace: Workplace
     assert figures["reward"]["value"] == figures["pass_at_k"]["2"]["value"] == 1
     assert figures["reward"]["low"] < 0.95, "few prompts are no certainty"
     assert f"episodes         {figures['finished']} of 15800, {figures['failed']} failed" in out
-    assert f"interrupted: these are the figures of {figures['finished']} of 15800 episodes" in err
+    assert f"interrupted: the figures cover {figures['finished']} of 15800 episodes" in err
 
 
 def test_interrupted_before_anything_was_measured(workplace: Workplace) -> None:

@@ -68,7 +68,7 @@ def test_every_word_arrives(folders):
     assert outcome.code == 0, outcome.err
     assert outcome.err == f"asked [8, 20, 0.0, 'parts.py:Rows'] {folders.folder / 'other'} [1, 4] 0.5 new\n"
     assert "\n  pass@1           0.500  (95%: 0.250 to 0.750; standard error 0.100)\n" in outcome.out
-    assert "\n  pass@2           no prompt has so many answers\n" in outcome.out
+    assert "\n  pass@2           no prompt has enough answers\n" in outcome.out
     assert "2 prompts, 8 answers to each at temperature 0\n" in outcome.out
 
 
@@ -92,18 +92,18 @@ def test_an_interruption_is_told_after_the_figures_and_in_the_exit_code(place):
     outcome = evaluated(place, "run.yaml", signal=2)
     assert outcome.code == 130
     assert "mean reward" in outcome.out
-    assert "areal: interrupted: these are the figures of 3 of 4 episodes" in outcome.err
+    assert "areal: interrupted: the figures cover 3 of 4 episodes" in outcome.err
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["--run", "nix"], "nix is not a run folder: it has no config.yaml"),
-        (["--run", "young"], "young has exported no model yet: it has neither best/ nor model/\n  let it finish"),
+        (["--run", "young"], "young has exported no model yet: it has neither best/ nor model/\n  let the run finish"),
         (["--run", "done", "run.yaml"], "CONFIG (run.yaml) cannot be named as well"),
         (["run.yaml", "--model", "nix"], "nix is not a model folder: it has no config.json\n  name a Hugging"),
-        (["run.yaml", "--k", "4", "--samples", "2"], "pass@k needs k from 1 to the number of answers to each prompt"),
-        (["run.yaml", "--k", "4,1"], "--k has 1 to 4\n  ask for more answers: --samples 4"),
+        (["run.yaml", "--k", "4", "--samples", "2"], "pass@k needs k from 1 to the number of answers per prompt"),
+        (["run.yaml", "--k", "4,1"], "--k has 1 to 4\n  sample more answers: --samples 4"),
         (["run.yaml", "--k", "0"], "--k has 0 to 0"),
         (["run.yaml", "--k", "1,x"], "argument --k: invalid numbers value: '1,x'"),
         (["run.yaml", "--limit", "0"], "limit: Input should be greater than or equal to 1"),
@@ -116,7 +116,7 @@ def test_an_interruption_is_told_after_the_figures_and_in_the_exit_code(place):
         ),
         (["run.yaml", "--temperature", "nan"], "temperature: Input should be"),
         (["run.yaml", "--threshold", "nan"], "argument --threshold: invalid reward value: 'nan'"),
-        (["run.yaml", "--output", "other"], "other exists already\n  name a new folder"),
+        (["run.yaml", "--output", "other"], "other already exists\n  name a new folder"),
         (
             ["--run", "done", "--output", "/proc/x"],
             "the folder /proc/x cannot be made: No such file or directory\n  name",

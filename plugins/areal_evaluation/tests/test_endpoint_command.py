@@ -147,7 +147,7 @@ def test_episodes_that_fail_are_counted_by_their_cause(place, ask):
     causes = json.loads((place.folder / "out/evaluation.json").read_text())["failures"]
     assert sorted(re.sub(r"[:(].*", "", cause) for cause in causes) == [
         "ValueError",
-        "the endpoint answered 200 and no JSON",
+        "the endpoint answered 200, but not with JSON",
         "the endpoint answered 500",
         "the episode took longer than rollout.episode_timeout_s",
     ]
@@ -179,7 +179,7 @@ def test_an_agent_that_ends_its_process_leaves_what_was_measured(place, ask):
     done = place.python(*ask("agent.py:dies", "--output", "out"))
     assert done.code == 1, done.err
     assert "7 of 8, 0 failed" in done.out
-    assert "not complete: these are the figures of 7 of 8 episodes" in done.err
+    assert "not complete: the figures cover 7 of 8 episodes" in done.err
     assert "exit code 3" in done.err
     figures = json.loads((place.folder / "out/evaluation.json").read_text())
     assert "exit code 3" in figures["stopped_by"]
@@ -199,7 +199,7 @@ def test_interrupted_it_tells_what_it_has(place, ask):
         out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 130, err
     assert "4 of 8, 0 failed" in out
-    assert "interrupted: these are the figures of 4 of 8 episodes" in err
+    assert "interrupted: the figures cover 4 of 8 episodes" in err
     assert "Not complete: 4 of 8 episodes" in (place.folder / "out/report.html").read_text()
 
 
@@ -208,18 +208,18 @@ def test_interrupted_it_tells_what_it_has(place, ask):
     [
         ("agent.py:solve", ["--endpoint", "http://127.0.0.1:1/v1"], 1, "http://127.0.0.1:1/v1 cannot be reached: "),
         ("agent.py:solve", ["--api-key-variable", "PATH"], 1, "refuses the key in PATH (401)"),
-        ("agent.py:solve", ["--api-key-variable", "NIX_KEY"], 2, "the environment variable NIX_KEY, which is to hold"),
-        ("agent.py:solve", ["--endpoint", "localhost:8000"], 2, "--endpoint 'localhost:8000' is not an address"),
+        ("agent.py:solve", ["--api-key-variable", "NIX_KEY"], 2, "the environment variable NIX_KEY, which holds"),
+        ("agent.py:solve", ["--endpoint", "localhost:8000"], 2, "--endpoint 'localhost:8000' is not a URL"),
         ("agent.py:solve", ["--request-timeout", "0"], 2, "--request-timeout is 0; it must be"),
         ("agent.py:solve", ["--concurrency", "0"], 2, "--concurrency is 0; it must be at least 1"),
         ("agent.py:solve", ["--category", "color"], 2, "row 0 (counted from 0) has no 'color' for --category, only"),
-        ("agent.py:solve", ["--k", "2"], 2, "pass@k needs k from 1 to the number of answers to each prompt, 1"),
+        ("agent.py:solve", ["--k", "2"], 2, "pass@k needs k from 1 to the number of answers per prompt, 1"),
         ("agent.py:solve", ["evaluation.dataset.count=0"], 2, "sums.py:Sums is empty; it must have at least one row"),
         pytest.param(
             "workflow='sums.py:Tokens'",
             [],
             2,
-            "deals in tokens, of which an address of others tells nothing\n  bring it",
+            "needs tokens, which --endpoint does not return\n  write it",
             marks=pytest.mark.nightly,
         ),
         pytest.param(
@@ -239,6 +239,6 @@ def test_a_wrong_request_and_a_wrong_address_are_told_in_a_sentence(place, ask, 
 def test_words_of_an_endpoint_need_one(place):
     done = place.python("-m", "areal_core", "eval", "run.yaml", "--api-key-variable", "X")
     assert (done.code, done.out) == (2, "")
-    assert "--api-key-variable says something of an endpoint, and none is named" in done.err
+    assert "--api-key-variable needs --endpoint URL" in done.err
     done = place.python("-m", "areal_core", "eval", "run.yaml", "--endpoint", "http://127.0.0.1:1/v1")
-    assert "needs the model's name there\n  add --model NAME" in done.err
+    assert "needs the name of the model there\n  add --model NAME" in done.err

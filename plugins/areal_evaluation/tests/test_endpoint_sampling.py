@@ -13,7 +13,7 @@ from areal_core.config.sections import SamplingSection
 from areal_core.sdk import Endpoint
 from areal_core.workflows.settings import SingleTurnSettings
 from areal_core.workflows.single_turn import SingleTurn
-from areal_evaluation.endpoint import way_of_playing
+from areal_evaluation.endpoint import episode_player
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_single_turn_is_asked_with_the_sampling_of_the_config(sampling: Any, o
         config: Any = SimpleNamespace(workflow=workflow, sampling=SamplingSection(max_new_tokens=9, **sampling))
         endpoint = Endpoint(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "key", "model")
         try:
-            await way_of_playing(config)({"prompt": "1+1="}, endpoint, score, lambda: ())
+            await episode_player(config)({"prompt": "1+1="}, endpoint, score, lambda: ())
         finally:
             await runner.cleanup()
 

@@ -9,7 +9,7 @@ import pytest
 
 from areal_core.config import resolve
 from areal_core.errors import RunError
-from areal_evaluation.evaluation import Asked, Episodes, for_evaluation, work_out_figures
+from areal_evaluation.evaluation import Episodes, EvaluationOptions, compute_figures, for_evaluation
 from areal_evaluation.messages import EpisodePlayed, EpisodesExpected
 from areal_evaluation.report import write_page
 
@@ -56,7 +56,7 @@ def test_figures_are_those_of_the_episodes(resolved, episodes, tmp_path):
     for said in (line(0, 0, 1.0), line(0, 1, 0.0), line(1, 0, 1.0), line(1, 1, 1.0)):
         episodes.on_message(EpisodePlayed(said))
         episodes.show()
-    figures = work_out_figures(resolved, episodes, Asked(ks=[1, 2]))
+    figures = compute_figures(resolved, episodes, EvaluationOptions(ks=[1, 2]))
     assert figures["complete"]
     assert (figures["episodes"], figures["finished"], figures["failed"]) == (4, 4, 0)
     assert figures["reward"]["value"] == figures["pass_at_k"]["1"]["value"] == 0.75
@@ -75,7 +75,7 @@ def test_failed_episodes_are_counted_and_left_out_of_every_other_figure(resolved
     for said in (line(0, 0, 1.0), failed(0, 1), line(1, 0, 0.0)):
         episodes.on_message(EpisodePlayed(said))
     episodes.show()
-    figures = work_out_figures(resolved, episodes, Asked(ks=[1, 2]), [2])
+    figures = compute_figures(resolved, episodes, EvaluationOptions(ks=[1, 2]), [2])
     assert not figures["complete"]
     assert (figures["finished"], figures["failed"]) == (2, 1)
     assert figures["reward"]["value"] == 0.5
@@ -85,18 +85,18 @@ def test_failed_episodes_are_counted_and_left_out_of_every_other_figure(resolved
 
 def test_without_an_episode_that_ended_well_there_are_no_figures(resolved, episodes):
     with pytest.raises(RunError, match="interrupted before the first episode ended") as interrupted:
-        work_out_figures(resolved, episodes, Asked(), [2])
+        compute_figures(resolved, episodes, EvaluationOptions(), [2])
     assert interrupted.value.exit_code == 130
     episodes.on_message(EpisodePlayed(failed(0, 0)))
     with pytest.raises(RunError, match="all 1 episodes failed; the last one:\nValueError: no nines"):
-        work_out_figures(resolved, episodes, Asked())
+        compute_figures(resolved, episodes, EvaluationOptions())
 
 
 def test_figures_by_category_are_those_of_its_rows(resolved, tmp_path):
     episodes = Episodes(tmp_path / "samples.jsonl", lambda *_: None, "", {0: "easy", 1: "hard", 2: "hopeless"})
     for said in (line(0, 0, 1.0), line(0, 1, 0.0), line(1, 0, 0.0), failed(1, 1), failed(2, 0)):
         episodes.on_message(EpisodePlayed(said))
-    found = work_out_figures(resolved, episodes, Asked(ks=[1, 2], category="kind"))["categories"]
+    found = compute_figures(resolved, episodes, EvaluationOptions(ks=[1, 2], category="kind"))["categories"]
     assert {name: (own["finished"], own["failed"]) for name, own in found.items()} == {
         "easy": (2, 0),
         "hard": (1, 1),
@@ -113,7 +113,7 @@ def test_failures_are_counted_by_their_last_line_or_by_what_was_said_of_them(res
     for said in (line(0, 0, 1.0), *({**failed(1, n), "error": text} for n, text in enumerate([*traces, traces[0]]))):
         episodes.on_message(EpisodePlayed(said))
     episodes.on_message(EpisodePlayed({**failed(1, 9), "cause": "the endpoint answered 500: no room"}))
-    told = work_out_figures(resolved, episodes, Asked())["failures"]
+    told = compute_figures(resolved, episodes, EvaluationOptions())["failures"]
     assert told == {"ValueError: no nines": 2, "slow": 1, "the endpoint answered 500: no room": 1}
     assert next(iter(told)) == "ValueError: no nines"
 
@@ -121,7 +121,12 @@ def test_failures_are_counted_by_their_last_line_or_by_what_was_said_of_them(res
 def test_what_no_text_can_hold_takes_no_report_away(resolved, episodes, tmp_path):
     """Half of a surrogate pair, as a model may cut one off; the figures were lost behind the page."""
     episodes.on_message(EpisodePlayed(line(0, 0, 1.0, conversations=[[{"role": "assistant", "text": "\ud800 4"}]])))
-    figures = {**work_out_figures(resolved, episodes, Asked(ks=[1])), "name": "sums", "model": "m", "endpoint": ""}
+    figures = {
+        **compute_figures(resolved, episodes, EvaluationOptions(ks=[1])),
+        "name": "sums",
+        "model": "m",
+        "endpoint": "",
+    }
     write_page(tmp_path / "report.html", figures, tmp_path / "samples.jsonl")
     assert "\\ud800 4" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
@@ -130,4 +135,4 @@ def test_a_disk_that_is_full_takes_no_figure_away(resolved):
     episodes = Episodes(Path("/dev/full"), lambda *_: None, "")
     episodes.on_message(EpisodePlayed(line(0, 0, 1.0)))
     assert "No space left" in str(episodes.refusal)
-    assert work_out_figures(resolved, episodes, Asked())["reward"]["value"] == 1.0
+    assert compute_figures(resolved, episodes, EvaluationOptions())["reward"]["value"] == 1.0

@@ -15,7 +15,7 @@ import pytest
 
 from areal_core.errors import RunError
 from areal_evaluation import address as address_module
-from areal_evaluation.address import Address, look_for
+from areal_evaluation.address import Address, check_endpoint
 from areal_evaluation.recording import RecordingProxy
 from areal_evaluation.transcripts import Transcript, answers_of, whole_answer
 
@@ -132,8 +132,8 @@ def test_the_model_is_the_one_that_is_asked_for_and_so_is_the_temperature(sums_s
     [
         ("500", 500, "the endpoint answered 500: .*out of <order>"),
         ("elsewhere", 502, "the endpoint answered 307: it redirects to http://127.0.0.1:1/v1"),
-        ("nonsense", 502, "the endpoint answered 200 and no JSON: <html>welcome</html>"),
-        ("other json", 502, r'the endpoint answered 200 and nothing that is an answer: {"detail": \["no"\]}'),
+        ("nonsense", 502, "the endpoint answered 200, but not with JSON: <html>welcome</html>"),
+        ("other json", 502, r'the endpoint answered 200, but not with an answer of a model: {"detail": \["no"\]}'),
         ("surrogate", 502, r"the endpoint answered with text that is not valid Unicode: .*sign: .ud83d"),
         ("hang", 504, r"the endpoint has not answered within 1 s \(--request-timeout\)"),
     ],
@@ -161,7 +161,7 @@ def test_an_answer_that_breaks_off_breaks_off_for_the_agent_too(sums_server, key
 
     recording = recorded(sums_server, key, agent)
     assert (recording.answers, recording.failed_requests) == (0, 1)
-    assert "the endpoint cannot be asked" in recording.fault
+    assert "the endpoint cannot be reached" in recording.fault
 
 
 def test_an_agent_that_gives_up_waiting_is_noted(sums_server, key):
@@ -175,7 +175,7 @@ def test_an_agent_that_gives_up_waiting_is_noted(sums_server, key):
 def test_a_key_that_is_none_reaches_nobody(sums_server, key):
     async def agent(chat):
         other = openai.AsyncOpenAI(base_url=chat._client.base_url, api_key="sk-areal-other", max_retries=0)
-        with pytest.raises(openai.AuthenticationError, match="none of an episode's"):
+        with pytest.raises(openai.AuthenticationError, match="belongs to no episode"):
             await other.chat.completions.create(model="x", messages=[user("1")])
 
     assert recorded(sums_server, key, agent).answers == 0
@@ -185,7 +185,7 @@ def looked_for(url, variable=""):
     async def look() -> None:
         address = Address(url, "m", variable)
         async with aiohttp.ClientSession(headers=address.headers) as client:
-            await look_for(address, client)
+            await check_endpoint(address, client)
 
     asyncio.run(look())
 
@@ -200,8 +200,8 @@ def test_an_address_is_looked_for_before_anything_is_asked(sums_server, key, mon
     assert "wrong-and-secret" not in str(refused.value)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
-        monkeypatch.setattr(address_module, "FIRST_ANSWER_S", 0.5)
-        with pytest.raises(RunError, match=r"does not answer: not a word within 0\.5 s"):
+        monkeypatch.setattr(address_module, "PROBE_TIMEOUT_S", 0.5)
+        with pytest.raises(RunError, match=r"did not answer within 0\.5 s"):
             looked_for(url)
     with pytest.raises(RunError, match=r"cannot be reached: .*onnect"):
         looked_for(url)

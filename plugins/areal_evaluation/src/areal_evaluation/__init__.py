@@ -1,1 +1,1 @@
-"""Evaluation of a model without training it: `areal eval`."""
+"""The command `areal eval`: evaluate a model without training it."""

@@ -1,4 +1,4 @@
-"""Somebody else's model behind an address that speaks as OpenAI does, and whether it answers at all."""
+"""Address of a model behind an OpenAI-compatible endpoint, and a check that the endpoint answers."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ if TYPE_CHECKING:
     from typing import Any
 
 DEFAULT_VARIABLE = "OPENAI_API_KEY"
-"""Of the key, where none is named; without it requests carry no key, as servers of one's own need none."""
-FIRST_ANSWER_S = 30.0
-"""For the address to say that it is there, before the first episode begins."""
-SHOWN = 300
-"""Characters of what an address answered, in a message."""
+"""Default environment variable of the API key. If it is not set, requests carry no key; local servers need none."""
+PROBE_TIMEOUT_S = 30.0
+"""Seconds that the endpoint may take to answer the check before the first episode."""
+MAX_SHOWN = 300
+"""Characters of an endpoint's response that a message quotes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A model of somebody else's.
+    """Address of the model to evaluate.
 
     Attributes:
-        url: what OpenAI's SDK calls `base_url`; without a slash at its end.
-        model: its name there; it takes the place of whatever name an agent asks for.
-        key_variable: environment variable that holds the key; empty where there is none.
-        temperature: put into every request; None leaves it to whoever asks.
-        request_timeout_s: for one answer.
+        url: base URL, as OpenAI's SDK takes it in `base_url`, without a trailing slash.
+        model: name of the model there. It replaces the name that an agent requests.
+        key_variable: environment variable that holds the API key; empty: no key.
+        temperature: sampling temperature of every request; None: the agent's.
+        request_timeout_s: timeout of one answer in seconds.
+
+    Raises:
+        UsageError: the URL or the timeout is invalid.
     """
 
     url: str
@@ -43,51 +46,49 @@ class Address:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", self.url):
-            hint = "write what OpenAI's SDK calls base_url, such as http://127.0.0.1:8000/v1"
-            raise UsageError(f"--endpoint {self.url!r:.80} is not an address", hints=(hint,))
+            hint = "write the URL that OpenAI's SDK takes as base_url, such as http://127.0.0.1:8000/v1"
+            raise UsageError(f"--endpoint {self.url!r:.80} is not a URL", hints=(hint,))
         if not 0 < self.request_timeout_s < float("inf"):
             raise UsageError(f"--request-timeout is {self.request_timeout_s:g}; it must be a number of seconds above 0")
 
     @property
     def headers(self) -> dict[str, str]:
-        """Those that carry the key, for OpenAI's protocols and Anthropic's.
+        """HTTP headers with the key, for OpenAI's and Anthropic's protocols; empty without a key.
 
         Raises:
-            ConfigError: its variable is not set in this process.
+            ConfigError: the environment variable is not set in this process.
         """
         if not self.key_variable:
             return {}
         if not (key := os.environ.get(self.key_variable)):
-            message = (
-                f"the environment variable {self.key_variable}, which is to hold the key of {self.url}, is not set"
-            )
+            message = f"the environment variable {self.key_variable}, which holds the key of {self.url}, is not set"
             raise ConfigError(message, hints=(f"set it first: export {self.key_variable}=...",))
         return {"Authorization": f"Bearer {key}", "x-api-key": key}
 
 
-async def look_for(address: Address, client: aiohttp.ClientSession) -> None:
-    """Ask an address which models it has. Whatever it answers, it is there; only a refused key is of interest.
+async def check_endpoint(address: Address, client: aiohttp.ClientSession) -> None:
+    """Check that the endpoint answers a request for its models. Any answer is accepted, except a refused key.
 
     Raises:
-        RunError: nobody answers, or the key is refused.
+        RunError: the endpoint does not answer, or refuses the key.
     """
-    hint = "see that the server runs, and that --endpoint is what its SDK calls base_url"
+    hint = "check that the server runs and that --endpoint is the URL that OpenAI's SDK takes as base_url"
     try:
-        async with asyncio.timeout(FIRST_ANSWER_S):
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
             async with client.get(f"{address.url}/models", allow_redirects=False) as answer:
                 if answer.status not in (401, 403):
                     return
                 key = f"the key in {address.key_variable}" if address.key_variable else "a request without a key"
-                message = f"refuses {key} ({answer.status}): {shown(await answer.text(errors='replace'))}"
+                message = f"refuses {key} ({answer.status}): {shorten(await answer.text(errors='replace'))}"
                 hint = "name the variable that holds its key: --api-key-variable NAME"
     except TimeoutError:
-        message = f"does not answer: not a word within {FIRST_ANSWER_S:g} s"
+        message = f"did not answer within {PROBE_TIMEOUT_S:g} s"
     except aiohttp.ClientError as error:
         message = f"cannot be reached: {error}"
     raise RunError(f"{address.url} {message}", hints=(hint,))
 
 
-def shown(text: Any) -> str:
-    """The beginning of what somebody said, in one line."""
+def shorten(text: Any) -> str:
+    """Return the beginning of a text in one line, for a message."""
     line = " ".join(str(text).split())
-    return line if len(line) <= SHOWN else f"{line[:SHOWN]} ..."
+    return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]} ..."

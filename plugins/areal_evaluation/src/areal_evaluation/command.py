@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from areal_evaluation.evaluation import Measured
 
 MAX_CONCURRENCY = 32
-"""Episodes with somebody else's model, where nothing is said of it: an address has its limits."""
+"""Default maximum of concurrent episodes with --endpoint, because hosted models limit the rate of requests."""
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the command; its exit code."""
+def main(arguments: Sequence[str]) -> int:
+    """Run `areal eval` with these arguments and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="areal eval", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return execute(parser.parse_intermixed_args(words))
+    return execute(parser.parse_intermixed_args(arguments))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the words of `areal eval`."""
+    """Add the arguments of `areal eval` to a parser."""
     add_request_arguments(parser)
     add = parser.add_argument
     add(
@@ -77,35 +77,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Check what is asked, have it measured, and report."""
+    """Check the arguments, run the evaluation, and print the report. Return the exit code.
+
+    Raises:
+        UsageError: an argument is invalid.
+        ConfigError: the model or the data cannot be read.
+        RunError: the evaluation failed.
+    """
     if arguments.output is not None:
-        other = "name a new folder: --output FOLDER"
-        require_place("the folder", arguments.output, other)
+        hint = "name a new folder: --output FOLDER"
+        require_place("the folder", arguments.output, hint)
         if arguments.output.exists():
-            raise UsageError(f"{arguments.output} exists already", hints=(other,))
+            raise UsageError(f"{arguments.output} already exists", hints=(hint,))
     address = _address(arguments)
     resolved, model = _resolved(arguments)
-    from areal_evaluation.evaluation import Asked, evaluate, for_evaluation
+    from areal_evaluation.evaluation import EvaluationOptions, evaluate, for_evaluation
 
-    given = {"samples_per_prompt": arguments.samples, "limit": arguments.limit, "temperature": arguments.temperature}
-    resolved = for_evaluation(resolved, model, **given)
-    section, concurrency = resolved.config.evaluation, arguments.concurrency
-    assert section is not None
-    ks = arguments.k or sorted({1, section.samples_per_prompt})
-    if ks[0] < 1 or ks[-1] > section.samples_per_prompt:
-        message = f"pass@k needs k from 1 to the number of answers to each prompt, {section.samples_per_prompt}"
-        hints = f"ask for more answers: --samples {max(ks[-1], 1)}", "or for another k: --k 1"
+    resolved = for_evaluation(
+        resolved,
+        model,
+        samples_per_prompt=arguments.samples,
+        limit=arguments.limit,
+        temperature=arguments.temperature,
+    )
+    evaluation, concurrency = resolved.config.evaluation, arguments.concurrency
+    assert evaluation is not None
+    ks = arguments.k or sorted({1, evaluation.samples_per_prompt})
+    if ks[0] < 1 or ks[-1] > evaluation.samples_per_prompt:
+        message = f"pass@k needs k from 1 to the number of answers per prompt, {evaluation.samples_per_prompt}"
+        hints = f"sample more answers: --samples {max(ks[-1], 1)}", "or choose another k: --k 1"
         raise UsageError(f"{message}; --k has {ks[0]} to {ks[-1]}", hints=hints)
     if concurrency is not None and concurrency < 1:
         raise UsageError(f"--concurrency is {concurrency}; it must be at least 1")
     if address is not None and concurrency is None:
         concurrency = MAX_CONCURRENCY
-    asked = Asked(address, concurrency, arguments.category, ks, arguments.threshold, arguments.output)
-    return _log(evaluate(resolved, asked), arguments)
+    options = EvaluationOptions(address, concurrency, arguments.category, ks, arguments.threshold, arguments.output)
+    return _report(evaluate(resolved, options), arguments)
 
 
-def _log(measured: Measured, arguments: argparse.Namespace) -> int:
-    """Show the figures, and say what else there is to say; the exit code."""
+def _report(measured: Measured, arguments: argparse.Namespace) -> int:
+    """Print the figures and return the exit code. Raise the failure that ended the evaluation early."""
     import json
 
     from areal_evaluation.report import report
@@ -116,8 +127,8 @@ def _log(measured: Measured, arguments: argparse.Namespace) -> int:
         print_out(f"written to {arguments.output}")
     if signal or failure is not None:
         print_error(
-            f"{'interrupted' if signal else 'not complete'}: these are the figures of {figures['finished']} of "
-            f"{figures['episodes']} episodes; short answers end first and weigh too much in them"
+            f"{'interrupted' if signal else 'not complete'}: the figures cover {figures['finished']} of "
+            f"{figures['episodes']} episodes; short answers finish first, so they are over-represented"
         )
     if failure is not None:
         raise failure
@@ -125,53 +136,60 @@ def _log(measured: Measured, arguments: argparse.Namespace) -> int:
 
 
 def _address(arguments: argparse.Namespace) -> Address | None:
-    """Where the model is that is asked, where it is somebody else's."""
+    """Return the address of the model with --endpoint, else None."""
     if arguments.endpoint is None:
-        for word in ("api_key_variable", "request_timeout"):
-            if getattr(arguments, word) is not None:
-                raise UsageError(f"--{word.replace('_', '-')} says something of an endpoint, and none is named")
+        for option in ("api_key_variable", "request_timeout"):
+            if getattr(arguments, option) is not None:
+                raise UsageError(f"--{option.replace('_', '-')} needs --endpoint URL")
         return None
     if arguments.model is None:
-        raise UsageError(f"--endpoint {arguments.endpoint} needs the model's name there", hints=("add --model NAME",))
+        raise UsageError(
+            f"--endpoint {arguments.endpoint} needs the name of the model there", hints=("add --model NAME",)
+        )
     from areal_evaluation.address import DEFAULT_VARIABLE, Address
 
     variable = arguments.api_key_variable or (DEFAULT_VARIABLE if os.environ.get(DEFAULT_VARIABLE) else "")
     timeout_s = 600.0 if arguments.request_timeout is None else arguments.request_timeout
     address = Address(arguments.endpoint.rstrip("/"), arguments.model, variable, request_timeout_s=timeout_s)
-    _ = address.headers  # before anything is started
+    _ = address.headers  # raises if the key's variable is not set, before anything starts
     return address
 
 
 def _resolved(arguments: argparse.Namespace) -> tuple[Resolved, Path | None]:
-    """The config, and the folder of the model that takes the place of the config's."""
+    """Return the config, and the folder of the model that replaces the config's, or None."""
     from areal_core.config import load_run, resolve
 
     request, run = read_request(arguments), arguments.run
-    named = Path(arguments.model) if arguments.model is not None and arguments.endpoint is None else None
-    if named is not None and not (named / "config.json").is_file():
+    folder = Path(arguments.model) if arguments.model is not None and arguments.endpoint is None else None
+    if folder is not None and not (folder / "config.json").is_file():
         hint = "name a Hugging Face folder, such as RUN_DIR/model or RUN_DIR/best"
-        raise UsageError(f"{named} is not a model folder: it has no config.json", hints=(hint,))
+        raise UsageError(f"{folder} is not a model folder: it has no config.json", hints=(hint,))
     if run is None:
-        return resolve(request.config, request.plugins, request.overrides, imports=True), named
+        return resolve(request.config, request.plugins, request.overrides, imports=True), folder
     if request.config is not None:
-        message = f"--run takes the config from {run}, so CONFIG ({request.config}) cannot be named as well"
+        message = f"--run uses the config of {run}, so CONFIG ({request.config}) cannot be named as well"
         raise UsageError(message, hints=("leave one of them out",))
     resolved = load_run(run, request.overrides, request.plugins, imports=True)
-    if named is None and arguments.endpoint is None:
-        named = next((folder for folder in (run / "best", run / "model") if (folder / "config.json").is_file()), None)
-        if named is None:
-            hints = f"let it finish: areal run --resume {run}", "or name a model: --model FOLDER"
+    if folder is None and arguments.endpoint is None:
+        folder = next((folder for folder in (run / "best", run / "model") if (folder / "config.json").is_file()), None)
+        if folder is None:
+            hints = f"let the run finish: areal run --resume {run}", "or name a model: --model FOLDER"
             raise UsageError(f"the run {run} has exported no model yet: it has neither best/ nor model/", hints=hints)
-    return resolved, named
+    return resolved, folder
 
 
 def numbers(text: str) -> list[int]:
-    """Whole numbers between commas, ascending."""
-    return sorted({int(word) for word in text.split(",")})
+    """Parse integers separated by commas; return them in ascending order."""
+    return sorted({int(number) for number in text.split(",")})
 
 
 def reward(text: str) -> float:
-    """A number that rewards can be compared with."""
-    if not math.isfinite(number := float(text)):
+    """Parse a finite number.
+
+    Raises:
+        ValueError: the text is not a number, or not finite.
+    """
+    number = float(text)
+    if not math.isfinite(number):
         raise ValueError(text)
     return number

@@ -1,7 +1,7 @@
-"""The process that plays the episodes of an evaluation: `python -m areal_evaluation.evaluator RUN_DIR WORDS`.
+"""Process that runs the episodes of an evaluation: `python -m areal_evaluation.evaluator RUN_DIR OPTIONS`.
 
-WORDS is a JSON object: `concurrency`, how many episodes are under way at a time, null for as many as in a run; and
-`address`, that of somebody else's model, null where the config's own engine generates.
+OPTIONS is a JSON object with `concurrency`, the maximum number of concurrent episodes (null: as many as in a run), and
+`address`, the fields of an `Address` (null: the config's own engine generates).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from areal_core.programs import Evaluator, Played
 
     Describe = Callable[[Played], Mapping[str, Any]]
-    """What is noted of an episode."""
+    """Returns the results of an episode, for its line in `samples.jsonl`."""
 
 
-def main(run_dir: str, words: str) -> int:
-    """Play all episodes, or those that end before somebody interrupts; the exit code."""
-    return run_role(lambda member: member.run(_play(RunFolder(Path(run_dir)), member, **json.loads(words))))
+def main(run_dir: str, options: str) -> int:
+    """Run all episodes, or those that end before an interruption, and return the exit code."""
+    return run_role(lambda member: member.run(_play(RunFolder(Path(run_dir)), member, **json.loads(options))))
 
 
 async def _play(run: RunFolder, member: Member, concurrency: int | None, address: dict[str, Any] | None) -> None:
@@ -47,27 +47,27 @@ async def _play(run: RunFolder, member: Member, concurrency: int | None, address
     async with opened as (evaluator, describe):
         member.notify(EpisodesExpected(evaluator.episodes))
         member.enter("evaluating")
-        began = time.monotonic()
+        began_at = time.monotonic()
 
         def take(played: Played) -> None:
-            line = {"row": played.row, "sample": played.sample, "seconds": time.monotonic() - began}
+            line = {"row": played.row, "sample": played.sample, "seconds": time.monotonic() - began_at}
             member.notify(EpisodePlayed({**line, **describe(played)}))
 
-        width = {"batch_size": concurrency, "group_size": 1, "max_pending_batches": 1} if concurrency else {}
-        await evaluator.play(take, resolved.config.rollout.model_copy(update=width))
+        limits = {"batch_size": concurrency, "group_size": 1, "max_pending_batches": 1} if concurrency else {}
+        await evaluator.play(take, resolved.config.rollout.model_copy(update=limits))
 
 
 @asynccontextmanager
 async def _open_engine(resolved: Resolved, run: RunFolder, member: Member) -> AsyncIterator[tuple[Evaluator, Describe]]:
-    """Episodes are played as those of a run are, by rollout workers and the config's engine."""
-    from areal_core.programs import open_evaluator  # torch takes long, and this process sends heartbeats already
+    """Open the config's engine and rollout workers, which run the episodes as those of a run."""
+    from areal_core.programs import open_evaluator  # importing torch takes long; heartbeats are sent in the meantime
 
     async with open_evaluator(resolved, run, member) as (evaluator, tokenizer):
         yield evaluator, lambda p: describe_episode(p.episode, tokenizer) if p.episode else {"error": p.error}
 
 
 def describe_episode(episode: Episode, tokenizer: Any) -> dict[str, Any]:
-    """An episode as it is noted. The completion is all that follows the first prompt, as the rewards see it."""
+    """Return the results of an episode. The completion is everything after the first prompt, as rewards see it."""
     from areal_core.data import FinishReason
 
     prompt, completions, conversations, count = "", [], [], 0
@@ -91,11 +91,12 @@ def describe_episode(episode: Episode, tokenizer: Any) -> dict[str, Any]:
 
 
 def _messages(tokens: list[int], sampled: list[bool], tokenizer: Any) -> list[dict[str, Any]]:
-    """A trajectory as a transcript: what the model sampled and what stood around it in turn, with special tokens."""
+    """Return a trajectory as a transcript: sampled text and context in turn, with special tokens."""
     messages: list[dict[str, Any]] = []
-    for is_own, run in itertools.groupby(zip(sampled, tokens, strict=True), key=lambda pair: pair[0]):
+    for is_sampled, run in itertools.groupby(zip(sampled, tokens, strict=True), key=lambda pair: pair[0]):
         text = tokenizer.decode([token for _, token in run])
-        messages.append({"role": "assistant" if is_own else "context", "text": text, "sampled": is_own})
+        role = "assistant" if is_sampled else "context"
+        messages.append({"role": role, "text": text, "sampled": is_sampled})
     return messages
 
 

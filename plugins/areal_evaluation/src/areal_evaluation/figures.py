@@ -1,4 +1,4 @@
-"""What the episodes of an evaluation say together: means, pass@k, groups of rows, causes of failures."""
+"""Compute the figures of an evaluation from its episodes: means, pass@k, categories, causes of failures."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ if TYPE_CHECKING:
 
     Lines = Sequence[Mapping[str, Any]]
 
-MOST_CAUSES = 50
-"""Of failures, that are told apart; the rest is counted together."""
-LONGEST_CAUSE = 300
+MAX_CAUSES = 50
+"""Number of causes of failures that are counted separately; the rest is counted as "others"."""
+MAX_CAUSE_LENGTH = 300
+"""Characters of a cause."""
 
 
-def work_out(lines: Lines, ks: Sequence[int], threshold: float) -> dict[str, Any]:
-    """Figures of the episodes that ended well.
+def compute(lines: Lines, ks: Sequence[int], threshold: float) -> dict[str, Any]:
+    """Return the figures of the episodes that finished.
 
     Args:
-        lines: of all that have ended; at least one has a `reward`.
-        ks: of pass@k.
-        threshold: an episode passes when its reward reaches it.
+        lines: all episodes that have ended. At least one has a `reward`.
+        ks: values of k for pass@k.
+        threshold: minimum reward of an episode that passes.
     """
     finished = [line for line in lines if "reward" in line]
     seconds = max(line["seconds"] for line in lines)
@@ -47,7 +48,7 @@ def work_out(lines: Lines, ks: Sequence[int], threshold: float) -> dict[str, Any
 
 
 def _means(finished: Lines, key: str) -> dict[str, float]:
-    """Of each of the named numbers that episodes have under a key; over those that have it."""
+    """Return the mean of each named number under a key, over the episodes that have it."""
     named = defaultdict(list)
     for line in finished:
         for name, value in line.get(key, {}).items():
@@ -56,50 +57,53 @@ def _means(finished: Lines, key: str) -> dict[str, float]:
 
 
 def rewards_of(finished: Lines, ks: Sequence[int], threshold: float) -> dict[str, Any]:
-    """Mean reward and pass@k of some episodes that ended well."""
+    """Return the mean reward and pass@k of episodes that finished."""
     rewards = defaultdict(list)
     for line in finished:
         rewards[line["row"]].append(line["reward"])
-    mean = mean_over_prompts([fmean(own) for own in rewards.values()], trials=len(finished) / len(rewards))
+    mean = mean_over_prompts([fmean(values) for values in rewards.values()], trials=len(finished) / len(rewards))
     passes = {str(k): mean_pass_at_k(rewards, k, threshold) for k in ks}
-    return {"reward": mean._asdict(), "pass_at_k": {k: found and found._asdict() for k, found in passes.items()}}
+    return {
+        "reward": mean._asdict(),
+        "pass_at_k": {k: estimate and estimate._asdict() for k, estimate in passes.items()},
+    }
 
 
 def by_category(lines: Lines, ks: Sequence[int], threshold: float) -> dict[str, Any]:
-    """Mean reward, pass@k and failures of the rows of each category; nothing where no line has a `category`.
+    """Return mean reward, pass@k and failures by category; empty if no line has a `category`.
 
     Args:
-        lines: of all episodes that have ended.
-        ks: of pass@k.
-        threshold: an episode passes when its reward reaches it.
+        lines: all episodes that have ended.
+        ks: values of k for pass@k.
+        threshold: minimum reward of an episode that passes.
     """
     groups = defaultdict(list)
     for line in lines:
         if "category" in line:
             groups[line["category"]].append(line)
-    found = {}
-    for name, own in sorted(groups.items()):
-        finished = [line for line in own if "reward" in line]
+    categories = {}
+    for name, members in sorted(groups.items()):
+        finished = [line for line in members if "reward" in line]
         figures = rewards_of(finished, ks, threshold) if finished else {"reward": None, "pass_at_k": {}}
-        found[name] = {"finished": len(finished), "failed": len(own) - len(finished), **figures}
-    return found
+        categories[name] = {"finished": len(finished), "failed": len(members) - len(finished), **figures}
+    return categories
 
 
 def causes_of(lines: Lines) -> dict[str, int]:
-    """How many episodes failed of what, the most frequent first."""
+    """Return the number of failed episodes by cause, most frequent first."""
     counted = Counter(cause_of(line) for line in lines if "error" in line)
-    causes = dict(counted.most_common(MOST_CAUSES))
+    causes = dict(counted.most_common(MAX_CAUSES))
     if rest := counted.total() - sum(causes.values()):
         causes["others"] = rest
     return causes
 
 
 def cause_of(line: Mapping[str, Any]) -> str:
-    """Of an episode that failed, in one line: the last of its traceback, or what was said of it."""
-    said = str(line.get("cause") or "")
-    if not said:
-        *_, said = ["", *(text for text in str(line["error"]).splitlines() if text.strip())]
-        if said.startswith("data row ") and ": " in said:
-            said = said.split(": ", 1)[1]
-    said = said.strip()
-    return said if len(said) <= LONGEST_CAUSE else f"{said[:LONGEST_CAUSE]} ..."
+    """Return the cause of a failed episode in one line: its recorded cause, or the last line of its traceback."""
+    cause = str(line.get("cause") or "")
+    if not cause:
+        *_, cause = ["", *(text for text in str(line["error"]).splitlines() if text.strip())]
+        if cause.startswith("data row ") and ": " in cause:
+            cause = cause.split(": ", 1)[1]
+    cause = cause.strip()
+    return cause if len(cause) <= MAX_CAUSE_LENGTH else f"{cause[:MAX_CAUSE_LENGTH]} ..."

@@ -1,4 +1,4 @@
-"""From the evaluator to its driver."""
+"""Messages from the evaluator to its driver."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from areal_core.processes import Message
 
 
 class EpisodesExpected(Message):
-    """The engine is ready, and so many episodes will be played."""
+    """The engine is ready; `count` episodes will run."""
 
     count: int
 
 
 class EpisodePlayed(Message):
-    """An episode has ended; `line` is what stands of it in `samples.jsonl`."""
+    """An episode has ended. `line` is its line in `samples.jsonl`."""
 
     line: Mapping[str, Any]

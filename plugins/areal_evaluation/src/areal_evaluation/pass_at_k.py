@@ -1,7 +1,7 @@
-"""pass@k, and confidence intervals of figures that are means over prompts.
+"""pass@k, and confidence intervals of means over prompts.
 
-Answers to one prompt are not independent of each other, prompts are; so a prompt is the unit everywhere: a figure is
-the mean of one value per prompt, and its uncertainty comes from how these values differ between prompts. That is the
+Answers to one prompt are not independent of each other, but prompts are. So the prompt is the unit: a figure is the
+mean of one value per prompt, and its uncertainty comes from how these values differ between prompts. This is the
 clustered standard error of Miller, "Adding Error Bars to Evals" (2024), arXiv:2411.00640, section 2.2.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 TOLERANCE = 1e-9
-"""A weighted sum of rewards that should be 1 may be less by rounding."""
+"""Rounding tolerance of the threshold: a weighted sum of rewards may be slightly below its exact value."""
 
 
 class Estimate(NamedTuple):
@@ -24,9 +24,9 @@ class Estimate(NamedTuple):
 
     Attributes:
         value: the mean.
-        low, high: bounds of its 95% confidence interval; None where one prompt says nothing about others.
-        prompts: how many there were.
-        standard_error: of the mean, prompts being the unit; None where one prompt says nothing about others.
+        low, high: bounds of its 95% confidence interval; None if unknown, with a single prompt.
+        prompts: number of prompts.
+        standard_error: standard error of the mean over prompts; None with a single prompt.
     """
 
     value: float
@@ -37,15 +37,15 @@ class Estimate(NamedTuple):
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """The probability that of k samples of a prompt at least one passes, estimated without bias from n >= k of them.
+    """Return the unbiased estimate of the probability that at least one of k samples of a prompt passes.
 
-    1 - C(n - c, k) / C(n, k): the share of all subsets of size k that contain one that passed. Chen et al.,
+    1 - C(n - c, k) / C(n, k): the share of subsets of size k that contain a passing sample. Chen et al.,
     "Evaluating Large Language Models Trained on Code" (2021), arXiv:2107.03374, equation 1.
 
     Args:
-        samples: n, of this prompt.
-        passed: c, how many of them passed.
-        k: at least 1.
+        samples: n, the number of samples of this prompt.
+        passed: c, the number of samples that passed.
+        k: from 1 to n.
 
     Raises:
         ValueError: k is not between 1 and n, or c not between 0 and n.
@@ -56,14 +56,16 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def mean_pass_at_k(rewards: Mapping[int, Sequence[float]], k: int, threshold: float = 1.0) -> Estimate | None:
-    """pass@k over prompts; a prompt with fewer than k samples is left out, None where that leaves none.
+    """Return the mean pass@k over prompts with at least k samples; None if there is no such prompt.
 
     Args:
-        rewards: of the samples of each prompt.
+        rewards: rewards of the samples of each prompt.
         k: at least 1.
-        threshold: a sample passes when its reward reaches it.
+        threshold: minimum reward of a sample that passes.
     """
-    counts = [(len(own), sum(reward >= threshold - TOLERANCE for reward in own)) for own in rewards.values()]
+    counts = [
+        (len(samples), sum(reward >= threshold - TOLERANCE for reward in samples)) for samples in rewards.values()
+    ]
     counts = [(samples, passed) for samples, passed in counts if samples >= k]
     if not counts:
         return None
@@ -72,18 +74,18 @@ def mean_pass_at_k(rewards: Mapping[int, Sequence[float]], k: int, threshold: fl
 
 
 def mean_over_prompts(values: Sequence[float], trials: float) -> Estimate:
-    """The mean of one value per prompt with a confidence interval.
+    """Return the mean of one value per prompt, with a confidence interval.
 
     Values within [0, 1] get Wilson's score interval with the effective sample size p (1 - p) / SE^2, after Franco,
     Little, Louis and Slud, "Comparative Study of Confidence Intervals for Proportions in Complex Sample Surveys"
-    (2019), Journal of Survey Statistics and Methodology 7(3): it stays within [0, 1] and does not shrink to a point
-    where all prompts pass. Other values get Student's interval, which means little below some ten prompts.
+    (2019), Journal of Survey Statistics and Methodology 7(3). It stays within [0, 1] and does not shrink to a point if
+    all prompts pass. Other values get Student's interval, which is unreliable below about ten prompts.
 
     Args:
-        values: one for each prompt, at least one.
-        trials: how many independent trials a prompt's value stands for at most: n for a mean of n samples, n / k for
-            pass@k. The effective sample size is no larger than with so many: where nearly all prompts have the same
-            value, the differences that were seen say too little of those that are rare.
+        values: one value for each prompt, at least one.
+        trials: upper bound of the number of independent trials behind a prompt's value: n for a mean of n samples,
+            n / k for pass@k. It bounds the effective sample size. If nearly all prompts have the same value, the
+            observed differences underestimate the rare ones.
     """
     prompts, mean = len(values), fmean(values)
     is_share = min(values) >= 0 and max(values) <= 1

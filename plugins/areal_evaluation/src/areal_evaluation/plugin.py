@@ -1,4 +1,4 @@
-"""What this plugin supplies: the command that measures a model. Imports nothing heavy."""
+"""Command of this plugin. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from areal_core.plugins import Command, hookimpl
 
 @hookimpl
 def areal_commands() -> list[Command]:
-    """`areal eval`, `areal evaluation eval`."""
+    """The command `areal eval`, also available as `areal evaluation eval`."""
     return [Command("eval", "evaluate a model without training it", target="areal_evaluation.command:main")]

@@ -1,4 +1,4 @@
-"""A proxy between agents and somebody else's model: it hides the key, bounds each wait, and notes what was said."""
+"""Proxy between agents and the endpoint: it hides the API key, limits the waiting time, and records every request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from areal_core.sdk import Endpoint
-from areal_evaluation.address import shown
+from areal_evaluation.address import shorten
 from areal_evaluation.transcripts import Transcript, answers_of, whole_answer
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from areal_evaluation.address import Address
 
-PASSED_UP: Final = ("content-type", "anthropic-version", "anthropic-beta")
-"""Headers of a request that reach the address."""
-PASSED_ON: Final = ("Content-Type", "Retry-After", "retry-after-ms", "x-should-retry", "x-request-id")
-"""Headers of an answer that reach the agent."""
+FORWARDED_REQUEST_HEADERS: Final = ("content-type", "anthropic-version", "anthropic-beta")
+"""Headers of a request that are forwarded to the endpoint."""
+FORWARDED_ANSWER_HEADERS: Final = ("Content-Type", "Retry-After", "retry-after-ms", "x-should-retry", "x-request-id")
+"""Headers of an answer that are forwarded to the agent."""
 LARGEST_BODY: Final = 64 * 2**20
-"""Bytes of a request, and of an answer."""
+"""Limit in bytes of a request and of an answer."""
 CUT_OFF: Final = ("length", "max_tokens", "incomplete", "max_output_tokens")
-"""Reasons of protocols for which an answer ended before the model was done."""
+"""Finish reasons of the protocols for an answer that reached its length limit."""
 
 
 @dataclass(slots=True)
@@ -37,17 +37,19 @@ class Recording:
     """One episode, as the model sees it.
 
     Attributes:
-        endpoint: what the agent is given.
-        transcript: what was said.
-        agent_ids: the models that were asked for, all of which the address's own stands in for.
-        answers, calls: of the model, and calls of tools in them.
-        failed_requests: that the address did not answer as it should.
-        fault: what was wrong with the last request; empty where it was answered.
-        last: the last answer as text.
-        is_truncated: whether that was cut off at its length.
-        tokens, prompt_tokens: of answers and prompts, as the address counts them; None where it does not.
-        answering_s: seconds that requests took, those side by side counted each.
-        under_way: requests that are not answered yet.
+        endpoint: endpoint that the agent gets.
+        transcript: messages of all requests and answers.
+        agent_ids: model names that the agent requested. The same model answers all of them.
+        answers: number of answers of the model.
+        calls: number of tool calls in the answers.
+        failed_requests: number of requests without a proper answer.
+        fault: what was wrong with the last request; empty if it was answered.
+        last: text of the last answer.
+        is_truncated: whether the last answer reached its length limit.
+        tokens: tokens of all answers, as the endpoint counts them; None if it does not.
+        prompt_tokens: tokens of all prompts, as the endpoint counts them; None if it does not.
+        answering_s: seconds that requests took, summed over concurrent ones.
+        active_tasks: tasks of requests that are not answered yet.
     """
 
     endpoint: Endpoint
@@ -62,31 +64,32 @@ class Recording:
     tokens: int | None = 0
     prompt_tokens: int | None = 0
     answering_s: float = 0.0
-    under_way: set[asyncio.Task[Any]] = field(default_factory=set)
+    active_tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
-    def heard(self, asked: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
-        """A request was answered."""
-        said = answers_of(answer)
-        self.transcript.add(asked, said)
+    def add_answer(self, asked: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+        """Record an answered request."""
+        messages = answers_of(answer)
+        self.transcript.add(asked, messages)
         self.fault = ""
         self.answers += 1
-        self.calls += sum(len(message.get("calls", ())) for message in said)
-        self.last = next((message["text"] for message in reversed(said) if message["text"]), "")
-        reasons = [choice.get("finish_reason") for choice in answer.get("choices") or () if isinstance(choice, dict)]
+        self.calls += sum(len(message.get("calls", ())) for message in messages)
+        self.last = next((message["text"] for message in reversed(messages) if message["text"]), "")
+        choices = [choice for choice in answer.get("choices") or () if isinstance(choice, dict)]
+        reasons = [choice.get("finish_reason") for choice in choices]
         self.is_truncated = any(r in CUT_OFF for r in (*reasons, answer.get("stop_reason"), answer.get("status")))
         usage = answer.get("usage") or {}
         self.tokens = _added(self.tokens, usage, "completion_tokens", "output_tokens")
         self.prompt_tokens = _added(self.prompt_tokens, usage, "prompt_tokens", "input_tokens")
 
-    def failed(self, asked: Mapping[str, Any], fault: str) -> None:
-        """A request was not answered as it should be."""
+    def add_failure(self, asked: Mapping[str, Any], fault: str) -> None:
+        """Record a request without a proper answer. An empty request, such as one for the models, is not recorded."""
         if asked:
             self.transcript.add(asked, [{"role": "endpoint", "text": fault}])
             self.failed_requests += 1
             self.fault = fault
 
     def metrics(self) -> dict[str, float]:
-        """What is counted of the episode, whether it ended well or not."""
+        """Return the counts of the episode, whether it succeeded or not."""
         counted = {
             "agents/turns": self.answers,
             "agents/calls": self.calls,
@@ -97,21 +100,22 @@ class Recording:
         return {name: value for name, value in counted.items() if value is not None}
 
 
-def _added(sum_: int | None, usage: Mapping[str, Any], *names: str) -> int | None:
-    told = next((usage[name] for name in names if isinstance(usage.get(name), int)), None)
-    return None if sum_ is None or told is None else sum_ + told
+def _added(total: int | None, usage: Mapping[str, Any], *names: str) -> int | None:
+    """Return a total plus the first of these counts in `usage`; None if the total or the count is unknown."""
+    count = next((usage[name] for name in names if isinstance(usage.get(name), int)), None)
+    return None if total is None or count is None else total + count
 
 
 class BadAnswerError(Exception):
-    """The address did not answer as it should; says how."""
+    """The endpoint sent something else than a proper answer. The message says what."""
 
 
 class RecordingProxy:
     """Serves the episodes of this process on loopback, as an asynchronous context manager.
 
     Args:
-        address: which model answers.
-        client: asks it; carries the key.
+        address: address of the model.
+        client: HTTP client for the address; it carries the API key.
     """
 
     def __init__(self, address: Address, client: aiohttp.ClientSession) -> None:
@@ -132,7 +136,7 @@ class RecordingProxy:
 
     @contextlib.contextmanager
     def episode(self) -> Iterator[Recording]:
-        """Serve an episode; afterwards its key is worth nothing, and what it still asks for is given up."""
+        """Serve one episode. At the end its key becomes invalid, and its open requests are cancelled."""
         key = f"sk-areal-{secrets.token_urlsafe(24)}"
         url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
         recording = self._recordings[key] = Recording(Endpoint(url, key, self._address.model))
@@ -140,14 +144,14 @@ class RecordingProxy:
             yield recording
         finally:
             del self._recordings[key]
-            for task in recording.under_way:
+            for task in recording.active_tasks:
                 task.cancel()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        written = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        recording = self._recordings.get(written) or self._recordings.get(request.headers.get("x-api-key", ""))
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        recording = self._recordings.get(bearer) or self._recordings.get(request.headers.get("x-api-key", ""))
         if recording is None:
-            return _refused("this key is none of an episode's, or its episode has ended", 401)
+            return _refused("this key belongs to no episode, or its episode has ended", 401)
         try:
             body = await request.json() if request.method == "POST" else {}
         except ValueError:
@@ -161,71 +165,71 @@ class RecordingProxy:
             body["model"] = self._address.model
             if self._address.temperature is not None:
                 body["temperature"] = self._address.temperature
-        task, began = asyncio.current_task(), time.monotonic()
+        task, began_at = asyncio.current_task(), time.monotonic()
         assert task is not None
-        recording.under_way.add(task)
+        recording.active_tasks.add(task)
         try:
             return await self._pass_on(request, recording, body)
         finally:
-            recording.under_way.discard(task)
-            recording.answering_s += time.monotonic() - began
+            recording.active_tasks.discard(task)
+            recording.answering_s += time.monotonic() - began_at
 
     async def _pass_on(self, request: web.Request, recording: Recording, body: dict[str, Any]) -> web.StreamResponse:
-        """Ask the address; what it answers, or what is wrong with that. The body is empty where no answer is asked."""
-        headers = {name: value for name, value in request.headers.items() if name.lower() in PASSED_UP}
-        # Where somebody redirects to, the key was not meant for.
-        asked: dict[str, Any] = {"headers": headers, "params": request.query, "allow_redirects": False}
+        """Forward a request and return the answer, or an error response. The body is empty unless it is a POST."""
+        headers = {name: value for name, value in request.headers.items() if name.lower() in FORWARDED_REQUEST_HEADERS}
+        # Do not follow redirects: the client would send the API key to another host.
+        options: dict[str, Any] = {"headers": headers, "params": request.query, "allow_redirects": False}
         url, limit = f"{self._address.url}/{request.match_info['path']}", self._address.request_timeout_s
         response, status = web.StreamResponse(), 502
         try:
             async with (
                 asyncio.timeout(limit) as deadline,
-                self._client.request(request.method, url, data=json.dumps(body) if body else None, **asked) as answer,
+                self._client.request(request.method, url, data=json.dumps(body) if body else None, **options) as answer,
             ):
-                return await _on_message(request, response, recording, body, answer)
+                return await _forward_answer(request, response, recording, body, answer)
         except TimeoutError:
             status = 504
             fault = f"has not answered within {limit:g} s (--request-timeout)" if deadline.expired() else "timed out"
-        except aiohttp.ClientError as broken:
-            fault = f"cannot be asked: {broken or type(broken).__name__}"
-        except BadAnswerError as bad:
-            fault = str(bad)
+        except aiohttp.ClientError as error:
+            fault = f"cannot be reached: {error or type(error).__name__}"
+        except BadAnswerError as error:
+            fault = str(error)
         except asyncio.CancelledError:
-            recording.failed(body, "the agent gave up waiting for the endpoint")
+            recording.add_failure(body, "the agent gave up waiting for the endpoint")
             raise
-        recording.failed(body, f"the endpoint {fault}")
+        recording.add_failure(body, f"the endpoint {fault}")
         if response.prepared and request.transport is not None:
-            request.transport.abort()  # the agent has a part of the answer, and no status can be told any more
+            request.transport.abort()  # a part of the answer has been sent, so the status can no longer be changed
             return response
         return _refused(f"{self._address.url} {fault}", status)
 
 
-async def _on_message(
+async def _forward_answer(
     request: web.Request,
     response: web.StreamResponse,
     recording: Recording,
     body: Mapping[str, Any],
     answer: aiohttp.ClientResponse,
 ) -> web.StreamResponse:
-    """An answer, noted. A stream is passed on as it comes; any other is looked at before the agent sees it."""
-    headers = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
+    """Record an answer and forward it. A stream is forwarded as it arrives; other answers are validated first."""
+    headers = {name: answer.headers[name] for name in FORWARDED_ANSWER_HEADERS if name in answer.headers}
     is_stream = answer.content_type == "text/event-stream" and answer.status == 200
     if is_stream:
         response.headers.update(headers)
         await response.prepare(request)
     raw = bytearray()
-    async for piece in answer.content.iter_any():
-        raw += piece
+    async for chunk in answer.content.iter_any():
+        raw += chunk
         if len(raw) > LARGEST_BODY:
             raise BadAnswerError(f"answered with more than {LARGEST_BODY >> 20} MiB")
         if is_stream:
-            await response.write(piece)
+            await response.write(chunk)
     if body and answer.status >= 400:
-        recording.failed(body, f"the endpoint answered {answer.status}: {shown(raw.decode(errors='replace'))}")
+        recording.add_failure(body, f"the endpoint answered {answer.status}: {shorten(raw.decode(errors='replace'))}")
     elif body:
-        found = _paired(whole_answer(_events(raw)) if is_stream else _read(raw, answer))
-        if "input_tokens" not in found:  # a count of tokens is not an answer
-            recording.heard(body, found)
+        parsed = _paired(whole_answer(_events(raw)) if is_stream else _read(raw, answer))
+        if "input_tokens" not in parsed:  # the answer of /messages/count_tokens is not the model's
+            recording.add_answer(body, parsed)
     if not is_stream:
         return web.Response(body=bytes(raw), status=answer.status, headers=headers)
     await response.write_eof()
@@ -233,28 +237,32 @@ async def _on_message(
 
 
 def _read(raw: bytearray, answer: aiohttp.ClientResponse) -> dict[str, Any]:
-    """An answer that came whole; `BadAnswerError` where it is none."""
-    text, told = raw.decode(errors="replace"), f"answered {answer.status}"
+    """Parse an answer that is not a stream.
+
+    Raises:
+        BadAnswerError: it is a redirect, not JSON, or not an answer in a known protocol.
+    """
+    text, status = raw.decode(errors="replace"), f"answered {answer.status}"
     if answer.status >= 300:
-        raise BadAnswerError(f"{told}: it redirects to {answer.headers.get('Location')}")
+        raise BadAnswerError(f"{status}: it redirects to {answer.headers.get('Location')}")
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError):
-        raise BadAnswerError(f"{told} and no JSON: {shown(text)}") from None
-    if not isinstance(found, dict) or not ({"choices", "output", "content", "input_tokens"} & set(found)):
-        raise BadAnswerError(f"{told} and nothing that is an answer: {shown(json.dumps(found))}")
-    return found
+        raise BadAnswerError(f"{status}, but not with JSON: {shorten(text)}") from None
+    if not isinstance(parsed, dict) or not ({"choices", "output", "content", "input_tokens"} & set(parsed)):
+        raise BadAnswerError(f"{status}, but not with an answer of a model: {shorten(json.dumps(parsed))}")
+    return parsed
 
 
 def _paired(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Join surrogates whose halves came in two pieces of a stream.
+    """Join surrogate pairs that were split between two chunks of a stream.
 
     Raises:
         BadAnswerError: the answer has an unpaired surrogate. No file or message can hold its text.
     """
     joined: dict[str, Any] = json.loads(json.dumps(answer))
     if not _is_unicode(joined):
-        raise BadAnswerError(f"answered with text that is not valid Unicode: {shown(json.dumps(answer))}")
+        raise BadAnswerError(f"answered with text that is not valid Unicode: {shorten(json.dumps(answer))}")
     return joined
 
 
@@ -276,6 +284,6 @@ def _events(raw: bytearray) -> Iterator[dict[str, Any]]:
 
 
 def _refused(message: str, status: int) -> web.Response:
-    """In the words of both families of protocols."""
+    """Return an error response that OpenAI's and Anthropic's SDKs understand."""
     error = {"message": message, "type": "endpoint_error", "code": "endpoint_error"}
     return web.json_response({"type": "error", "error": error}, status=status)

@@ -1,4 +1,4 @@
-"""The figures of an evaluation for people: as a text for the terminal, and as an HTML page with every episode."""
+"""Reports of an evaluation: text for the terminal, and an HTML page with every episode."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SHOWN_CAUSES = 5
-MOST_EPISODES = 2000
-"""On the page; a browser opens no more at once. The others stand in `samples.jsonl`."""
+"""Causes of failures in the text report."""
+MAX_EPISODES = 2000
+"""Episodes on the page, because browsers are slow with more. `samples.jsonl` has all of them."""
 
 
 def report(figures: dict[str, Any]) -> str:
-    """A line for each figure; below them a table of categories and the causes of failures, where there are such."""
+    """Return the text report: a line for each figure, then a table of categories and the causes of failures."""
     rows = _rows(figures)
     width = max(len(label) for label in rows)
     lines = [figures["name"], *(f"  {label:<{width}}  {text}" for label, text in rows.items())]
@@ -26,20 +27,20 @@ def report(figures: dict[str, Any]) -> str:
 
 
 def write_page(path: Path, figures: dict[str, Any], samples: Path) -> None:
-    """Write the page: figures, and what was said in every episode, folded.
+    """Write the HTML page with the figures and the transcripts of all episodes.
 
     Args:
-        path: of the file.
-        figures: as they stand in `evaluation.json`.
+        path: path of the page.
+        figures: contents of `evaluation.json`.
         samples: file of JSON lines, one for each episode that has ended.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the page cannot be written.
     """
     from jinja2 import Environment
 
     with samples.open(encoding="utf-8") as lines:
-        episodes = sorted(islice(map(json.loads, lines), MOST_EPISODES), key=lambda e: (e["row"], e["sample"]))
+        episodes = sorted(islice(map(json.loads, lines), MAX_EPISODES), key=lambda e: (e["row"], e["sample"]))
     environment = Environment(autoescape=True)
     environment.globals |= {
         "interval": interval,
@@ -52,9 +53,9 @@ def write_page(path: Path, figures: dict[str, Any], samples: Path) -> None:
 
 def _rows(figures: dict[str, Any]) -> dict[str, str]:
     evaluation, sampling = figures["config"]["evaluation"], figures["config"]["sampling"]
-    asked, length = evaluation["temperature"], figures["response_length"]
-    temperature = f"temperature {sampling['temperature'] if asked is None else asked:g}"
-    if figures["endpoint"] and asked is None:
+    eval_temperature, length = evaluation["temperature"], figures["response_length"]
+    temperature = f"temperature {sampling['temperature'] if eval_temperature is None else eval_temperature:g}"
+    if figures["endpoint"] and eval_temperature is None:
         temperature = "the agent's temperature"
     samples = f"{evaluation['samples_per_prompt']} answers to each at {temperature}"
     lengths = "tokens are not counted by the endpoint" if length is None else f"{length:.1f} tokens"
@@ -74,9 +75,9 @@ def _rows(figures: dict[str, Any]) -> dict[str, str]:
 
 
 def interval(estimate: dict[str, float] | None) -> str:
-    """A figure with its confidence interval and its standard error."""
+    """Return a figure as text with its confidence interval and its standard error."""
     if estimate is None:
-        return "no prompt has so many answers"
+        return "no prompt has enough answers"
     if estimate["low"] is None:
         return f"{estimate['value']:.3f}  (one prompt: no interval)"
     error = "" if estimate["standard_error"] is None else f"; standard error {estimate['standard_error']:.3f}"
@@ -88,11 +89,11 @@ def _categories(figures: dict[str, Any]) -> Iterator[str]:
         return
     ks = figures["pass_at_k"]
     table: list[tuple[Any, ...]] = [(figures["category"], "prompts", "reward", *(f"pass@{k}" for k in ks), "failed")]
-    for name, own in figures["categories"].items():
-        prompts = own["reward"]["prompts"] if own["reward"] else 0
-        values = [own["reward"], *(own["pass_at_k"].get(k) for k in ks)]
+    for name, category in figures["categories"].items():
+        prompts = category["reward"]["prompts"] if category["reward"] else 0
+        values = [category["reward"], *(category["pass_at_k"].get(k) for k in ks)]
         cells = ("-" if value is None else f"{value['value']:.3f}" for value in values)
-        table.append((name, prompts, *cells, own["failed"]))
+        table.append((name, prompts, *cells, category["failed"]))
     width = max(len(name) for name, *_ in table)
     yield ""
     yield from (f"  {name:<{width}}{''.join(f'{cell:>12}' for cell in cells)}" for name, *cells in table)
@@ -101,7 +102,7 @@ def _categories(figures: dict[str, Any]) -> Iterator[str]:
 def _failures(figures: dict[str, Any]) -> Iterator[str]:
     causes = list(figures["failures"].items())
     if causes:
-        yield "\n  failed of"
+        yield "\n  causes of failures"
     yield from (f"  {count:>6}  {cause}" for cause, count in causes[:SHOWN_CAUSES])
-    if more := sum(count for _, count in causes[SHOWN_CAUSES:]):
-        yield f"  {more:>6}  other causes (evaluation.json)"
+    if others := sum(count for _, count in causes[SHOWN_CAUSES:]):
+        yield f"  {others:>6}  other causes (evaluation.json)"

@@ -1,7 +1,7 @@
-"""What was said in an episode, message by message, whichever protocol an agent speaks; the model's words verbatim.
+"""Transcripts of episodes, independent of the agent's protocol. The model's output is kept verbatim.
 
-A message of a transcript has `role` and `text`; where there are such, `reasoning` and `calls` (name and arguments as
-they were written); and `sampled`, true where the model under evaluation said it in this episode.
+A message of a transcript has `role` and `text`. It may have `reasoning`, `calls` (names and arguments, as written), and
+`sampled`, which is true if the evaluated model wrote the message in this episode.
 """
 
 from __future__ import annotations
@@ -16,46 +16,50 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 ECHOES = ("reasoning", "function_call")
-"""Items of OpenAI's responses that repeat what the model said."""
-LONGEST_PART = 2000
-"""Characters of a part that is no text and is shown as it is; a longer one, such as an image, by its kind."""
+"""Item types of OpenAI's responses API that repeat the model's earlier output."""
+MAX_PART_LENGTH = 2000
+"""Characters of a part that is not text and is shown as JSON. For a longer one, such as an image, only its type is
+shown."""
 
 
 class Transcript:
-    """The conversations of one episode. A request that repeats an earlier one and goes on continues it."""
+    """The conversations of one episode. A request that extends an earlier one continues its conversation."""
 
     def __init__(self) -> None:
         self.conversations: list[list[Message]] = []
-        self._asked: list[list[Any]] = []
+        self._requests: list[list[Any]] = []
 
-    def add(self, asked: Mapping[str, Any], said: Sequence[Message]) -> None:
-        """A request, and what the model answered to it.
+    def add(self, request: Mapping[str, Any], answer: Sequence[Message]) -> None:
+        """Add a request and the model's answer to it.
 
         Args:
-            asked: the request's body.
-            said: messages of the answer, see `answers_of`; empty where it failed.
+            request: body of the request.
+            answer: messages of the answer, see `answers_of`; or one message of the role "endpoint" if it failed.
         """
-        messages = _messages_of(asked)
-        number = next((n for n, known in enumerate(self._asked) if messages[: len(known)] == known), len(self._asked))
-        if number == len(self._asked):
+        messages = _messages_of(request)
+        starts = (n for n, earlier in enumerate(self._requests) if messages[: len(earlier)] == earlier)
+        number = next(starts, len(self._requests))
+        if number == len(self._requests):
             self.conversations.append([])
-            self._asked.append([])
-        known, self._asked[number] = len(self._asked[number]), messages
+            self._requests.append([])
+        known = len(self._requests[number])
+        self._requests[number] = messages
         new = dropwhile(_repeats, messages[known:]) if known else messages
-        self.conversations[number] += [*(message for one in new for message in _read(one)), *said]
+        self.conversations[number] += [message for item in new for message in _read(item)]
+        self.conversations[number] += answer
 
 
 def answers_of(answer: Mapping[str, Any]) -> list[Message]:
-    """The messages of a whole answer in any of the protocols: one for each choice, or for each item."""
-    said: list[Any] = [choice.get("message") for choice in _objects(answer.get("choices"))]
-    said += _objects(answer.get("output"))
+    """Return the messages of a complete answer in any protocol: one for each choice, or for each item."""
+    messages: list[Any] = [choice.get("message") for choice in _objects(answer.get("choices"))]
+    messages += _objects(answer.get("output"))
     if answer.get("type") == "message":
-        said.append({"role": "assistant", "content": answer.get("content")})
-    return [{**message, "sampled": True} for one in said for message in _read(one or {})]
+        messages.append({"role": "assistant", "content": answer.get("content")})
+    return [{**message, "sampled": True} for item in messages for message in _read(item or {})]
 
 
 def whole_answer(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """An answer in pieces as it would have come whole; what is not told in pieces is not in it."""
+    """Return a streamed answer in the form of a complete one. Fields that its events do not have are left out."""
     content, finish = "", None
     usage: dict[str, Any] = {}
     calls: dict[Any, dict[str, str]] = defaultdict(lambda: {"name": "", "arguments": ""})
@@ -63,8 +67,8 @@ def whole_answer(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         match event:
             case {"type": "response.completed" | "response.incomplete", "response": dict(whole)}:
                 return whole
-            case {"type": "message_start", "message": {"usage": dict(told)}} | {"usage": dict(told)}:
-                usage |= told
+            case {"type": "message_start", "message": {"usage": dict(counts)}} | {"usage": dict(counts)}:
+                usage |= counts
         match event:
             case {"type": "content_block_start", "index": n, "content_block": {"type": "tool_use", "name": str(name)}}:
                 calls[n]["name"] = name
@@ -84,23 +88,28 @@ def whole_answer(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {"choices": [{"message": message, "finish_reason": finish}], "usage": usage}
 
 
-def _messages_of(asked: Mapping[str, Any]) -> list[Any]:
-    first = asked.get("instructions") or asked.get("system")
-    rest = asked.get("messages") or asked.get("input") or []
-    rest = [{"role": "user", "content": rest}] if isinstance(rest, str) else rest
-    return [*([{"role": "system", "content": first}] if first else []), *(rest if isinstance(rest, list) else [rest])]
+def _messages_of(request: Mapping[str, Any]) -> list[Any]:
+    """Return the messages of a request in any protocol, the system message first."""
+    system = request.get("instructions") or request.get("system")
+    messages = request.get("messages") or request.get("input") or []
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if not isinstance(messages, list):
+        messages = [messages]
+    return [{"role": "system", "content": system}, *messages] if system else list(messages)
 
 
 def _repeats(message: Any) -> bool:
+    """Return whether a message repeats the model's earlier output."""
     return isinstance(message, dict) and (message.get("role") == "assistant" or message.get("type") in ECHOES)
 
 
 def _read(message: Any) -> Iterator[Message]:
-    """A message of any protocol; one of Anthropic's that holds results of tools is several."""
-    found: Message = {"role": "?", "text": ""}
+    """Yield the transcript messages of a protocol's message. Anthropic's messages may hold several tool results."""
+    result: Message = {"role": "?", "text": ""}
     thoughts, calls, has_results = [], [], False
     if isinstance(message, dict):
-        found["role"] = message.get("role") or ("assistant" if message.get("type") in ECHOES else "tool")
+        result["role"] = message.get("role") or ("assistant" if message.get("type") in ECHOES else "tool")
     for part in _parts(message):
         match part:
             case {"type": "tool_result" | "function_call_output"}:
@@ -113,17 +122,17 @@ def _read(message: Any) -> Iterator[Message]:
                 arguments = call.get("arguments", call.get("input"))
                 calls.append({"name": _text(call.get("name")), "arguments": _text(arguments)})
             case _:
-                found["text"] += _text(part)
+                result["text"] += _text(part)
     if any(thoughts):
-        found["reasoning"] = "\n".join(filter(None, thoughts))
+        result["reasoning"] = "\n".join(filter(None, thoughts))
     if calls:
-        found["calls"] = calls
-    if len(found) > 2 or found["text"] or not has_results:
-        yield found
+        result["calls"] = calls
+    if len(result) > 2 or result["text"] or not has_results:
+        yield result
 
 
 def _parts(message: Any) -> list[Any]:
-    """The texts, thoughts, calls and results of calls in a message, as the blocks of Anthropic's messages are."""
+    """Return the texts, reasoning, calls and tool results of a message, in the form of Anthropic's content blocks."""
     if not isinstance(message, dict) or message.get("type") in (*ECHOES, "function_call_output"):
         return [message]
     content, thought = message.get("content"), message.get("reasoning_content") or message.get("reasoning")
@@ -132,7 +141,7 @@ def _parts(message: Any) -> list[Any]:
 
 
 def _text(content: Any) -> str:
-    """A content as text; what is none, such as an image, by its kind."""
+    """Return a content as text; for an image and the like its JSON, or its type if that is too long."""
     match content:
         case None:
             return ""
@@ -142,9 +151,9 @@ def _text(content: Any) -> str:
             return "".join(map(_text, content))
         case {"text": str(text)} | {"refusal": str(text)}:
             return text
-    told = json.dumps(content, ensure_ascii=False)
-    return f"[{content['type']}]" if len(told) > LONGEST_PART and "type" in content else told
+    text = json.dumps(content, ensure_ascii=False)
+    return f"[{content['type']}]" if len(text) > MAX_PART_LENGTH and "type" in content else text
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
