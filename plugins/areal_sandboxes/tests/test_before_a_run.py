@@ -14,7 +14,7 @@ from areal_sandboxes import programs
 def chosen(sandbox, *words):
     """A config with this sandbox, resolved; its words are looked up anew."""
     pytest.importorskip("areal_grpo", reason="the first-party plugins are not installed")
-    programs.program.cache_clear()
+    programs.find_program.cache_clear()
     rewards = [{"type": "sandboxes/unit_tests", "sandbox": sandbox}]
     return resolve(None, ["grpo", "sandboxes"], [f"rewards={json.dumps(rewards)}", *words])
 
@@ -40,7 +40,7 @@ def test_a_program_that_is_missing_is_told_before_a_run(sandbox, told, monkeypat
 
 def test_an_interpreter_that_is_not_there_is_told_before_a_run(bubblewrap, tmp_path):
     bubblewrap()
-    with pytest.raises(ConfigError, match="which is no program of this machine"):
+    with pytest.raises(ConfigError, match="which is not a program of this machine"):
         chosen({"type": "sandboxes/bubblewrap", "python": str(tmp_path / "python")})
 
 

@@ -56,7 +56,7 @@ def test_a_program_that_means_harm(program, cgroup, bubblewrap, tmp_path, port, 
 
 def test_the_kernel_ends_what_takes_more_memory_than_all_may_have(bubblewrap):
     if Cgroups.find() is None:
-        pytest.skip("no cgroup can be made here")
+        pytest.skip("cannot make a cgroup here")
     sandbox = bubblewrap(memory_mib=128, cgroup="required")
     code = (
         "import os, time\n"
@@ -72,7 +72,7 @@ def test_the_kernel_ends_what_takes_more_memory_than_all_may_have(bubblewrap):
 def test_groups_are_removed(bubblewrap):
     found = Cgroups.find()
     if found is None:
-        pytest.skip("no cgroup can be made here")
+        pytest.skip("cannot make a cgroup here")
     sandbox = bubblewrap(cgroup="required", time_s=1)
     asyncio.run(sandbox.run(["sleep", "60"]))
     assert list(found.memory.glob(f"areal-{os.getpid()}-*")) == []
@@ -135,7 +135,7 @@ def test_further_paths_are_shown_to_be_read(bubblewrap, tmp_path):
     assert asyncio.run(sandbox.run(["cat", str(text)])).output == "known"
     assert asyncio.run(sandbox.run(["sh", "-c", f"echo x > {text}"])).exit_code != 0
     assert text.read_text() == "known"
-    with pytest.raises(ConfigError, match="paths of the sandbox bubblewrap are not there"):
+    with pytest.raises(ConfigError, match="paths of the sandbox bubblewrap do not exist"):
         bubblewrap(paths=[tmp_path / "nothing"])
 
 
@@ -159,7 +159,7 @@ def test_no_more_run_at_a_time_than_may(bubblewrap):
         most = 0
         runs = asyncio.gather(*(sandbox.run(["sleep", "0.3"]) for _ in range(6)))
         while not runs.done():
-            most = max(most, 2 - sandbox._places._value)
+            most = max(most, 2 - sandbox._slots._value)
             await asyncio.sleep(0.02)
         return most, await runs
 
@@ -171,25 +171,25 @@ def test_no_more_run_at_a_time_than_may(bubblewrap):
 def test_too_many_files_and_too_large_ones_are_refused(bubblewrap):
     sandbox = bubblewrap(disk_mib=1)
     for files in ({"a": "x" * (2 << 20)}, {str(number): "" for number in range(300)}):
-        with pytest.raises(ValueError, match=r"more than the 256|sandbox holds"):
+        with pytest.raises(ValueError, match=r"too many; a command may have 256|sandbox holds"):
             asyncio.run(sandbox.run(["true"], files=files))
     for words in ([], ["a\0b"], "true", ["x" * (1 << 18)]):
-        with pytest.raises(ValueError, match=r"a command is a list|be given this word"):
+        with pytest.raises(ValueError, match=r"a command must be a list|cannot pass this argument"):
             asyncio.run(sandbox.run(words))
 
 
 def test_where_it_is_not_installed(monkeypatch, tmp_path):
     from areal_sandboxes.bubblewrap import Bubblewrap
-    from areal_sandboxes.programs import program
+    from areal_sandboxes.programs import find_program
 
-    program.cache_clear()
+    find_program.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="needs the program bwrap, which is not installed") as caught:
         Bubblewrap(BubblewrapSettings())
     assert "apt-get install bubblewrap" in str(caught.value)
     finding = check_bubblewrap()
     assert finding.is_well, "a machine without it is well, as long as no config names it"
-    assert finding.text.startswith("not usable here, and needed only where a config names sandboxes/bubblewrap")
+    assert finding.text.startswith("not usable here, and needed only if a config names sandboxes/bubblewrap")
     assert "apt-get install bubblewrap" in finding.text
 
 
@@ -250,6 +250,6 @@ def test_what_is_required_and_not_there(bubblewrap, monkeypatch, tmp_path):
 
     monkeypatch.setattr(cgroups, "MOUNTS", tmp_path / "mounts")
     (tmp_path / "mounts").write_text("")
-    with pytest.raises(ConfigError, match="no cgroup can be made here"):
+    with pytest.raises(ConfigError, match="cannot make a cgroup here"):
         bubblewrap(cgroup="required")
     assert "no cgroup" in bubblewrap().description

@@ -240,12 +240,12 @@ def test_a_program_sees_its_own_folder_and_a_test_does_not(reward):
 @pytest.mark.parametrize(
     ("tests", "why"),
     [
-        ("add(1, 2)", "they assert nothing, so that any program would pass"),
+        ("add(1, 2)", "they assert nothing, so any program would pass"),
         (["x = add(1, 2)", "def check(f):\n    f(1, 2)\ncheck(add)"], "they assert nothing"),
         ("def check(f):\n    assert f(1, 2) == 3", r"they pass without a call of the program: end .* check\(NAME\)"),
         ("assert True", "they pass without a call"),
         ("assert add(1, 2) = 3", "they are not Python: .*line 1"),
-        ("assert add(lambda: 1, 2) == 3", "they hand the program what is no data, such as a function"),
+        ("assert add(lambda: 1, 2) == 3", "they pass the program an argument that is not data, such as a function"),
     ],
 )
 @pytest.mark.parametrize("completion", [RIGHT, "def add(a, b): return 0"])

@@ -1,1 +1,1 @@
-"""Places where code that nobody has read may run, and a reward by unit tests, for areal."""
+"""Sandboxes that run untrusted code, and a reward by unit tests."""

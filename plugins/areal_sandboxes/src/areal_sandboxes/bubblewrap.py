@@ -1,4 +1,4 @@
-"""A sandbox of Linux namespaces: each command in a new bubblewrap."""
+"""Sandbox of Linux namespaces: each command runs in a new bubblewrap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from areal_sandboxes.config import MEBIBYTE
 from areal_sandboxes.request import Request, sealed
 from areal_sandboxes.running import GATE, Watched
 from areal_sandboxes.system_calls import system_call_filter
-from areal_sandboxes.walls import FOLDER, inner_words, limits, outer_words
+from areal_sandboxes.walls import FOLDER, inner_command, limits, outer_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,45 +26,50 @@ if TYPE_CHECKING:
     from areal_sandboxes.cgroups import Group
     from areal_sandboxes.config import BubblewrapSettings
 
-PROBE_S: Final = 60.0
-GONE_S: Final = 30.0
-"""For the kernel to end what it has been told to end."""
+PROBE_TIMEOUT_S: Final = 60.0
+"""Seconds that the trial command may take when a sandbox is created."""
+EXIT_TIMEOUT_S: Final = 30.0
+"""Seconds that killed processes may take to exit."""
 OWN_PROCESSES: Final = 8
-"""Bubblewrap's own, which a cgroup counts too."""
+"""Number of bubblewrap's own processes in a sandbox, which its cgroup counts too."""
 BY_SIGNAL: Final[Mapping[int, str]] = {signal.SIGXCPU: "cpu", signal.SIGXFSZ: "file"}
+"""Name of the limit that ends a command with this signal."""
 HINTS: Final = {
     "nknown option": "bubblewrap 0.8 or newer is needed: `bwrap --version`",
     "amespace": "allow user namespaces: sysctl user.max_user_namespaces=15000, kernel.unprivileged_userns_clone=1 "
     "(Debian), kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu); in a container, also its own seccomp profile",
     "proc on": "a container that hides parts of /proc cannot hold another one: docker run --security-opt "
     "systempaths=unconfined",
-    "setresuid": "this root can be no other user: run areal as a user, or give its namespace the user 65534",
+    "setresuid": "this root cannot become another user: run areal as a user, or map the user 65534 into its namespace",
     "prlimit": "Linux 5.14 or newer is needed, which counts processes by namespace",
 }
+"""Hints by a part of bubblewrap's error message."""
 
 
 class Bubblewrap:
-    """Runs each command in namespaces of its own, which end with it.
+    """Runs each command in new namespaces, which are destroyed when it ends.
 
-    It holds against what a program can do to the machine's files, network, other processes, environment and
-    resources; not against one that breaks the kernel. The README says what is limited how.
+    It protects the machine's files, network, other processes, environment and resources. It does not protect against
+    code that exploits the kernel. docs/guides/rewards.md has the limits.
 
     Args:
-        settings: limits, and what is shown.
+        settings: limits, and further paths that commands may read.
 
     Raises:
-        ConfigError: it does not work on this machine.
+        ConfigError: bubblewrap does not work on this machine.
     """
 
     def __init__(self, settings: BubblewrapSettings) -> None:
         self._settings = settings
-        self._places = asyncio.Semaphore(settings.places)
-        self._outer, self._inner, self._limits = outer_words(settings), inner_words(settings), limits(settings)
+        self._slots = asyncio.Semaphore(settings.slots)
+        self._outer = outer_command(settings)
+        self._inner = inner_command(settings)
+        self._limits = limits(settings)
         self._filter = system_call_filter()
         self._cgroups = Cgroups.find() if settings.cgroup != "never" else None
         if self._cgroups is None and settings.cgroup == "required":
             raise ConfigError(
-                "no cgroup can be made here in which the sandbox bubblewrap would limit memory",
+                "the sandbox bubblewrap cannot make a cgroup here to limit memory",
                 hints=(
                     "run as root, or in a unit of systemd with Delegate=yes and DelegateSubgroup=",
                     "cgroup: where possible",
@@ -74,12 +79,12 @@ class Bubblewrap:
 
     @property
     def description(self) -> str:
-        """What holds on this machine, in a line."""
+        """What is enforced on this machine, in one line."""
         settings = self._settings
-        memory = f"{settings.memory_mib} MiB "
-        memory += "for all processes of a command (cgroup)" if self._cgroups else "for each process, no cgroup"
+        scope = "for all processes of a command (cgroup)" if self._cgroups else "for each process, no cgroup"
         calls = "filtered" if self._filter else "not filtered on this architecture"
-        return f"works{' as nobody' if self._outer else ''}; memory {memory}; system calls {calls}"
+        user = " as nobody" if self._outer else ""
+        return f"works{user}; memory {settings.memory_mib} MiB {scope}; system calls {calls}"
 
     async def run(
         self,
@@ -89,11 +94,11 @@ class Bubblewrap:
         input_text: str = "",
         timeout_s: float | None = None,
     ) -> SandboxResult:
-        """See `areal_core.sdk.Sandbox`; more limits are "cpu", "file", "memory" and "output"."""
+        """Run a command; see `areal_core.sdk.Sandbox`. Further limits are "cpu", "file", "memory" and "output"."""
         settings = self._settings
         request = Request.checked(command, files, input_text, settings.disk_mib * MEBIBYTE)
         time_s = min(settings.time_s, timeout_s or settings.time_s)
-        async with self._places:
+        async with self._slots:
             group = self._make_group()
             try:
                 return await self._run(request, time_s, group)
@@ -108,7 +113,7 @@ class Bubblewrap:
         try:
             return self._cgroups.make(settings.memory_mib * MEBIBYTE, settings.processes + OWN_PROCESSES)
         except OSError as error:
-            raise RunError(f"the sandbox bubblewrap can make no cgroup any more: {error}") from error
+            raise RunError(f"the sandbox bubblewrap can no longer make a cgroup: {error}") from error
 
     async def _run(self, request: Request, time_s: float, group: Group | None) -> SandboxResult:
         loop = asyncio.get_running_loop()
@@ -122,7 +127,7 @@ class Bubblewrap:
             finally:
                 loop.remove_reader(status.reader)
                 status.read()
-                await status.gone()
+                await status.wait_until_gone()
         finally:
             status.close()
         if not watched.drain():
@@ -132,72 +137,76 @@ class Bubblewrap:
             limit = limit or "memory"
         if status.code is None and not limit:
             raise RunError(
-                f"the sandbox bubblewrap could not run {request.words[0]!r}: it ended with {process.returncode}, "
-                f"and its last words are: {watched.error.strip()[-500:] or 'nothing'}"
+                f"the sandbox bubblewrap could not run {request.command[0]!r}: it exited with {process.returncode}; "
+                f"the end of its error output: {watched.error.strip()[-500:] or 'nothing'}"
             )
         return SandboxResult(code, watched.output, watched.error, limit or BY_SIGNAL.get(-code, ""))
 
     def _start(self, request: Request, status: Status, group: Group | None) -> subprocess.Popen[bytes]:
-        with ExitStack() as opened:
+        with ExitStack() as stack:
 
-            def given(content: bytes) -> int:
+            def open_sealed(content: bytes) -> int:
                 descriptor = sealed(content)
-                opened.callback(os.close, descriptor)
+                stack.callback(os.close, descriptor)
                 return descriptor
 
-            opened.callback(status.close_writers)
-            passed = list(status.writers)
-            outer, inner = (["--json-status-fd", str(writer)] for writer in passed)
-            words = [*inner]
+            stack.callback(status.close_writers)
+            descriptors = list(status.writers)
+            outer, inner = (["--json-status-fd", str(writer)] for writer in descriptors)
+            options = [*inner]
             for path, content in request.files.items():
-                passed.append(given(content))
-                words += ["--perms", "0644", "--file", str(passed[-1]), f"{FOLDER}/{path}"]
+                descriptors.append(open_sealed(content))
+                options += ["--perms", "0644", "--file", str(descriptors[-1]), f"{FOLDER}/{path}"]
             if self._filter:
-                passed.append(given(self._filter))
-                words += ["--seccomp", str(passed[-1])]
+                descriptors.append(open_sealed(self._filter))
+                options += ["--seccomp", str(descriptors[-1])]
             try:
                 return subprocess.Popen(
-                    [*(group.words if group else ()), *self._words(words, outer), *request.words],
+                    [*(group.prefix if group else ()), *self._command(options, outer), *request.command],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     cwd="/",
-                    env={},  # the first process within can be asked for its own
-                    pass_fds=passed,
+                    env={},  # the sandboxed code can read the environment of its namespace's first process
+                    pass_fds=descriptors,
                     start_new_session=True,
                 )
             except OSError as error:
-                raise RunError(f"the sandbox bubblewrap cannot be started any more: {error}") from error
+                raise RunError(f"the sandbox bubblewrap can no longer be started: {error}") from error
 
-    def _words(self, options: Sequence[str], outer_options: Sequence[str] = ()) -> list[str]:
+    def _command(self, options: Sequence[str], outer_options: Sequence[str] = ()) -> list[str]:
+        """Return the command line of bubblewrap up to the command that it runs."""
         outer = [*self._outer[:1], *outer_options, *self._outer[1:]] if self._outer else []
         return [*outer, *self._inner, *options, "--", *GATE, *self._limits]
 
     def _probe(self) -> None:
-        """Run Python once, with a child: all that does not work here shows at once."""
+        """Run Python once, with a child process, so that everything that does not work here fails now."""
         code, status = "import os; os.waitpid(os.fork() or os._exit(0), 0)", Status(1)
         with self._start(Request(("python3", "-c", code), {}, b""), status, None) as process:
             try:
-                said = process.communicate(b"\n", timeout=PROBE_S)[1].decode("utf-8", "replace").strip()
+                error_text = process.communicate(b"\n", timeout=PROBE_TIMEOUT_S)[1].decode("utf-8", "replace").strip()
             except subprocess.TimeoutExpired:
-                said = f"it did nothing within {PROBE_S:g} s"
+                error_text = f"it did nothing within {PROBE_TIMEOUT_S:g} s"
                 os.killpg(process.pid, signal.SIGKILL)
         status.close()
         if process.returncode:
-            cause = said.splitlines()[-1] if said else f"it ended with {process.returncode}"
-            hints = [hint for words, hint in HINTS.items() if words in said]
+            cause = error_text.splitlines()[-1] if error_text else f"it exited with {process.returncode}"
+            hints = [hint for part, hint in HINTS.items() if part in error_text]
             raise ConfigError(
                 f"the sandbox bubblewrap does not work on this machine: {cause}",
-                hints=(*hints, "sandboxes/container is another one; docs/guides/rewards.md says what each needs"),
+                hints=(*hints, "sandboxes/container is an alternative; docs/guides/rewards.md lists what each needs"),
             )
 
 
 class Status:
-    """What bubblewrap tells of a sandbox: its first process, with which all others end, and how the command ended.
+    """Reads the status of a sandbox from bubblewrap: its first process, and the exit code of the command.
+
+    All processes of the sandbox die with its first one.
 
     Args:
-        layers: bubblewraps, one within the other, each with one of the `writers`, for it closes its own. The outer one
-            begins first and ends last; one that fails tells no exit code, and the other that of the failure.
+        layers: number of nested bubblewraps. Each has its own writer, because it closes the one that it gets. The outer
+            one starts first and ends last. A bubblewrap that fails reports no exit code; an outer one then reports
+            the failure's.
     """
 
     def __init__(self, layers: int) -> None:
@@ -211,49 +220,49 @@ class Status:
 
     @property
     def code(self) -> int | None:
-        """The command's exit code, negative for a signal; None where it was not run, or not to its end."""
+        """Exit code of the command, negative for a signal; None if it did not run or did not finish."""
         if len(self._codes) < self._layers:
             return None
         code = self._codes[0]
         return code if code <= 128 or code > 128 + signal.NSIG else 128 - code
 
     def read(self) -> None:
-        """Take in what is there."""
+        """Read what bubblewrap has written so far."""
         with suppress(BlockingIOError):
             while data := os.read(self.reader, 4096):
                 self._text += data
         *lines, self._text = self._text.split(b"\n")
         for line in lines:
-            told: dict[str, Any] = json.loads(line)
-            if "child-pid" in told and self._first is None:
+            message: dict[str, Any] = json.loads(line)
+            if "child-pid" in message and self._first is None:
                 with suppress(ProcessLookupError):
-                    self._first = os.pidfd_open(told["child-pid"])
-            if "exit-code" in told:
-                self._codes.append(told["exit-code"])
+                    self._first = os.pidfd_open(message["child-pid"])
+            if "exit-code" in message:
+                self._codes.append(message["exit-code"])
 
-    async def gone(self) -> None:
-        """Wait until every process of the sandbox has ended, which the end of its owner has brought about.
+    async def wait_until_gone(self) -> None:
+        """Wait until every process of the sandbox has exited. Call this after the sandbox was killed or has ended.
 
         Raises:
-            RunError: the kernel does not end them.
+            RunError: they do not exit within `EXIT_TIMEOUT_S`.
         """
         if self._first is None:
             return
         poll = select.poll()
         poll.register(self._first, select.POLLIN)
-        deadline = asyncio.get_running_loop().time() + GONE_S
+        deadline = asyncio.get_running_loop().time() + EXIT_TIMEOUT_S
         while not poll.poll(0):
             if asyncio.get_running_loop().time() > deadline:
-                raise RunError(f"processes of a sandbox were killed and have not ended within {GONE_S:g} s")
+                raise RunError(f"processes of a sandbox were killed but did not exit within {EXIT_TIMEOUT_S:g} s")
             await asyncio.sleep(0.001)
 
     def close_writers(self) -> None:
-        """In this process."""
+        """Close this process's copies of the writers, after bubblewrap has started."""
         for writer in self.writers:
             os.close(writer)
 
     def close(self) -> None:
-        """Once all is over."""
+        """Close the remaining descriptors."""
         os.close(self.reader)
         if self._first is not None:
             os.close(self._first)

@@ -1,4 +1,4 @@
-"""Settings of sandboxes and of the reward that uses them."""
+"""Settings of sandboxes, and of the reward by unit tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, field_validator
 
 from areal_core.config import LocalPath, Seconds, Selection, Settings, component
 from areal_core.errors import ConfigError
-from areal_sandboxes.programs import PROGRAMS, found_program, program
+from areal_sandboxes.programs import PROGRAMS, find_program, installed_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +22,7 @@ MEBIBYTE = 1 << 20
 
 
 class LimitSettings(Settings):
-    """What every sandbox limits."""
+    """Limits that every sandbox has."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -39,24 +39,24 @@ class LimitSettings(Settings):
 
     @field_validator("variables")
     @classmethod
-    def _valid(cls, variables: dict[str, str]) -> dict[str, str]:
-        wrong = [name for name, value in variables.items() if not re.fullmatch(r"\w+", name) or "\0" in value]
-        if wrong:
-            raise ValueError(f"{', '.join(map(repr, wrong))} cannot be an environment variable")
+    def _check_variables(cls, variables: dict[str, str]) -> dict[str, str]:
+        invalid = [name for name, value in variables.items() if not re.fullmatch(r"\w+", name) or "\0" in value]
+        if invalid:
+            raise ValueError(f"{', '.join(map(repr, invalid))} cannot be an environment variable")
         return variables
 
     @property
-    def places(self) -> int:
-        """`max_concurrency`, with null as what it means here."""
+    def slots(self) -> int:
+        """Maximum number of concurrent commands of one process."""
         return self.max_concurrency or len(os.sched_getaffinity(0))
 
     @property
     def output_bytes(self) -> int:
-        """`output_kib` in bytes."""
+        """Limit of each output of a command in bytes."""
         return self.output_kib * 1024
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """What the sandbox runs must be installed; what nodes elsewhere have is not known here."""
+        """Check that the sandbox's programs are installed. Other nodes are not checked."""
         if config.launcher.target == "core/local":
             try:
                 self.find_programs()
@@ -64,20 +64,20 @@ class LimitSettings(Settings):
                 yield ": ".join((error.message, *error.hints))
 
     def find_programs(self) -> None:
-        """Raise `ConfigError` where a program is not there; whether it works is seen when it is started."""
+        """Raise `ConfigError` if a program is not installed. Whether it works is known when the sandbox is created."""
 
 
 class NoneSettings(LimitSettings):
-    """A plain process."""
+    """Settings of a plain process without a sandbox."""
 
     def notes(self, config: RunConfig) -> Iterable[str]:
-        """Whoever starts the run must know."""
+        """Warn that this isolates nothing."""
         del config
-        yield "sandboxes/none isolates nothing: code of the model runs as you do; sandboxes/bubblewrap keeps it apart"
+        yield "sandboxes/none isolates nothing: the model's code runs as your user; sandboxes/bubblewrap isolates it"
 
 
 class BubblewrapSettings(LimitSettings):
-    """Namespaces of its own for each command."""
+    """Settings of a sandbox of Linux namespaces."""
 
     cpu_s: int = Field(default=10, gt=0)
     """CPU time limit in seconds of each process of a command."""
@@ -101,13 +101,15 @@ class BubblewrapSettings(LimitSettings):
     def find_programs(self) -> None:
         """See `LimitSettings.find_programs`."""
         for name in PROGRAMS:
-            program(name)
+            find_program(name)
         if self.python is not None and shutil.which(self.python) is None:
-            raise ConfigError(f"python of the sandbox bubblewrap is {self.python}, which is no program of this machine")
+            raise ConfigError(
+                f"python of the sandbox bubblewrap is {self.python}, which is not a program of this machine"
+            )
 
 
 class ContainerSettings(LimitSettings):
-    """A container for each command."""
+    """Settings of a sandbox that is a new container for each command."""
 
     image: str = "docker.io/library/python:3.12-slim"
     """Container image in which commands run. Pull it before the run: the run does not download it."""
@@ -129,11 +131,11 @@ class ContainerSettings(LimitSettings):
 
     def find_programs(self) -> None:
         """See `LimitSettings.find_programs`."""
-        found_program(*(self.program or ())[:1])
+        installed_program(*(self.program or ())[:1])
 
 
 class UnitTestsSettings(Settings):
-    """A reward by unit tests."""
+    """Settings of a reward by unit tests."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -154,7 +156,7 @@ class UnitTestsSettings(Settings):
     """Command that runs the program for {input, output} tests, such as [sh, -c, "g++ -o a solution.cpp && ./a"]."""
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The pool must not end what would end by itself."""
+        """Check that the tests time out before the reward worker does, which would count as a failure of the reward."""
         limit = config.rollout.reward_timeout_s
         if self.total_s >= limit:
             yield f"total_s is {self.total_s:g}: it must be less than rollout.reward_timeout_s, which is {limit:g}"

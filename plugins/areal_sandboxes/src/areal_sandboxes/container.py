@@ -1,4 +1,4 @@
-"""A sandbox of docker or podman: each command in a new container."""
+"""Sandbox of docker or podman: each command runs in a new container."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from areal_core.errors import ConfigError, RunError
 from areal_core.sdk import SandboxResult
 from areal_sandboxes.config import MEBIBYTE
 from areal_sandboxes.plain import write_files
-from areal_sandboxes.programs import found_program
+from areal_sandboxes.programs import installed_program
 from areal_sandboxes.request import Request
 from areal_sandboxes.running import Watched
 
@@ -24,32 +24,35 @@ if TYPE_CHECKING:
     from areal_sandboxes.config import ContainerSettings
 
 FOLDER: Final = "/tmp/work"
-GIVEN: Final = "/given"
-BEGIN: Final = f'mkdir {FOLDER} && cd {FOLDER} && cp -R {GIVEN}/. . && exec "$@"'
-"""What a container runs in front of the command: the image needs sh, mkdir and cp."""
+INPUT_FOLDER: Final = "/given"
+BEGIN: Final = f'mkdir {FOLDER} && cd {FOLDER} && cp -R {INPUT_FOLDER}/. . && exec "$@"'
+"""Shell script that a container runs in front of the command. It needs sh, mkdir and cp in the image."""
 NOBODY: Final = "65534:65534"
-PROBE_S, REMOVAL_S = 60.0, 60.0
+PROBE_TIMEOUT_S: Final = 60.0
+"""Seconds that the trial container may take when a sandbox is created."""
+REMOVAL_TIMEOUT_S: Final = 60.0
+"""Seconds that killing and removing a container may take, each."""
 OWN_FAILURE: Final = 125
-"""The exit code by which docker and podman say that they themselves have failed; a command may have it too."""
+"""Exit code with which docker and podman report their own failures. A command can exit with it, too."""
 
 
 class Container:
-    """Runs each command in a new container without network, of which only memory can be written.
+    """Runs each command in a new container without network. Its only writable files are in memory.
 
-    It holds against what a container holds against, with the machine's own kernel below it, unless `options` choose
-    another runtime. A start takes some tenths of a second.
+    It is as secure as containers are, on the machine's own kernel unless `options` choose another runtime. Starting a
+    container takes some tenths of a second.
 
     Args:
         settings: image and limits.
 
     Raises:
-        ConfigError: neither program is installed, it does not work, or the image is not there.
+        ConfigError: docker and podman are not installed or do not work, or the image has not been pulled.
     """
 
     def __init__(self, settings: ContainerSettings) -> None:
         self._settings = settings
-        self._places = asyncio.Semaphore(settings.places)
-        self._program = tuple(settings.program or [found_program()])
+        self._slots = asyncio.Semaphore(settings.slots)
+        self._program = tuple(settings.program or [installed_program()])
         self._probe()
 
     async def run(
@@ -60,16 +63,16 @@ class Container:
         input_text: str = "",
         timeout_s: float | None = None,
     ) -> SandboxResult:
-        """See `areal_core.sdk.Sandbox`."""
+        """Run a command; see `areal_core.sdk.Sandbox`."""
         settings = self._settings
         request = Request.checked(command, files, input_text, settings.disk_mib * MEBIBYTE)
         name = f"areal-{secrets.token_hex(8)}"
-        async with self._places:
+        async with self._slots:
             with tempfile.TemporaryDirectory(prefix="areal-container-") as folder:
                 write_files(Path(folder), request)
                 for path in (Path(folder), *Path(folder).rglob("*")):
-                    path.chmod(0o755 if path.is_dir() else 0o644)  # for another user to read
-                process = self._start([*self.words(name, folder), *request.words])
+                    path.chmod(0o755 if path.is_dir() else 0o644)  # the container's user is another one
+                process = self._start([*self.words(name, folder), *request.command])
                 watched = Watched(process, settings.output_bytes, request.input)
                 limit = ""
                 try:
@@ -85,10 +88,15 @@ class Container:
         return SandboxResult(code if code <= 128 else 128 - code, watched.output, watched.error, limit)
 
     def words(self, name: str, folder: str) -> list[str]:
-        """In front of a command that is to run in a container of this name, with the files of a folder."""
+        """Return the command line that runs a command, which the caller appends, in a new container.
+
+        Args:
+            name: name of the container.
+            folder: folder whose files are copied to the command's working directory.
+        """
         settings = self._settings
         memory = f"{settings.memory_mib}m"
-        # Else podman makes further folders of no limited size that can be written.
+        # Otherwise podman mounts further writable folders without a size limit.
         only_tmp = ["--read-only-tmpfs=false"] if Path(self._program[0]).name == "podman" else []
         variables = {"HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"} | settings.variables
         return [
@@ -98,37 +106,37 @@ class Container:
             *("--memory", memory, "--memory-swap", memory, "--cpus", f"{settings.cores:g}"),
             *("--pids-limit", str(settings.processes), "--ulimit", "core=0:0", "--ulimit", "nofile=256:256"),
             *("--shm-size", "16m", "--tmpfs", f"/tmp:rw,nosuid,nodev,exec,size={settings.disk_mib}m,mode=1777"),
-            *("--volume", f"{folder}:{GIVEN}:ro"),
+            *("--volume", f"{folder}:{INPUT_FOLDER}:ro"),
             *(word for key, value in variables.items() for word in ("--env", f"{key}={value}")),
             *(*settings.options, "--entrypoint", "/bin/sh", settings.image, "-c", BEGIN, "sh"),
         ]
 
-    def _start(self, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
-                words,
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=public_environment(),  # where the runtime is set up to hand on its own
+                env=public_environment(),  # docker may be configured to pass its environment on to containers
                 start_new_session=True,
             )
         except OSError as error:
-            raise RunError(f"{self._program[0]} cannot be started any more: {error}") from error
+            raise RunError(f"{self._program[0]} can no longer be started: {error}") from error
 
     async def _remove(self, name: str) -> None:
-        """End a container by its name, whether it has begun or not.
+        """Kill and remove a container by its name, whether it has started or not.
 
         Raises:
-            RunError: it is there still.
+            RunError: it could not be removed.
         """
-        for words in (["kill", name], ["rm", "--force", name]):  # podman's rm alone asks first, and waits
-            command = [*self._program, *words]
+        for arguments in (["kill", name], ["rm", "--force", name]):  # podman's `rm` alone sends SIGTERM and waits
+            command = [*self._program, *arguments]
             done = await asyncio.to_thread(
-                subprocess.run, command, capture_output=True, text=True, check=False, timeout=REMOVAL_S
+                subprocess.run, command, capture_output=True, text=True, check=False, timeout=REMOVAL_TIMEOUT_S
             )
         if done.returncode and "no such container" not in done.stderr.lower():
-            raise RunError(f"the container {name} of a sandbox cannot be ended: {done.stderr.strip()}")
+            raise RunError(f"the container {name} of a sandbox cannot be removed: {done.stderr.strip()}")
 
     def _probe(self) -> None:
         name, image = f"areal-{secrets.token_hex(8)}", self._settings.image
@@ -140,14 +148,14 @@ class Container:
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     check=True,
-                    timeout=PROBE_S,
+                    timeout=PROBE_TIMEOUT_S,
                 )
             except (OSError, subprocess.SubprocessError) as error:
-                said = (getattr(error, "stderr", None) or b"").decode("utf-8", "replace").strip()
+                error_text = (getattr(error, "stderr", None) or b"").decode("utf-8", "replace").strip()
                 raise ConfigError(
-                    f"the sandbox container does not work on this machine: {said[-500:] or error}",
+                    f"the sandbox container does not work on this machine: {error_text[-500:] or error}",
                     hints=(
-                        f"is the image there? {' '.join(self._program)} pull {image}",
-                        f"does the program work? {' '.join(self._program)} info",
+                        f"check that the image is there: {' '.join(self._program)} pull {image}",
+                        f"check that the program works: {' '.join(self._program)} info",
                     ),
                 ) from error

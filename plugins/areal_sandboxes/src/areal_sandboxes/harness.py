@@ -1,10 +1,10 @@
-"""Runs inside of a sandbox: holds code to a text of tests. Standard library only; sent as a text, never imported there.
+"""Test harness that runs inside a sandbox. Standard library only; it is sent to the sandbox as text, not imported.
 
-This process splits off a child, which has no copy of what comes then: tests and key from the standard input, a pipe
-that is empty afterwards, whoever else has it. Then only the child begins with the code. The tests run here, where
-nobody can look: a name that they import from the code, or that neither they nor Python know, is asked of the child,
-which is told the arguments of a call and answers with plain data. What a test wants of these it never sees, and it has
-no way to say that a test passed.
+This process forks a child that runs the code; the parent runs the tests. The parent reads the tests and the key from
+standard input only after the fork, so the child has no copy, and the pipe is empty afterwards. The child starts the
+code only then. If a test uses a name that it imports from the code, or that neither the tests nor Python define, the
+parent asks the child: it sends the arguments of a call and gets plain data back. The code never sees the expected
+values, and it has no way to report that a test passed.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ if TYPE_CHECKING:
 
 PR_SET_DUMPABLE = 4
 BEGIN = b"begin\n"
+"""First line to the child: run the code now."""
 LARGEST_NUMBER = 1 << 63
-"""Beyond it decimal digits would be slow, or refused."""
+"""Integers from here on are sent in hexadecimal: converting long decimals is slow, and Python refuses it."""
 CHANGEABLE = (list, dict, set)
+"""Types of arguments whose changes by a call are sent back."""
 CONTAINERS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
-WRITTEN: dict[str, tuple[Any, Any, Any]] = {
+ENCODED: dict[str, tuple[Any, Any, Any]] = {
     "int": (int, hex, lambda text: int(text, 16)),
     "datetime": (datetime, datetime.isoformat, datetime.fromisoformat),
     "date": (date, date.isoformat, date.fromisoformat),
@@ -49,37 +51,44 @@ WRITTEN: dict[str, tuple[Any, Any, Any]] = {
     "complex": (complex, str, complex),
     "bytes": ((bytes, bytearray), lambda value: value.decode("latin-1"), lambda text: text.encode("latin-1")),
 }
-"""Plain data that JSON has no form for: what it is, and how it becomes a text and is read from one. A subclass of the
-program's is sent as what it is one of, so that no method of the program's takes part in a comparison."""
+"""Types without a form in JSON: the type, its encoder and its decoder. An instance of a subclass is sent as its base
+type, so that no method of the program takes part in a comparison."""
 ENDS = (StopIteration, StopAsyncIteration)
 CAUGHT = "__caught__"
-"""What the tests' except clauses are led through: Python itself asks nothing of a class there."""
+"""Name of the function through which the tests' `except` clauses look up their classes, because Python does not call
+a class's hooks there."""
 
 
-class DataFault(BaseException):
-    """The tests themselves are to blame, whatever the program is; `except Exception` in a test does not hide it."""
+class BadTestsError(BaseException):
+    """The tests are wrong for every program. A BaseException, so that `except Exception` in a test does not hide it."""
 
 
 class Named(tuple[Any, ...]):
-    """A named tuple of the program's: data, with the fields as attributes, and without methods."""
+    """A named tuple of the program: data with its fields as attributes, without methods."""
 
 
-class Requests(pickle.Unpickler):
-    """The child's end: what it is asked, with objects of its own by their numbers."""
+class CallUnpickler(pickle.Unpickler):
+    """Reads calls in the child and replaces references to the program's objects by the objects."""
 
     def __init__(self, file: Any, objects: Sequence[Any]) -> None:
         super().__init__(file)
         self._objects = objects
 
     def persistent_load(self, pid: Any) -> Any:
-        """Such an object."""
+        """Return the object with this number."""
         return self._objects[pid]
 
 
-def serve(path: str, asked: int, answering: int) -> None:
-    """The child: the code, and then what is asked of it."""
-    requests = os.fdopen(asked, "rb")
-    if requests.readline() != BEGIN:
+def serve(path: str, call_fd: int, answer_fd: int) -> None:
+    """Run the code in the child, then answer calls until the parent closes the pipe.
+
+    Args:
+        path: file of the code.
+        call_fd: descriptor from which calls are read.
+        answer_fd: descriptor to which answers are written, one line of JSON each.
+    """
+    calls = os.fdopen(call_fd, "rb")
+    if calls.readline() != BEGIN:
         return
     space: dict[str, Any] = {"__name__": "solution", "__file__": path}
     exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), space)
@@ -92,14 +101,14 @@ def serve(path: str, asked: int, answering: int) -> None:
             objects.append(value)
         return numbers[id(value)]
 
-    with os.fdopen(answering, "w") as answers:
-        while requests.peek(1):
-            function, arguments, keywords = Requests(requests, objects).load()
+    with os.fdopen(answer_fd, "w") as answers:
+        while calls.peek(1):
+            function, arguments, keywords = CallUnpickler(calls, objects).load()
             try:
                 value = packed(function(*arguments, **keywords), number_of)
-                changed = [packed(one, number_of) for one in arguments if isinstance(one, CHANGEABLE)]
+                changed = [packed(argument, number_of) for argument in arguments if isinstance(argument, CHANGEABLE)]
                 answer = ["value", value, changed]
-            except BaseException as error:  # noqa: BLE001 - sys.exit of the code is no end of it either
+            except BaseException as error:  # noqa: BLE001 - the code's sys.exit must not end this process
                 kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
                 answer = ["raised", kinds, str(error), packed(error.args, number_of)]
             answers.write(json.dumps(answer) + "\n")
@@ -107,17 +116,17 @@ def serve(path: str, asked: int, answering: int) -> None:
 
 
 def packed(value: Any, number_of: Callable[[object], int]) -> Any:
-    """A value for JSON: plain data as what they are, anything else by a number that the tests can ask for."""
+    """Return a value in a form for JSON: plain data as itself, other objects as a number that refers to them."""
     if value is None or isinstance(value, (float, str)) or (isinstance(value, int) and abs(value) < LARGEST_NUMBER):
         return value
     if isinstance(value, dict):
-        return ["dict", [[packed(key, number_of), packed(one, number_of)] for key, one in value.items()]]
+        return ["dict", [[packed(key, number_of), packed(item, number_of)] for key, item in value.items()]]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return ["named", packed(dict(zip(value._fields, value, strict=True)), number_of)]
     for name, kind in CONTAINERS.items():
         if isinstance(value, kind):
-            return [name, [packed(one, number_of) for one in value]]
-    for name, (kind, write, _) in WRITTEN.items():
+            return [name, [packed(item, number_of) for item in value]]
+    for name, (kind, write, _) in ENCODED.items():
         if isinstance(value, kind):
             return [name, write(value)]
     is_array = type(value).__module__ == "numpy" and hasattr(value, "tolist")
@@ -125,9 +134,9 @@ def packed(value: Any, number_of: Callable[[object], int]) -> Any:
 
 
 class Remote:
-    """An object of the program's. Each of its operations is a question to the program, whose answer is judged here.
+    """An object of the program. Each operation on it is a call to the child, whose result the tests check here.
 
-    It has no comparison and no arithmetic: the program would see what is wanted, and say that it is equal.
+    It defines neither comparison nor arithmetic: the code would see the expected value and could claim to be equal.
     """
 
     __slots__ = ("_number", "_program")
@@ -140,11 +149,11 @@ class Remote:
         object.__setattr__(self, "_number", number)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """What it returns, or raises."""
+        """Call the object; return its result or raise its exception."""
         return self._program.ask(self, *arguments, **keywords)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # by which libraries take memory or methods of an object
+        if name.startswith("__"):  # libraries probe for such names to get at memory or methods
             raise AttributeError(name)
         return self._program.ask(getattr, self, name)
 
@@ -178,45 +187,50 @@ class Remote:
         raise StopIteration
 
     def __as_class(self, *_: Any) -> Any:
-        raise DataFault("they use what is the program's as a class: in isinstance, in except, or as a base class")
+        raise BadTestsError("they use an object of the program as a class, in isinstance or except or as a base class")
 
     __instancecheck__ = __subclasscheck__ = __mro_entries__ = __as_class
 
 
 def caught(kinds: Any) -> Any:
-    """What an except clause names, once it is no class of the program's."""
+    """Return the classes of an `except` clause, after checking that none of them is the program's."""
     isinstance(None, kinds)
     return kinds
 
 
-class Questions(pickle.Pickler):
-    """Calls and their arguments, with objects of the program's by their numbers."""
+class CallPickler(pickle.Pickler):
+    """Writes calls in the parent and replaces the program's objects by their numbers."""
 
     def persistent_id(self, obj: Any) -> int | None:
-        """Of such an object; None for any other."""
+        """Return the number of a program's object; None for other objects."""
         return obj._number if type(obj) is Remote else None
 
 
 class Program:
-    """What the tests see of the child.
+    """The program in the child, as the tests see it.
 
     Attributes:
-        was_asked: whether they have asked anything of it. That it has a function or class is nothing yet.
-        is_lacking: whether they have looked for a name that it did not have.
+        was_asked: whether the tests have called the program or read data from it. Looking up a function does not count.
+        is_lacking: whether the tests have looked up a name that the program does not have.
     """
 
-    def __init__(self, asking: int, answers: int) -> None:
+    def __init__(self, call_fd: int, answer_fd: int) -> None:
         self.was_asked = self.is_lacking = False
-        self._asking, self._answers = os.fdopen(asking, "wb"), os.fdopen(answers)
+        self._calls = os.fdopen(call_fd, "wb")
+        self._answers = os.fdopen(answer_fd)
         self._objects: dict[Any, Remote] = {}
 
     def begin(self) -> None:
-        """Have the code run."""
-        self._asking.write(BEGIN)
-        self._asking.flush()
+        """Start the code in the child."""
+        self._calls.write(BEGIN)
+        self._calls.flush()
 
     def look_up(self, name: str) -> Any:
-        """What the program calls by a name; `KeyError` where it has none such."""
+        """Return what the program defines under a name.
+
+        Raises:
+            KeyError: it defines no such name.
+        """
         before, self.is_lacking = self.is_lacking, True
         value = self._answer(operator.getitem, Remote(self, 0), name)
         self.is_lacking = before
@@ -224,7 +238,7 @@ class Program:
         return value
 
     def as_module(self, name: str) -> ModuleType:
-        """What `import NAME` gives to the tests: the program's names."""
+        """Return a module with the program's names, for `import NAME` in the tests."""
 
         def attribute(name: str) -> Any:
             with contextlib.suppress(KeyError):
@@ -237,26 +251,29 @@ class Program:
         return module
 
     def ask(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
-        """What a function returns or raises in the child. Lists, dicts and sets that it changed are changed here."""
+        """Call a function in the child and return its result or raise its exception.
+
+        Lists, dicts and sets among the arguments are updated if the call changed them.
+        """
         self.was_asked = True
         return self._answer(function, *arguments, **keywords)
 
     def _answer(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
-        question = io.BytesIO()
+        buffer = io.BytesIO()
         try:
-            Questions(question, 4).dump((function, arguments, keywords))
+            CallPickler(buffer, 4).dump((function, arguments, keywords))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            what = "what is no data, such as a function or a class of their own"
-            raise DataFault(f"they hand the program {what}: {error}") from None
-        self._asking.write(question.getbuffer())
-        self._asking.flush()
+            what = "an argument that is not data, such as a function or a class of the tests"
+            raise BadTestsError(f"they pass the program {what}: {error}") from None
+        self._calls.write(buffer.getbuffer())
+        self._calls.flush()
         line = self._answers.readline()
         if not line:
             raise EOFError("the program has ended")
-        said, *told = json.loads(line)
-        if said == "raised":
-            raise raised(self._unpacked(told.pop()), *told)
-        value, changed = told
+        kind, *fields = json.loads(line)
+        if kind == "raised":
+            raise raised(self._unpacked(fields.pop()), *fields)
+        value, changed = fields
         for argument in arguments:
             if isinstance(argument, CHANGEABLE):
                 new = self._unpacked(changed.pop(0))
@@ -271,74 +288,87 @@ class Program:
         if kind == "object":
             return self._objects.setdefault(content, Remote(self, content))
         if kind == "dict":
-            return {self._unpacked(key): self._unpacked(one) for key, one in content}
+            return {self._unpacked(key): self._unpacked(item) for key, item in content}
         if kind == "named":
             fields = self._unpacked(content)
             named = Named(fields.values())
             vars(named).update(fields, _fields=tuple(fields))
             return named
         if kind in CONTAINERS:
-            return CONTAINERS[kind](self._unpacked(one) for one in content)
-        return WRITTEN[kind][2](content)
+            return CONTAINERS[kind](self._unpacked(item) for item in content)
+        return ENCODED[kind][2](content)
 
 
-def raised(arguments: Sequence[Any], kinds: Sequence[str], text: str) -> Exception:
-    """An exception of the program's as the nearest of Python's own; never one that ends a loop of the tests.
+def raised(args: Sequence[Any], kinds: Sequence[str], text: str) -> Exception:
+    """Return an exception of the program as the nearest built-in one; never one that ends a loop of the tests.
 
-    It has the program's arguments where it says the same with them, and what the program's says otherwise.
+    It has the program's arguments if its text stays the same with them, else it has the text.
+
+    Args:
+        args: arguments of the exception.
+        kinds: names of its built-in classes, in the order of inheritance.
+        text: text of the exception.
     """
     for kind in (getattr(builtins, name, None) for name in kinds):
         if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, ENDS):
-            for given in (arguments, (text,)):
+            for candidate in (args, (text,)):
                 with contextlib.suppress(Exception):
-                    error = kind(*given)
-                    if given is not arguments or str(error) == text:
+                    error = kind(*candidate)
+                    if candidate is not args or str(error) == text:
                         return error
     return RuntimeError(text)
 
 
 class Names(dict[str, Any]):
-    """The tests' own, and the program's for all that is neither theirs nor Python's.
+    """Global names of the tests: their own, and the program's for names that neither the tests nor Python define.
 
     Args:
         program: the program.
-        asked_first: names of Python's own that are the program's where it has them.
+        from_program: built-in names that are looked up in the program first.
 
     Attributes:
-        of_python: names of Python's own that the tests came across.
+        of_python: built-in names that the tests have used.
     """
 
-    def __init__(self, program: Program, asked_first: Collection[str] = ()) -> None:
+    def __init__(self, program: Program, from_program: Collection[str] = ()) -> None:
         super().__init__({"__name__": "__main__", CAUGHT: caught})
         self.of_python: set[str] = set()
-        self._program, self._asked_first = program, asked_first
+        self._program = program
+        self._from_program = from_program
 
     def __missing__(self, name: str) -> Any:
-        if name.startswith("__") or (hasattr(builtins, name) and name not in self._asked_first):
+        if name.startswith("__") or (hasattr(builtins, name) and name not in self._from_program):
             self.of_python.add(name)
             raise KeyError(name)
         value = self._program.look_up(name)
-        if type(value) is Remote:  # a function or class, asked for once; data may be another next time
+        if type(value) is Remote:  # keep functions and classes; data may change between lookups
             self[name] = value
         return value
 
 
 def split(tests: Sequence[str]) -> list[tuple[CodeType, bool]]:
-    """Top-level statements, and whether each is a test. Where no one has an assertion of its own, all are one test."""
+    """Compile the top-level statements, and return whether each is a test.
+
+    The statements of a text without a test of its own are one part. It is a test if it has an assertion anywhere.
+
+    Raises:
+        BadTestsError: there is no assertion in any text.
+        SyntaxError: a text is not Python.
+    """
     statements: list[tuple[CodeType, bool]] = []
     for text in tests:
         body = checking_what_is_caught(ast.parse(text)).body
         parts = [(ast.Module([statement], []), is_test(statement)) for statement in body]
-        if not any(is_one for _, is_one in parts):
+        if not any(is_test_part for _, is_test_part in parts):
             parts = [(ast.Module(body, []), has_assertion(*body))]
-        statements += [(compile(part, "<tests>", "exec"), is_one) for part, is_one in parts]
-    if not any(is_one for _, is_one in statements):
-        raise DataFault("they assert nothing, so that any program would pass: each test needs an assert statement")
+        statements += [(compile(part, "<tests>", "exec"), is_test_part) for part, is_test_part in parts]
+    if not any(is_test_part for _, is_test_part in statements):
+        raise BadTestsError("they assert nothing, so any program would pass: each test needs an assert statement")
     return statements
 
 
 def checking_what_is_caught(tests: ast.Module) -> ast.Module:
-    """The same tests, whose `except KIND` says `except __caught__(KIND)`."""
+    """Return the tests with each `except KIND` changed to `except __caught__(KIND)`."""
     for node in ast.walk(tests):
         if isinstance(node, ast.ExceptHandler) and node.type:
             node.type = ast.Call(ast.Name(CAUGHT, ast.Load()), [node.type], [])
@@ -346,92 +376,100 @@ def checking_what_is_caught(tests: ast.Module) -> ast.Module:
 
 
 def is_test(statement: ast.stmt) -> bool:
-    """Whether a statement asserts something as soon as it runs."""
+    """Return whether a statement asserts something when it runs."""
     return has_assertion(statement) and not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
 
 
 def has_assertion(*statements: ast.stmt) -> bool:
-    """Whether there is one anywhere in them."""
+    """Return whether the statements contain an assertion anywhere."""
     return any(isinstance(node, ast.Assert) for statement in statements for node in ast.walk(statement))
 
 
 def run_tests(statements: Sequence[tuple[CodeType, bool]], program: Program) -> list[bool]:
-    """Whether each test passed.
+    """Return whether each test passed.
 
-    Where they came across a single name of Python's own and nothing of the program's, it is the program's that they
-    mean, such as `sum` in `assert sum(10, 15) == 6`. With more names than one a program could replace what judges it.
+    If the tests use exactly one built-in name and nothing of the program, that name is taken from the program, such as
+    `sum` in `assert sum(10, 15) == 6`. With more names the program could replace a function that judges it.
+
+    Raises:
+        BadTestsError: the tests pass or fail without a call of the program.
     """
     names = Names(program)
-    passed, why = attempt(statements, names)
-    is_without = not (program.was_asked or program.is_lacking or isinstance(why, ImportError))
+    passed, last_error = attempt(statements, names)
+    is_without = not (program.was_asked or program.is_lacking or isinstance(last_error, ImportError))
     if is_without and len(names.of_python) == 1:
-        passed, why = attempt(statements, Names(program, names.of_python))
+        passed, last_error = attempt(statements, Names(program, names.of_python))
     if not program.was_asked and all(passed):
-        raise DataFault("they pass without a call of the program: end them with one, such as check(NAME)")
+        raise BadTestsError("they pass without a call of the program: end them with one, such as check(NAME)")
     if not program.was_asked and not program.is_lacking:
-        raise DataFault(f"they fail without a call: {why!r}; Python's unless imported: {sorted(names.of_python)}")
+        names_used = sorted(names.of_python)
+        raise BadTestsError(f"they fail without a call: {last_error!r}; Python's unless imported: {names_used}")
     return passed
 
 
 def attempt(statements: Sequence[tuple[CodeType, bool]], names: Names) -> tuple[list[bool], Exception | None]:
-    """Whether each test passed, and the error of the last one that did not; what is no test and fails, fails all."""
+    """Run the statements; return whether each test passed, and the last error.
+
+    If a statement that is not a test fails, all tests fail.
+    """
     passed: list[bool] = []
-    why = None
-    for code, is_one in statements:
+    last_error = None
+    for code, is_test_part in statements:
         try:
             exec(code, names)
         except SystemExit:
-            raise DataFault("they end Python, as unittest.main() does: say what they want with assert") from None
+            raise BadTestsError("they end Python, as unittest.main() does: use assert statements") from None
         except Exception as error:  # noqa: BLE001 - whatever a test or the program raises
-            why = error
-            if not is_one:
-                return [False] * sum(is_one for _, is_one in statements), why
+            last_error = error
+            if not is_test_part:
+                return [False] * sum(is_test for _, is_test in statements), last_error
             passed.append(False)
         else:
-            passed += [True] * is_one
-    return passed, why
+            if is_test_part:
+                passed.append(True)
+    return passed, last_error
 
 
 def judge(program: Program) -> None:
-    """The parent: run the tests, and write what became of them, sealed with the key that nobody else has."""
-    given = json.loads(sys.stdin.read())
-    output, sys.stdout = sys.stdout, io.StringIO()  # what tests print is nobody's
-    # The folder is the program's, and what it puts there must not be what a test imports.
+    """Run the tests in the parent, and write the verdict with a seal: its HMAC under the key of the request."""
+    request = json.loads(sys.stdin.read())
+    output, sys.stdout = sys.stdout, io.StringIO()  # discard what tests print
+    # The code can write to this folder: tests must not import modules from it.
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path.cwd()]
     passed: list[bool] = []
     fault = ""
     try:
-        statements = split(given["tests"])
+        statements = split(request["tests"])
         module = Path(sys.argv[1]).stem
         sys.modules[module] = program.as_module(module)
         program.begin()
         passed = run_tests(statements, program)
     except SyntaxError as error:
         fault = f"they are not Python: {error}"
-    except DataFault as error:
+    except BadTestsError as error:
         fault = str(error)
     verdict = json.dumps([passed, fault])
-    output.write(f"{verdict}\n{hmac.new(given['key'].encode(), verdict.encode(), 'sha256').hexdigest()}\n")
+    output.write(f"{verdict}\n{hmac.new(request['key'].encode(), verdict.encode(), 'sha256').hexdigest()}\n")
 
 
 def main() -> None:
-    """Begin with the code before anything is read that it must not see."""
+    """Fork the child before the tests and the key are read, so that it has no copy of them."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    asked, asking = os.pipe()
-    answers, answering = os.pipe()
+    call_reader, call_writer = os.pipe()
+    answer_reader, answer_writer = os.pipe()
     if os.fork() == 0:
-        os.close(asking)
-        os.close(answers)
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, 0)
-        os.dup2(nothing, 1)
+        os.close(call_writer)
+        os.close(answer_reader)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
         libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
-        serve(sys.argv[1], asked, answering)
+        serve(sys.argv[1], call_reader, answer_writer)
         sys.exit(0)
-    os.close(asked)
-    os.close(answering)
-    judge(Program(asking, answers))
+    os.close(call_reader)
+    os.close(answer_writer)
+    judge(Program(call_writer, answer_reader))
 
 
 if __name__ == "__main__":

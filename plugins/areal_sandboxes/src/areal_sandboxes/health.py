@@ -1,4 +1,4 @@
-"""What `areal doctor` asks of this plugin."""
+"""Health checks for `areal doctor`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from areal_core.plugins import Finding
 
 
 def check_bubblewrap() -> Finding:
-    """Whether the sandbox bubblewrap works here, and what it can limit."""
+    """Return whether the sandbox bubblewrap works here, and what it can limit."""
     from areal_sandboxes.bubblewrap import Bubblewrap
     from areal_sandboxes.config import BubblewrapSettings
 
     try:
         return Finding(True, Bubblewrap(BubblewrapSettings()).description)
     except ConfigError as error:
-        why = "; ".join((error.message, *error.hints))
-        return Finding(True, f"not usable here, and needed only where a config names sandboxes/bubblewrap: {why}")
+        reason = "; ".join((error.message, *error.hints))
+        return Finding(True, f"not usable here, and needed only if a config names sandboxes/bubblewrap: {reason}")

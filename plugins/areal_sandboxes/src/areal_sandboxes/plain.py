@@ -1,4 +1,4 @@
-"""No sandbox: a plain process, for code that is trusted."""
+"""No sandbox: a plain process, for trusted code."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from areal_sandboxes.config import NoneSettings
 
 NOT_FOUND, NOT_RUN = 127, 126
-"""As shells tell it."""
+"""Exit codes of shells for a program that does not exist, or cannot be executed."""
 
 
 class PlainProcess:
-    """Runs commands as the user who runs areal: it holds against nothing.
+    """Runs commands as the user who runs areal, without isolation.
 
-    A command reads and writes whatever that user may, reaches the network, and leaves processes behind that have left
-    its process group. Time and output are limited, and its environment is clean; that is for convenience.
+    A command can read and write all files of that user and use the network. Processes that leave its process group
+    outlive it. Time, output and environment are limited for convenience only.
 
     Args:
         settings: limits and environment.
@@ -34,7 +34,7 @@ class PlainProcess:
 
     def __init__(self, settings: NoneSettings) -> None:
         self._settings = settings
-        self._places = asyncio.Semaphore(settings.places)
+        self._slots = asyncio.Semaphore(settings.slots)
 
     async def run(
         self,
@@ -44,15 +44,15 @@ class PlainProcess:
         input_text: str = "",
         timeout_s: float | None = None,
     ) -> SandboxResult:
-        """See `areal_core.sdk.Sandbox`."""
+        """Run a command; see `areal_core.sdk.Sandbox`."""
         settings = self._settings
         request = Request.checked(command, files, input_text)
-        async with self._places:
+        async with self._slots:
             with tempfile.TemporaryDirectory(prefix="areal-none-", ignore_cleanup_errors=True) as folder:
                 write_files(Path(folder), request)
                 try:
                     process = subprocess.Popen(
-                        request.words,
+                        request.command,
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
                         stderr=subprocess.PIPE,
@@ -63,7 +63,7 @@ class PlainProcess:
                     )
                 except OSError as error:
                     code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUN
-                    return SandboxResult(code, "", f"{request.words[0]}: {error.strerror}\n")
+                    return SandboxResult(code, "", f"{request.command[0]}: {error.strerror}\n")
                 watched = Watched(process, settings.output_bytes, request.input)
                 limit = await watched.end(min(settings.time_s, timeout_s or settings.time_s))
                 if not watched.drain():
@@ -72,7 +72,7 @@ class PlainProcess:
 
 
 def write_files(folder: Path, request: Request) -> None:
-    """The files of a request into a folder."""
+    """Write the files of a request to a folder."""
     for path, content in request.files.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

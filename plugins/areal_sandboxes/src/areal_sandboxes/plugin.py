@@ -1,4 +1,4 @@
-"""What this plugin supplies: sandboxes, a reward by unit tests, and a question about the machine."""
+"""Components of this plugin: sandboxes, a reward by unit tests, and a health check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from areal_core.plugins import Component, HealthCheck, hookimpl
 
 @hookimpl
 def areal_sandboxes() -> list[Component]:
-    """Where code may run."""
+    """Sandboxes for untrusted code."""
     return [
         Component(
             "bubblewrap",
@@ -32,7 +32,7 @@ def areal_sandboxes() -> list[Component]:
 
 @hookimpl
 def areal_reward_functions() -> list[Component]:
-    """What code is worth."""
+    """Rewards that run the code of an answer."""
     return [
         Component(
             "unit_tests",
@@ -45,7 +45,7 @@ def areal_reward_functions() -> list[Component]:
 
 @hookimpl
 def areal_health_checks() -> list[HealthCheck]:
-    """Whether code can be kept apart here."""
+    """Health check of the sandbox bubblewrap."""
     return [
         HealthCheck(
             "bubblewrap",

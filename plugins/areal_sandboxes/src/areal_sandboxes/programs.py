@@ -1,4 +1,4 @@
-"""Programs of this machine that sandboxes are made of, and what to say where one is missing."""
+"""Programs that sandboxes need, and errors that name the package to install."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Final
 from areal_core.errors import ConfigError
 
 PROGRAMS: Final = {"bwrap": "bubblewrap", "prlimit": "util-linux", "setpriv": "util-linux"}
-"""What is run, and the package of Debian, Ubuntu and Fedora that has it."""
+"""Programs that bubblewrap sandboxes run, and the package of Debian, Ubuntu and Fedora that has each."""
 
 
 @cache
-def program(name: str) -> str:
-    """Where one of `PROGRAMS` lies.
+def find_program(name: str) -> str:
+    """Return the path of one of `PROGRAMS`.
 
     Raises:
         ConfigError: it is not installed.
     """
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         package = PROGRAMS[name]
         raise ConfigError(
             f"the sandbox bubblewrap needs the program {name}, which is not installed on this machine",
             hints=(f"apt-get install {package} (Debian, Ubuntu), dnf install {package} (Fedora, RHEL)",),
         )
-    return found
+    return path
 
 
-def found_program(*names: str) -> str:
-    """Which of some programs is installed; without names, of podman and docker.
+def installed_program(*names: str) -> str:
+    """Return the first of these programs that is installed. Without names: podman or docker.
 
     Raises:
-        ConfigError: none is.
+        ConfigError: none of them is installed.
     """
     for name in names or ("podman", "docker"):
         if shutil.which(name):

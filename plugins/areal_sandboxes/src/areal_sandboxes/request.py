@@ -1,4 +1,4 @@
-"""What a sandbox is asked: command, files and input, held to what can be done before anything is started."""
+"""Request of a sandbox: command, files and input, validated before anything starts."""
 
 from __future__ import annotations
 
@@ -11,70 +11,81 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MOST_FILES = 256
-"""Each is an open file for a moment, and a process may have about a thousand."""
-LONGEST_NAME, LONGEST_PATH, LONGEST_WORD = 255, 1024, 1 << 17
-"""Bytes, as Linux has them."""
+MAX_FILES = 256
+"""Number of files. Each takes a file descriptor while the command starts, and a process may have about 1000."""
+MAX_NAME_BYTES, MAX_PATH_BYTES, MAX_ARGUMENT_BYTES = 255, 1024, 1 << 17
+"""Limits of Linux for a file name, a path and an argument, in bytes."""
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A command that can be run.
+    """A valid request.
 
     Attributes:
-        words: program and arguments.
-        files: contents by their relative paths.
-        input: what the program reads from its standard input.
+        command: program and arguments.
+        files: contents by relative path.
+        input: bytes for the program's standard input.
     """
 
-    words: tuple[str, ...]
+    command: tuple[str, ...]
     files: Mapping[str, bytes]
     input: bytes
 
     @classmethod
     def checked(
-        cls, command: Sequence[str], files: Mapping[str, str] | None, input_text: str, most_bytes: int | None = None
+        cls, command: Sequence[str], files: Mapping[str, str] | None, input_text: str, max_bytes: int | None = None
     ) -> Request:
-        """From what `Sandbox.run` is given; `ValueError` in a sentence where that cannot be done."""
+        """Make a request from the arguments of `Sandbox.run`.
+
+        Args:
+            command: program and arguments.
+            files: texts by path, relative to the command's working directory.
+            input_text: text for the program's standard input.
+            max_bytes: limit on the size of all files together; None: no limit.
+
+        Raises:
+            ValueError: the sandbox cannot run such a command, or cannot hold such files.
+        """
         if isinstance(command, str) or not command:
-            raise ValueError(f"a command is a list of words, with at least one: {command!r}")
-        for word in command:
-            if not word.strip("\0") == word or "\0" in word or len(_encoded(word, "a word")) >= LONGEST_WORD:
-                raise ValueError(f"no program can be given this word: {word[:80]!r}")
+            raise ValueError(f"a command must be a list with at least one argument: {command!r}")
+        for argument in command:
+            if "\0" in argument or len(_encoded(argument, "an argument")) >= MAX_ARGUMENT_BYTES:
+                raise ValueError(f"Linux cannot pass this argument to a program: {argument[:80]!r}")
         contents = {_checked_path(path): _encoded(text, path) for path, text in (files or {}).items()}
-        if len(contents) > MOST_FILES:
-            raise ValueError(f"{len(contents)} files are more than the {MOST_FILES} that a command may be given")
+        if len(contents) > MAX_FILES:
+            raise ValueError(f"{len(contents)} files are too many; a command may have {MAX_FILES}")
         for path in contents:
-            above = next((str(folder) for folder in PurePosixPath(path).parents if str(folder) in contents), None)
-            if above:
-                raise ValueError(f"{above!r} cannot be a file and a folder with {path!r}")
+            parent = next((str(folder) for folder in PurePosixPath(path).parents if str(folder) in contents), None)
+            if parent:
+                raise ValueError(f"{parent!r} cannot be both a file and the folder of {path!r}")
         size = sum(map(len, contents.values()))
-        if most_bytes is not None and size > most_bytes:
-            raise ValueError(f"the files have {size} bytes, and the sandbox holds {most_bytes}")
+        if max_bytes is not None and size > max_bytes:
+            raise ValueError(f"the files have {size} bytes; the sandbox holds {max_bytes}")
         return cls(tuple(command), contents, _encoded(input_text, "the input"))
 
 
-def _encoded(text: str, what: str) -> bytes:
+def _encoded(text: str, name: str) -> bytes:
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ValueError(f"{what[:80]!r} cannot be written as UTF-8: {error.reason}") from error
+        raise ValueError(f"{name[:80]!r} cannot be encoded as UTF-8: {error.reason}") from error
 
 
 def _checked_path(path: str) -> str:
     parts = path.split("/")
     if not path or "\0" in path or ".." in parts or path.startswith("/"):
-        raise ValueError(f"{path[:80]!r} is not a path within the folder of a command")
+        raise ValueError(f"{path[:80]!r} is not a path within the command's working directory")
     normal = str(PurePosixPath(path))
-    names = [len(_encoded(name, path)) for name in normal.split("/")]
-    if normal == "." or path.endswith("/") or max(names) > LONGEST_NAME or sum(names) + len(names) > LONGEST_PATH:
+    lengths = [len(_encoded(name, path)) for name in normal.split("/")]
+    is_too_long = max(lengths) > MAX_NAME_BYTES or sum(lengths) + len(lengths) > MAX_PATH_BYTES
+    if normal == "." or path.endswith("/") or is_too_long:
         raise ValueError(f"{path[:80]!r} cannot be the path of a file")
     return normal
 
 
 def sealed(content: bytes) -> int:
-    """A file in memory that can be read from its beginning and never be changed; whoever opens it closes it."""
+    """Return the descriptor of a file in memory that can be read but never changed. The caller closes it."""
     descriptor = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(descriptor, "wb", closefd=False) as file:

@@ -1,4 +1,4 @@
-"""Watching one process with everything that it prints, until it ends or one of its limits ends it."""
+"""Run one process and collect its output until it exits or reaches a limit."""
 
 from __future__ import annotations
 
@@ -12,64 +12,74 @@ from typing import IO
 from areal_core.errors import RunError
 
 GATE = ("/bin/sh", "-c", 'echo && read -r _ && exec "$@"', "sh")
-"""In front of a command that begins only if somebody watches it who was told that it could: it does not outlive anybody
-who is killed while it is started."""
+"""Shell prefix that delays a command until `Watched` answers: it prints a line and waits for one. If areal is killed
+while the command is being started, nobody answers and the command never runs."""
 CHUNK = 1 << 16
-KILLED_S = 10.0
-"""For the kernel to end a process that was killed."""
+KILL_TIMEOUT_S = 10.0
+"""Seconds that a killed process may take to exit."""
 
 
 class Watched:
-    """A process that was started in a session of its own, with pipes for its output.
+    """A process that was started in a new session, with pipes for its input and output.
 
     Args:
-        process: of which nobody else reads or waits.
-        most_bytes: of its output, and of its error output. One that writes more is ended.
-        given: what is written to its standard input, a pipe: whoever has read it has taken it from all others.
-        is_gated: whether it begins with `GATE`: it says one line more before, and is given one more.
+        process: the process. No other code may read its output or wait for it.
+        max_bytes: limit in bytes of its output, and of its error output. A process that writes more is killed.
+        input_bytes: bytes for its standard input. A pipe: bytes that were read cannot be read again by the command.
+        is_gated: whether its command starts with `GATE`.
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], most_bytes: int, given: bytes, *, is_gated: bool = False
+        self, process: subprocess.Popen[bytes], max_bytes: int, input_bytes: bytes, *, is_gated: bool = False
     ) -> None:
         self._process = process
-        self._most_bytes = most_bytes
-        self._given = memoryview(b"\n" + given if is_gated else given)
+        self._max_bytes = max_bytes
+        self._unwritten = memoryview(b"\n" + input_bytes if is_gated else input_bytes)
         self._is_gated = is_gated
         self._loop = asyncio.get_running_loop()
-        self._over: asyncio.Future[str] = self._loop.create_future()
+        self._limit: asyncio.Future[str] = self._loop.create_future()
         assert process.stdout is not None
         assert process.stderr is not None
-        self._written: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
+        self._outputs: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
 
     @property
     def output(self) -> str:
-        """What it wrote, up to the limit; what is no UTF-8 is replaced."""
+        """Standard output up to the limit. Bytes that are not UTF-8 are replaced."""
         return self._text(self._process.stdout)
 
     @property
     def error(self) -> str:
-        """The same of its error output."""
+        """Error output up to the limit. Bytes that are not UTF-8 are replaced."""
         return self._text(self._process.stderr)
 
     async def end(self, time_s: float) -> str:
-        """Wait for its end; which limit ended it, or nothing. Its group has ended when this returns or raises."""
+        """Wait until the process exits or reaches a limit; then kill its process group.
+
+        Args:
+            time_s: time limit in seconds.
+
+        Returns:
+            "time" or "output" if it reached this limit, else an empty string.
+
+        Raises:
+            RunError: it was killed but does not exit.
+        """
         descriptor = os.pidfd_open(self._process.pid)
         try:
-            self._loop.add_reader(descriptor, self._ended, "")
-            for stream in self._written:
+            self._loop.add_reader(descriptor, self._finish, "")
+            for stream in self._outputs:
                 os.set_blocking(stream.fileno(), False)
                 self._loop.add_reader(stream.fileno(), self._read, stream)
             if not self._is_gated:
                 self._begin_writing()
             with suppress(TimeoutError):
                 async with asyncio.timeout(time_s):
-                    return await self._over
+                    return await self._limit
             return "time"
         finally:
             self._loop.remove_reader(descriptor)
             os.close(descriptor)
-            for stream in self._written:
+            for stream in self._outputs:
                 self._loop.remove_reader(stream.fileno())
             if self._process.stdin is not None and not self._process.stdin.closed:
                 self._stop_writing(self._process.stdin)
@@ -78,28 +88,29 @@ class Watched:
 
     def _wait(self) -> None:
         try:
-            self._process.wait(KILLED_S)
+            self._process.wait(KILL_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
-            raise RunError(f"process {self._process.pid} was killed and has not ended within {KILLED_S:g} s") from error
+            message = f"process {self._process.pid} was killed but did not exit within {KILL_TIMEOUT_S:g} s"
+            raise RunError(message) from error
 
     def kill(self) -> None:
-        """End its group; only while nobody has waited for the process, whose number is its own until then."""
+        """Kill the process group. Call this before `_wait`: afterwards the process id may belong to another process."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def drain(self) -> bool:
-        """Take what is left in the pipes and close them; whether all of it is within the limit."""
-        for stream in self._written:
+        """Read what is left in the pipes and close them. Return whether all output is within the limit."""
+        for stream in self._outputs:
             while self._take(stream) and not self._is_full(stream):
                 pass
             stream.close()
-        return not any(self._is_full(stream) for stream in self._written)
+        return not any(self._is_full(stream) for stream in self._outputs)
 
     def _read(self, stream: IO[bytes]) -> None:
         if self._take(stream) is False:
             self._loop.remove_reader(stream.fileno())
         if self._is_full(stream):
-            self._ended("output")
+            self._finish("output")
 
     def _begin_writing(self) -> None:
         stream = self._process.stdin
@@ -109,12 +120,12 @@ class Watched:
 
     def _write(self, stream: IO[bytes]) -> None:
         try:
-            self._given = self._given[os.write(stream.fileno(), self._given[:CHUNK]) :]
+            self._unwritten = self._unwritten[os.write(stream.fileno(), self._unwritten[:CHUNK]) :]
         except BlockingIOError:
             return
-        except BrokenPipeError:  # nobody reads it any more
-            self._given = self._given[:0]
-        if not self._given:
+        except BrokenPipeError:  # the process has closed its standard input
+            self._unwritten = self._unwritten[:0]
+        if not self._unwritten:
             self._stop_writing(stream)
 
     def _stop_writing(self, stream: IO[bytes]) -> None:
@@ -122,7 +133,7 @@ class Watched:
         stream.close()
 
     def _take(self, stream: IO[bytes]) -> bool | None:
-        """Whether there was something; None where nothing is there yet."""
+        """Read a chunk. Return True if there was one, False at the end, None if nothing is there yet."""
         try:
             data = os.read(stream.fileno(), CHUNK)
         except BlockingIOError:
@@ -130,18 +141,18 @@ class Watched:
         if self._is_gated and data and stream is self._process.stdout:
             self._is_gated = False
             self._begin_writing()
-            self._written[stream] += data[1:]
+            self._outputs[stream] += data[1:]
         else:
-            self._written[stream] += data
+            self._outputs[stream] += data
         return bool(data)
 
     def _is_full(self, stream: IO[bytes]) -> bool:
-        return len(self._written[stream]) > self._most_bytes
+        return len(self._outputs[stream]) > self._max_bytes
 
-    def _ended(self, limit: str) -> None:
-        if not self._over.done():
-            self._over.set_result(limit)
+    def _finish(self, limit: str) -> None:
+        if not self._limit.done():
+            self._limit.set_result(limit)
 
     def _text(self, stream: IO[bytes] | None) -> str:
         assert stream is not None
-        return self._written[stream][: self._most_bytes].decode("utf-8", "replace")
+        return self._outputs[stream][: self._max_bytes].decode("utf-8", "replace")

@@ -1,8 +1,8 @@
-"""A filter of system calls, as the kernel reads it: what a program under test never needs and kernels were broken by.
+"""Seccomp filter that refuses system calls which tests never need and which kernel exploits have used.
 
-The rest is open. What is refused: sockets but for unix, IPv4 and IPv6 (others, such as those to a virtual machine's
-host, belong to no network namespace), tracing and reading other processes, keys, BPF, performance counters, io_uring,
-userfaultfd, mounting, other namespaces, modules, and opening files by handles.
+All other calls are allowed. Refused are: sockets of other families than unix, IPv4 and IPv6 (such as vsock, which
+reaches a virtual machine's host outside any network namespace), tracing and reading other processes, keys, BPF,
+performance counters, io_uring, userfaultfd, mounting, other namespaces, kernel modules, and opening files by handle.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import struct
 from typing import Final
 
 MACHINES: Final = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
-"""The kernel's name of each architecture, and its column in `REFUSED`."""
+"""Audit id of each architecture, and its column in `REFUSED`."""
 X32: Final = 0x40000000
-"""From here on, x86_64 has all calls once more."""
+"""First number of the x32 ABI, which repeats all calls of x86_64."""
 
 _TABLE: Final = """
 ptrace 101 117; process_vm_readv 310 270; process_vm_writev 311 271; kcmp 312 272; pidfd_getfd 438 438;
@@ -28,17 +28,17 @@ open_by_handle_at 304 265; init_module 175 105; finit_module 313 273; kexec_load
 quotactl 179 60; swapon 167 224; acct 163 89
 """
 REFUSED: Final = [entry.split() for entry in _TABLE.replace("\n", " ").split(";")]
-"""Names, and the numbers on each of `MACHINES`."""
+"""Names of refused calls, and their numbers on each of `MACHINES`."""
 SOCKET: Final = (41, 198)
 FAMILIES: Final = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
 
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
-_NUMBER, _MACHINE, _FIRST_ARGUMENT = 0, 4, 16  # where they stand in what a filter is shown
+_NUMBER, _MACHINE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in `struct seccomp_data`
 
 
 def system_call_filter() -> bytes | None:
-    """The filter's program; None for an architecture whose numbers are not listed here."""
+    """Return the BPF program of the filter, or None for an architecture that is not listed here."""
     if platform.machine() not in MACHINES:
         return None
     machine, column = MACHINES[platform.machine()]

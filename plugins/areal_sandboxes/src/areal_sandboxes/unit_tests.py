@@ -1,4 +1,4 @@
-"""A reward: the code of a completion, held to the row's tests in a sandbox."""
+"""Reward that runs the code of a completion against the row's tests in a sandbox."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ FENCED: Final = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.MULT
 
 
 def code_in(completion: str) -> str:
-    """The last fenced block of a completion, or all of it where it has none."""
+    """Return the last fenced block of a completion, or the whole completion if it has none."""
     blocks = FENCED.findall(completion)
     return str(blocks[-1]) if blocks else completion
 
 
 class UnitTests:
-    """A reward: 1 where the code of a completion passes the row's tests, or the share of them that it passes.
+    """Reward of 1 if the code of a completion passes the row's tests, or the share of tests that it passes.
 
-    Tests of the form {input, output} are programs' standard input and output; the wanted output never enters the
-    sandbox. Texts of asserts run in the sandbox, in another process than the code, which is told the arguments of each
-    call and answers with data: it sees neither the tests nor what they want.
+    Tests of the form {input, output} compare a program's standard output; the expected output never enters the sandbox.
+    Tests as asserts run in the sandbox, but in another process than the code. The code gets the arguments of each call
+    and returns data; it sees neither the tests nor the expected values.
 
     Args:
         settings: sandbox, key of the row, limits.
@@ -46,10 +46,14 @@ class UnitTests:
         self.max_concurrency = settings.max_concurrency
 
     async def __call__(self, completion: str, row: Mapping[str, Any]) -> float:
-        """The reward, from 0 to 1.
+        """Return the reward, from 0 to 1.
+
+        Args:
+            completion: text of the policy's answer.
+            row: row of the data set; it holds the tests.
 
         Raises:
-            ValueError: the row has no tests, none of a known form, or such that any program would pass, or none.
+            ValueError: the row has no tests, tests of an unknown form, or tests that any program or none would pass.
             RunError: the sandbox does not work any more.
         """
         tests = self._tests(row)
@@ -71,15 +75,15 @@ class UnitTests:
         return sum(passed) / len(passed) if self._settings.share else float(all(passed))
 
     def pop_metrics(self) -> dict[str, float]:
-        """Completions, those that passed, and limits that ended code, since the last call."""
-        taken: dict[str, float] = dict(self._counts)
+        """Return the counts since the last call: completions, those that passed, and limits that ended code."""
+        metrics: dict[str, float] = dict(self._counts)
         self._counts.clear()
-        return taken
+        return metrics
 
     def _tests(self, row: Mapping[str, Any]) -> Sequence[Any]:
         key = self._settings.tests
-        found = row.get(key)
-        tests = [found] if isinstance(found, str) else found
+        value = row.get(key)
+        tests = [value] if isinstance(value, str) else value
         if isinstance(tests, list | tuple) and tests:
             if all(isinstance(test, str) and test.strip() for test in tests):
                 return tests
@@ -87,16 +91,16 @@ class UnitTests:
                 return tests
         raise ValueError(
             f"the row has no tests: its key {key!r} must be a text of asserts, a list of them, or a list of "
-            f"{{input, output}}, and is {str(found)[:200]!r}"
+            f"{{input, output}}; it is {str(value)[:200]!r}"
         )
 
     async def _asserts(self, code: str, tests: list[str]) -> list[bool]:
-        """Whether each test passed; a verdict without the seal of the key, which no code can know, is not believed."""
+        """Return whether each test passed. A verdict without a valid seal fails: the code cannot know its key."""
         key = secrets.token_hex(16)
         files = {self._settings.file: code, HARNESS: SOURCE}
         command = ["python3", HARNESS, self._settings.file]
         result = await self._sandbox.run(command, files=files, input_text=json.dumps({"key": key, "tests": tests}))
-        self._note(result)
+        self._count_limit(result)
         verdict, _, seal = result.output.rstrip("\n").rpartition("\n")
         if seal != hmac.new(key.encode(), verdict.encode(), "sha256").hexdigest():
             return [False]
@@ -106,16 +110,17 @@ class UnitTests:
         return list(passed)
 
     async def _programs(self, code: str, tests: Sequence[Mapping[str, str]], passed: list[bool]) -> None:
+        """Run {input, output} tests in order and set their results in `passed`."""
         settings = self._settings
         for number, test in enumerate(tests):
             result = await self._sandbox.run(settings.command, files={settings.file: code}, input_text=test["input"])
-            self._note(result)
+            self._count_limit(result)
             is_right = result.exit_code == 0 and not result.limit
             passed[number] = is_right and _lines(result.output) == _lines(test["output"])
             if not passed[number] and not settings.share:
                 return
 
-    def _note(self, result: SandboxResult) -> None:
+    def _count_limit(self, result: SandboxResult) -> None:
         if result.limit:
             self._counts[f"ended_by_{result.limit}"] += 1
 
@@ -125,5 +130,5 @@ def _is_program_test(test: object) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    """A text as programs are compared by: without blanks at the ends of lines and empty lines at its end."""
+    """Return the lines of a program's output without trailing blanks and trailing empty lines."""
     return "\n".join(line.rstrip() for line in text.splitlines()).rstrip().split("\n")

@@ -1,4 +1,4 @@
-"""The words of bubblewrap: what a command in it sees, and what it is kept from."""
+"""Command lines of bubblewrap: what a command can see, and its limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from areal_core.errors import ConfigError
 from areal_sandboxes.config import MEBIBYTE
-from areal_sandboxes.programs import program
+from areal_sandboxes.programs import find_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,55 +20,57 @@ if TYPE_CHECKING:
 
 NOBODY: Final = "65534"
 FOLDER: Final = "/tmp/work"
-"""In which a command starts."""
+"""Working directory of commands."""
 SYSTEM: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 LINKED: Final = ("/etc/alternatives", "/etc/ld.so.cache")
-"""Through which Debian's programs find one another and their libraries; nothing else of /etc is shown."""
+"""Files of /etc that Debian's programs need to find one another and their libraries. The rest of /etc is hidden."""
 SHARED_MEMORY: Final = 16 * MEBIBYTE
+"""Size of /dev/shm in bytes."""
 OPEN_FILES: Final = 256
 
 
 def is_root() -> bool:
-    """Whether this is the machine's root, and not one of a user namespace, where a user's processes are counted."""
+    """Return whether this process is root of the machine, and not of a user namespace, where processes are counted."""
     first = Path("/proc/self/uid_map").read_text().split(maxsplit=2)[:2]
     return os.geteuid() == 0 and first == ["0", "0"]
 
 
-def outer_words(settings: BubblewrapSettings) -> list[str]:
-    """As root: a first bubblewrap that shows what only root may open, and from which nobody goes on. Else nothing.
+def outer_command(settings: BubblewrapSettings) -> list[str]:
+    """Return the command line of an outer bubblewrap, which gives up root; empty if areal does not run as root.
 
-    Processes are counted by user, and root's are not counted at all: within a namespace, too, where root has made it.
-    Nobody's processes die with root's only where these are the first of a namespace, hence one of processes here too.
+    The kernel counts processes by user and does not count root's at all, not even in a namespace that root has made. So
+    the outer bubblewrap binds what only root may open and continues as nobody. It has its own process namespace:
+    only then do nobody's processes die with root's.
     """
     if not is_root():
         return []
     return [
-        *(program("bwrap"), "--die-with-parent", "--unshare-pid", *view(settings)),
+        *(find_program("bwrap"), "--die-with-parent", "--unshare-pid", *view(settings)),
         *("--bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev", "--dir", "/tmp"),
         *("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP", "--"),
-        *(program("setpriv"), f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--"),
+        *(find_program("setpriv"), f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--"),
     ]
 
 
-def inner_words(settings: BubblewrapSettings) -> list[str]:
-    """The sandbox itself; more options may follow, then `--` and `limits`."""
+def inner_command(settings: BubblewrapSettings) -> list[str]:
+    """Return the command line of the sandbox. More options may follow, then `--` and `limits`."""
     return [
-        *(program("bwrap"), "--die-with-parent", "--new-session"),
-        # Each that there is, said one by one: those of --unshare-all are tried only.
+        *(find_program("bwrap"), "--die-with-parent", "--new-session"),
+        # Name each namespace: `--unshare-all` skips those that fail.
         *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"),
         *("--disable-userns", "--uid", NOBODY, "--gid", NOBODY, "--hostname", "sandbox"),
         *(["--ro-bind", "/", "/"] if is_root() else view(settings)),
         *("--proc", "/proc", "--dev", "/dev", "--size", str(SHARED_MEMORY), "--perms", "1777", "--tmpfs", "/dev/shm"),
         *("--size", str(settings.disk_mib * MEBIBYTE), "--perms", "1777", "--tmpfs", "/tmp", "--dir", FOLDER),
-        *_bound(path for path in shown(settings) if path.is_relative_to("/tmp")),
-        # Both are in memory and of no limited size.
+        *_bind(path for path in readable_paths(settings) if path.is_relative_to("/tmp")),
+        # Both are in memory without a size limit, so make them read-only.
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", FOLDER),
         *(word for name, value in _variables(settings).items() for word in ("--setenv", name, value)),
     ]
 
 
 def limits(settings: BubblewrapSettings) -> list[str]:
-    """What a process in the sandbox may take; set inside, for a namespace counts the processes that began in it."""
+    """Return the command line that sets the limits of processes. It runs inside, because limits count per namespace."""
     values = {
         "as": settings.memory_mib * MEBIBYTE,
         "cpu": f"{settings.cpu_s}:{settings.cpu_s + 1}",
@@ -77,11 +79,11 @@ def limits(settings: BubblewrapSettings) -> list[str]:
         "nofile": OPEN_FILES,
         "core": 0,
     }
-    return [program("prlimit"), *(f"--{name}={value}" for name, value in values.items()), "--"]
+    return [find_program("prlimit"), *(f"--{name}={value}" for name, value in values.items()), "--"]
 
 
 def view(settings: BubblewrapSettings) -> list[str]:
-    """What is shown of the machine's files, to be read only."""
+    """Return the options that bind the machine's files which commands may read."""
     words = []
     for name in SYSTEM:
         path = Path(name)
@@ -89,26 +91,26 @@ def view(settings: BubblewrapSettings) -> list[str]:
             words += ["--symlink", str(path.readlink()), name]
         elif path.exists():
             words += ["--ro-bind", name, name]
-    return [*words, *_bound(shown(settings))]
+    return [*words, *_bind(readable_paths(settings))]
 
 
-def shown(settings: BubblewrapSettings) -> list[Path]:
-    """Folders and files that a command may read, each beside the one that it may be a link to.
+def readable_paths(settings: BubblewrapSettings) -> list[Path]:
+    """Return the folders and files that commands may read, including the targets of links.
 
     Raises:
-        ConfigError: one that the settings name is not there.
+        ConfigError: a path in the settings does not exist.
     """
     if missing := [str(path) for path in settings.paths if not path.exists()]:
-        raise ConfigError(f"paths of the sandbox bubblewrap are not there: {', '.join(missing)}")
+        raise ConfigError(f"paths of the sandbox bubblewrap do not exist: {', '.join(missing)}")
     wanted = [Path("/usr"), *map(Path, LINKED), *_prefixes(_python(settings)), *settings.paths]
-    found = {each for path in wanted if path.exists() for each in (path, path.resolve())}
-    return sorted(path for path in found if not found.intersection(path.parents))
+    existing = {candidate for path in wanted if path.exists() for candidate in (path, path.resolve())}
+    return sorted(path for path in existing if not existing.intersection(path.parents))
 
 
-def _bound(paths: Iterable[Path]) -> list[str]:
+def _bind(paths: Iterable[Path]) -> list[str]:
     words = []
     for path in paths:
-        # Otherwise bubblewrap makes them, and only their owner may pass.
+        # bubblewrap would create missing parents with permissions for their owner only.
         for parent in reversed(path.parents[:-1]):
             words += ["--perms", "0755", "--dir", str(parent)]
         words += ["--ro-bind", str(path), str(path)]
@@ -117,10 +119,10 @@ def _bound(paths: Iterable[Path]) -> list[str]:
 
 def _variables(settings: BubblewrapSettings) -> dict[str, str]:
     search = [str(_python(settings).parent), "/usr/local/bin", "/usr/bin", "/bin"]
-    # One thread for each of a large machine's cores would be more than a command may have.
+    # With one thread for each core, numerical libraries would exceed the limit of processes on large machines.
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    own = {"PATH": ":".join(dict.fromkeys(search)), "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
-    return own | threads | settings.variables
+    base = {"PATH": ":".join(dict.fromkeys(search)), "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
+    return base | threads | settings.variables
 
 
 def _python(settings: BubblewrapSettings) -> Path:
@@ -129,7 +131,7 @@ def _python(settings: BubblewrapSettings) -> Path:
 
 @cache
 def _prefixes(python: Path) -> Sequence[Path]:
-    """Where an interpreter and its libraries lie."""
+    """Return the folders of an interpreter and its libraries."""
     if python == Path(sys.executable):
         return Path(sys.prefix), Path(sys.base_prefix)
     command = [str(python), "-I", "-c", "import sys; print(sys.prefix, sys.base_prefix, sep='\\n')"]
