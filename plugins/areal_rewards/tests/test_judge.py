@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from areal_core.rewards.scoring import RewardError, RewardSum, WeightedReward
-from areal_rewards import asking
+from areal_rewards import client
 from areal_rewards import judge as judge_module
 from areal_rewards.config import JudgeSettings
 from areal_rewards.judge import Judge
@@ -41,7 +41,7 @@ class Server:
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch):
-    monkeypatch.setattr(asking, "PAUSE_S", 0.01)
+    monkeypatch.setattr(client, "PAUSE_S", 0.01)
 
 
 def judged(server, completions, **settings):
@@ -63,7 +63,7 @@ def judged(server, completions, **settings):
             found = await asyncio.gather(*asked, return_exceptions=True)
             return [score if isinstance(score, Exception) else score.value for score in found], rewards.pop_metrics()
         finally:
-            await judge._asker.close()
+            await judge._client.close()
             await runner.cleanup()
 
     return asyncio.run(asyncio.wait_for(work(), 60))
@@ -107,7 +107,7 @@ def test_busy_and_broken_servers_are_asked_again():
         ([503], "503 Service Unavailable: busy", 3),
         ([400], "400 Bad Request: busy", 1),
         ([{"error": "no"}], "did not answer: KeyError", 3),
-        (["I cannot say."], "has nothing of the form", 1),
+        (["I cannot say."], "does not match", 1),
         (["Score: 11"], "verdict 11 is not from 0 to 10", 1),
     ],
 )
@@ -137,9 +137,9 @@ def test_the_same_question_is_asked_once_and_answers_are_kept(tmp_path):
 
 def test_answers_in_a_file_are_those_of_other_processes(tmp_path):
     path = tmp_path / "answers.sqlite"
-    judge_module.Answers(path).put("key", "Score: 1")
-    assert judge_module.Answers(path).get("key") == "Score: 1"
-    assert judge_module.Answers(None).get("key") is None
+    judge_module.AnswerCache(path).put("key", "Score: 1")
+    assert judge_module.AnswerCache(path).get("key") == "Score: 1"
+    assert judge_module.AnswerCache(None).get("key") is None
 
 
 def test_a_file_of_answers_is_open_while_it_is_used_alone(tmp_path, monkeypatch):
@@ -152,7 +152,7 @@ def test_a_file_of_answers_is_open_while_it_is_used_alone(tmp_path, monkeypatch)
 
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda path, **settings: connect(path, factory=Connection, **settings))
-    answers = judge_module.Answers(tmp_path / "answers.sqlite")
+    answers = judge_module.AnswerCache(tmp_path / "answers.sqlite")
     answers.put("key", "Score: 1")
     assert answers.get("key") == "Score: 1"
     assert len(opened) == 3

@@ -62,7 +62,7 @@ def test_large_numbers_within_bounds_are_compared():
 
 
 def test_an_answer_without_mathematics_is_an_error_and_no_silent_zero():
-    with pytest.raises(ValueError, match="the row's answer, '', is nothing that math-verify understands"):
+    with pytest.raises(ValueError, match="the row's answer, '', has no expression that math-verify can read"):
         math_verify("42", "")
 
 

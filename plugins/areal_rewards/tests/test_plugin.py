@@ -80,7 +80,7 @@ def test_a_missing_library_is_told_before_anything_starts(module, override, extr
 
 def test_a_length_penalty_that_nothing_reaches_is_refused(read):
     with pytest.raises(
-        ConfigError, match=r"begins at 300 tokens, which no completion exceeds: sampling\.max_new_tokens is 256"
+        ConfigError, match=r"starts at 300 tokens, which no completion exceeds: sampling\.max_new_tokens is 256"
     ):
         read("rewards=[{type: length_penalty, longest: 400, margin: 100}]")
     read("rewards=[{type: length_penalty, longest: 256, margin: 100}]")

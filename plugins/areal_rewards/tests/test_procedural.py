@@ -73,9 +73,9 @@ def test_the_runtime_finds_the_task_in_the_row():
 def test_mistakes_are_named(without):
     with pytest.raises(ConfigError, match=r"reasoning-gym has no task 'arithmetic'; it has: .*basic_arithmetic"):
         make("arithmetic")
-    with pytest.raises(ConfigError, match=r"'basic_arithmetic' of reasoning-gym refuses its settings: .*max_term'"):
+    with pytest.raises(ConfigError, match=r"'basic_arithmetic' of reasoning-gym rejects its settings: .*max_term'"):
         make(settings={"max_term": 3})
-    with pytest.raises(ConfigError, match="refuses its settings: min_terms must be positive"):
+    with pytest.raises(ConfigError, match="rejects its settings: min_terms must be positive"):
         make(settings={"min_terms": -3})
     _problems.cache_clear()
     without("reasoning_gym")

@@ -152,9 +152,9 @@ def test_behind_an_address_it_scores_the_same(folder):
                 remote = RemoteRewardModel(RemoteRewardModelSettings(address=address, max_retries=0))
                 try:
                     found = await asyncio.gather(*(remote(**each) for each in asked))
-                    with pytest.raises(RuntimeError, match=r"400 Bad Request.*0 tokens, where 1 to"):
+                    with pytest.raises(RuntimeError, match=r"400 Bad Request.*has 0 tokens; it must have 1 to"):
                         await remote(prompt="", completion="", completion_ids=[])
-                    with pytest.raises(RuntimeError, match=r"400 Bad Request.*token ids are from 0 to 27"):
+                    with pytest.raises(RuntimeError, match=r"400 Bad Request.*token ids must be from 0 to 27"):
                         await remote(prompt="a", completion="", completion_ids=[28])
                     with pytest.raises(RuntimeError, match=r"400 Bad Request.*prompt and completion, both text"):
                         await remote(prompt=["what"], completion="x", completion_ids=[1])
@@ -162,7 +162,7 @@ def test_behind_an_address_it_scores_the_same(folder):
                         await remote(prompt="a " * 2**21, completion="x", completion_ids=[1])
                     return found
                 finally:
-                    await remote._asker.close()
+                    await remote._client.close()
 
             found = asyncio.run(asyncio.wait_for(ask(), 120))
             assert found == pytest.approx([local(**each) for each in asked], abs=1e-5)
@@ -176,7 +176,7 @@ def test_an_address_that_nobody_serves_is_told():
         try:
             await remote(prompt="a", completion="b", completion_ids=[1])
         finally:
-            await remote._asker.close()
+            await remote._client.close()
 
     with pytest.raises(RuntimeError, match=r"the reward model at http://127\.0\.0\.1:9/score did not answer"):
         asyncio.run(asyncio.wait_for(ask(), 60))

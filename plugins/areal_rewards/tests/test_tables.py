@@ -261,7 +261,7 @@ def test_forms_of_json_files(tmp_path):
     path.write_text(json.dumps({"prompt": "a", "answer": [1]}, indent=2))
     assert rows_of(files([path])) == [{"prompt": "a", "answer": [1]}]
     path.write_text('{"prompt": "a", "prompt": "b"}')
-    with pytest.raises(ConfigError, match=r"rows\.json:1 is no JSON: an object has several values for 'prompt'"):
+    with pytest.raises(ConfigError, match=r"rows\.json:1 is not valid JSON: an object has several values for 'prompt'"):
         files([path])
     path.write_text('[{"prompt": "a"}, 7]')
     with pytest.raises(ConfigError, match=r"rows\.json, element 1 \(counted from 0\) is a int"):
@@ -316,10 +316,10 @@ def test_cells_of_csv_are_numbers_only_in_their_plain_spelling(kind, read, tmp_p
     [
         ("prompt;answer\na;1,5\n", r"has a single column, 'prompt;answer': set delimiter: ';'"),
         ("prompt\tanswer\na\t1\n", r"set delimiter: '\\t'"),
-        ("prompt,answer\na\n", r":2 has 1 cells, and the first line has 2"),
-        ("prompt,answer\na,b,c\nd,e,f\n", r":2 has 3 cells, and the first line has 2"),
+        ("prompt,answer\na\n", r":2 has 1 cells, but the first line has 2"),
+        ("prompt,answer\na,b,c\nd,e,f\n", r":2 has 3 cells, but the first line has 2"),
         ("prompt,prompt\na,b\n", r"has several columns 'prompt'"),
-        ('prompt,answer\n"a,1\nb,2\n', r"is no CSV: unexpected end of data"),
+        ('prompt,answer\n"a,1\nb,2\n', r"is not valid CSV: unexpected end of data"),
         ("prompt,answer\n", "is empty"),
     ],
 )
@@ -341,7 +341,7 @@ def test_csv_with_another_delimiter_a_byte_order_mark_and_long_cells(tmp_path):
     path.write_text("prompt,answer\na,8\n")
     assert rows_of(files([path, other])) == [{"prompt": "a", "answer": 8}, {"prompt": "c", "answer": 7}]
     other.write_text("prompt,result\nc,7\n")
-    with pytest.raises(ConfigError, match=r"other\.csv has the columns prompt, result, and .* has prompt, answer"):
+    with pytest.raises(ConfigError, match=r"other\.csv has the columns prompt, result, but .* has prompt, answer"):
         files([path, other])
 
 
@@ -403,7 +403,7 @@ def test_what_is_no_file_is_named(tmp_path):
     loop, pipe = tmp_path / "loop.jsonl", tmp_path / "pipe.jsonl"
     loop.symlink_to(loop)
     os.mkfifo(pipe)
-    with pytest.raises(ConfigError, match=r"loop\.jsonl is a symbolic link that leads to no file"):
+    with pytest.raises(ConfigError, match=r"loop\.jsonl is a symbolic link to a file that does not exist"):
         lines([loop])
     with pytest.raises(ConfigError, match=r"pipe\.jsonl is a pipe or a device; write its rows to a file"):
         lines([pipe])
@@ -433,7 +433,7 @@ def test_what_is_wrong_is_named(read, tmp_path):
         read([path])
     with pytest.raises(ConfigError, match=r"answer: .*rows\.jsonl has no column 'result'; it has question"):
         read([path], prompt="{question}", answer="{result}")
-    with pytest.raises(ConfigError, match=r"answer_after is given, and .* has no column 'answer'"):
+    with pytest.raises(ConfigError, match=r"answer_after is set, but .* has no column 'answer'"):
         read([path], prompt="{question}", answer_after="####")
     with pytest.raises(IndexError, match="row 3 of 3"):
         read([path], prompt="{question}")[3]
@@ -446,10 +446,10 @@ def test_what_is_wrong_is_named(read, tmp_path):
 def test_lines_that_are_no_json_are_told_by_number(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a"}\n\n{"prompt": \n')
-    with pytest.raises(ConfigError, match=r"rows\.jsonl:3 is no JSON: Expecting value"):
+    with pytest.raises(ConfigError, match=r"rows\.jsonl:3 is not valid JSON: Expecting value"):
         lines([path])
     path.write_text('{"prompt": "a"}\n[1]\n')
-    with pytest.raises(ConfigError, match=r"rows\.jsonl:2 is a list, it must be an object"):
+    with pytest.raises(ConfigError, match=r"rows\.jsonl:2 is a list; it must be an object"):
         lines([path])
 
 

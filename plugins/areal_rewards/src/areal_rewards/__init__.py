@@ -1,1 +1,1 @@
-"""Verifiers and data sets for areal."""
+"""Verifiers, judges, reward models and data sets for areal."""

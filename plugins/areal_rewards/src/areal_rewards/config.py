@@ -1,4 +1,4 @@
-"""Settings of the rewards and data sets. Imports no torch and none of the libraries that they need."""
+"""Settings of rewards and data sets. This module imports neither torch nor the libraries that they need."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 class MathVerifySettings(Settings):
-    """`mathematics.math_verify` has none; it needs a library."""
+    """Settings of `mathematics.math_verify`, which has none."""
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The library must be there."""
+        """Check that the library is installed."""
         return missing_library("the reward math_verify", "math_verify", "math")
 
 
@@ -62,16 +62,16 @@ class LengthPenaltySettings(Settings):
     margin: int = Field(ge=1, description="Number of tokens below `longest` over which the penalty grows from 0 to -1.")
 
     @model_validator(mode="after")
-    def _ordered(self) -> LengthPenaltySettings:
+    def _check_order(self) -> LengthPenaltySettings:
         if self.margin > self.longest:
             raise ValueError("margin must be at most longest")
         return self
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """A penalty that no completion can reach is a mistake."""
+        """Refuse a penalty that no completion can reach."""
         if self.longest - self.margin >= config.sampling.max_new_tokens:
             yield (
-                f"length_penalty begins at {self.longest - self.margin} tokens, which no completion exceeds: "
+                f"length_penalty starts at {self.longest - self.margin} tokens, which no completion exceeds: "
                 f"sampling.max_new_tokens is {config.sampling.max_new_tokens}; lower longest or raise margin"
             )
 
@@ -96,8 +96,8 @@ class JudgeSettings(Settings):
         description="Regular expression that finds the verdict in the judge's answer. Its only group is the "
         "verdict, a number.",
     )
-    lowest: float = Field(default=0.0, description="Verdict that is worth a reward of 0.")
-    highest: float = Field(default=10.0, description="Verdict that is worth a reward of 1.")
+    lowest: float = Field(default=0.0, description="Verdict that gives a reward of 0.")
+    highest: float = Field(default=10.0, description="Verdict that gives a reward of 1.")
     temperature: float = Field(default=0.0, ge=0, description="Sampling temperature of the judge. 0: greedy.")
     max_tokens: int = Field(default=1024, ge=1, description="Maximum number of tokens in an answer of the judge.")
     max_concurrency: int = Field(
@@ -122,7 +122,7 @@ class JudgeSettings(Settings):
     )
 
     @model_validator(mode="after")
-    def _consistent(self) -> JudgeSettings:
+    def _check_pattern_and_scale(self) -> JudgeSettings:
         if re.compile(self.pattern).groups != 1:
             raise ValueError("pattern must have exactly one group, the verdict")
         if self.lowest >= self.highest:
@@ -130,13 +130,13 @@ class JudgeSettings(Settings):
         return self
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The library must be there, and a try must fit into the deadline of a reward."""
+        """Check that the library is installed, and that a request can finish within the reward timeout."""
         yield from missing_library("the reward judge", "aiohttp", "judge")
         if self.request_timeout_s >= config.rollout.reward_timeout_s:
             yield (
-                f"request_timeout_s is {self.request_timeout_s:g}, and all of a completion's rewards have "
-                f"{config.rollout.reward_timeout_s:g} s: raise rollout.reward_timeout_s, with retries to some "
-                f"{self.request_timeout_s * (self.max_retries + 1):g}"
+                f"request_timeout_s is {self.request_timeout_s:g}, but rollout.reward_timeout_s, the limit for all "
+                f"rewards of a completion, is {config.rollout.reward_timeout_s:g}: raise the latter, to about "
+                f"{self.request_timeout_s * (self.max_retries + 1):g} to allow for retries"
             )
 
 
@@ -168,22 +168,22 @@ class RewardModelSettings(Settings):
         return str(folder) if folder.is_dir() else path
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The library must be there, and the folder, where the path can be no name on the hub."""
+        """Check that the library is installed and the folder exists, unless the path may be a name on the hub."""
         yield from missing_library("the reward reward_model", "transformers", "models")
         if not Path(self.path).is_dir() and not HUB_NAME.fullmatch(self.path):
-            yield f"there is no folder {self.path}; name one with a reward model, or OWNER/NAME on the hub"
+            yield f"there is no folder {self.path}; write the folder of a reward model, or OWNER/NAME on the hub"
         gpu = self.device.removeprefix("cuda:")
         if gpu in {str(gpu) for gpu in (*(config.placement.generation or ()), *(config.placement.training or ()))}:
             yield (
                 f"device is cuda:{gpu}, which placement gives to servers or the trainer: choose another GPU or cpu, or "
-                "serve the model (areal serve_model) and ask it by rewards/remote_reward_model"
+                "serve the model with `areal serve_model` and use rewards/remote_reward_model"
             )
 
     def notes(self, config: RunConfig) -> Iterable[str]:
-        """The plan of memory knows the GPUs of placement alone."""
+        """Note that the memory plan does not include this model, because it knows only the GPUs of placement."""
         if self.device != "cpu":
             count = config.rollout.reward_processes
-            yield f"{count} reward process(es) load the model on {self.device}, which the plan of memory does not count"
+            yield f"{count} reward process(es) load the model on {self.device}; the memory plan does not include it"
 
 
 class RemoteRewardModelSettings(Settings):
@@ -206,7 +206,7 @@ class RemoteRewardModelSettings(Settings):
     )
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The library must be there."""
+        """Check that the library is installed."""
         return missing_library("the reward remote_reward_model", "aiohttp", "judge")
 
 
@@ -221,12 +221,12 @@ class TaskScoreSettings(Settings):
     )
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The library must be there."""
+        """Check that the library is installed."""
         return missing_library("the reward reasoning_gym", "reasoning_gym", "reasoning-gym")
 
 
 class TableSettings(Settings):
-    """How the rows of a table become prompts and answers; its other columns travel along for rewards to read."""
+    """How the columns of a table become prompts and reference answers. Rewards can read all other columns, too."""
 
     prompt: Template | None = Field(
         default=None,
@@ -275,7 +275,7 @@ class FilesSettings(TableSettings):
     )
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """Parquet needs a library."""
+        """Check that the library for parquet files is installed, if there are any."""
         if self.format == "parquet" or (self.format is None and any(path.suffix == ".parquet" for path in self.paths)):
             yield from missing_library("the data set files", "datasets", "datasets")
 
@@ -293,7 +293,7 @@ class HubSettings(TableSettings):
     )
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The library must be there."""
+        """Check that the library is installed."""
         return missing_library("the data set hub", "datasets", "datasets")
 
 
@@ -314,5 +314,5 @@ class ReasoningGymSettings(Settings):
     )
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The library must be there."""
+        """Check that the library is installed."""
         return missing_library("the data set reasoning_gym", "reasoning_gym", "reasoning-gym")

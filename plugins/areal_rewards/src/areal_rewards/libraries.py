@@ -1,4 +1,4 @@
-"""Libraries that an extra of this distribution brings: imported where they are used, missed in one kind of words."""
+"""Import optional libraries when they are used, with one kind of error if they are missing."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 
 def missing_library(user: str, module: str, extra: str) -> Iterator[str]:
-    """What is wrong when `module` is not installed, and how to mend it, in one line; nothing when it is installed.
+    """Yield an error message with the install command if `module` is not installed; yield nothing if it is.
 
     Args:
-        user: the component that needs it.
-        module: as it is imported.
-        extra: of this distribution, which brings it.
+        user: component that needs the library.
+        module: import name of the library.
+        extra: extra of this distribution that installs it.
     """
     if importlib.util.find_spec(module) is None:
         yield f"{user} needs the library {module}, which is not installed: {install_command('rewards', extra=extra)}"
 
 
 def load_library(user: str, module: str, extra: str) -> Any:
-    """Import a library; arguments as in `missing_library`.
+    """Import a library. The arguments are those of `missing_library`.
 
     Raises:
-        ConfigError: it is not installed; the message names the extra that brings it.
+        ConfigError: it is not installed. The message names the extra to install.
     """
     for problem in missing_library(user, module, extra):
         raise ConfigError(problem)

@@ -1,4 +1,4 @@
-"""A reward for mathematics: equality of expressions, judged by the library math-verify."""
+"""Reward for mathematics: compare expressions with the library math-verify."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from areal_rewards.config import MathVerifySettings
 from areal_rewards.libraries import load_library
 
 _LARGEST_EXPONENT = 10_000
+"""Limit of exponents and factorials in an answer: evaluating larger ones takes too long."""
 _LARGEST_EXPONENT_OF_A_SUM = 100
-"""Of a sum with variables, which a comparison multiplies out."""
+"""Limit of the exponent of a sum with variables, because a comparison expands it."""
 
 
 @register(
@@ -21,20 +22,24 @@ _LARGEST_EXPONENT_OF_A_SUM = 100
     config=MathVerifySettings,
 )
 def math_verify(completion: str, answer: Any) -> float:
-    """1 if what the completion gives as its result equals the row's answer, else 0.
+    """Return 1 if the result in the completion equals the row's answer, else 0.
 
-    Fractions, roots, intervals, sets and LaTeX are understood on both sides; 1/2, 0.5 and \\frac{1}{2} are equal.
-    The library's own time-out is off: it rests on a signal, which works in main threads only. The pool in which
-    rewards are computed ends a comparison that takes too long.
+    Both sides may have fractions, roots, intervals, sets and LaTeX; 1/2, 0.5 and \\frac{1}{2} are equal. The library's
+    own timeout is off, because it needs signals, which work only in main threads. The reward pool ends a comparison
+    that takes too long.
+
+    Args:
+        completion: text of the policy's answer.
+        answer: the row's answer.
 
     Raises:
-        ValueError: nothing mathematical was found in the row's answer. No completion could ever be right.
-        ConfigError: the library is missing.
+        ValueError: the row's answer has no mathematical expression, so that no completion could be right.
+        ConfigError: the library is not installed.
     """
     library = _library()
-    wanted = _parse_answer(str(answer))
-    found = [part for part in library.parse(completion, parsing_timeout=None) if _is_small(part)]
-    return float(library.verify(list(wanted), found, timeout_seconds=None))
+    expected = _parse_answer(str(answer))
+    expressions = [part for part in library.parse(completion, parsing_timeout=None) if _is_small(part)]
+    return float(library.verify(list(expected), expressions, timeout_seconds=None))
 
 
 def _library() -> Any:
@@ -43,17 +48,17 @@ def _library() -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _parse_answer(answer: str) -> tuple[Any, ...]:
-    """An answer as expressions; it is the same for every completion of its group."""
+    """Return the expressions of an answer. Cached, because all completions of a group have the same answer."""
     parse = _library().parse
-    # A bare LaTeX answer such as (-\infty, 2] is found only where something marks it as mathematics.
+    # math-verify finds a bare LaTeX answer such as (-\infty, 2] only inside \boxed.
     expressions = parse(f"\\boxed{{{answer}}}", parsing_timeout=None) or parse(answer, parsing_timeout=None)
     if not expressions:
-        raise ValueError(f"the row's answer, {answer[:60]!r}, is nothing that math-verify understands")
+        raise ValueError(f"the row's answer, {answer[:60]!r}, has no expression that math-verify can read")
     return tuple(expressions)
 
 
 def _is_small(expression: Any) -> bool:
-    """Whether an expression, which the parser leaves unevaluated, can be evaluated in a moment. Text can."""
+    """Return whether an expression, which the parser leaves unevaluated, is cheap to evaluate. Text is."""
     if isinstance(expression, str):
         return True
     sympy = load_library("the reward math_verify", "sympy", "math")
@@ -66,7 +71,7 @@ def _is_small(expression: Any) -> bool:
 
 
 def _bound(expression: Any) -> float:
-    """A number that the absolute value hardly exceeds, without evaluating the expression; variables count as 1."""
+    """Return an approximate upper bound of the absolute value without evaluating it; variables count as 1."""
     parts = [_bound(part) for part in expression.args]
     bound = max(parts, default=1.0)
     try:
@@ -80,6 +85,6 @@ def _bound(expression: Any) -> float:
             bound = max(parts[0], 1.0) ** parts[1]
         elif type(expression).__name__ == "factorial":
             bound = math.gamma(parts[0] + 1)
-    except (OverflowError, TypeError):  # the latter for the infinity of no direction, 1/0
+    except (OverflowError, TypeError):  # TypeError: 1/0 has no float
         bound = math.inf
     return bound

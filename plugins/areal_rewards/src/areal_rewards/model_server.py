@@ -1,4 +1,4 @@
-"""`areal serve_model`: a reward model behind an address, for runs that ask it from their rollout side."""
+"""The command `areal serve_model`: serve a reward model over HTTP for the reward `remote_reward_model`."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from areal_rewards.reward_models import ScoringModel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MOST_AT_ONCE = 64
-"""Sequences in one pass of the model."""
-MOST_BYTES = 64
-"""Of a request for each token that a sequence may have."""
+MAX_SEQUENCES = 64
+"""Number of sequences in one forward pass."""
+BYTES_PER_TOKEN = 64
+"""Limit of a request's size, in bytes for each token that a sequence may have."""
 
 
-_Asked = tuple[list[int], "asyncio.Future[float]"]
-"""A sequence and its score to come."""
+_Request = tuple[list[int], "asyncio.Future[float]"]
+"""Token ids of a sequence, and the future of its score."""
 
 
 class ModelServer:
-    """Scores what is asked, in batches of what came while the model computed.
+    """Scores sequences in batches. A batch consists of the requests that arrived while the model was computing.
 
     Args:
         model: scores sequences.
-        longest: tokens that a sequence may have.
-        batch_tokens: tokens of a batch, padding included. A longer sequence is a batch of its own.
+        longest: maximum number of tokens of a sequence.
+        batch_tokens: maximum number of tokens of a batch, padding included. A longer sequence gets a batch of its own.
     """
 
     def __init__(self, model: ScoringModel, longest: int, batch_tokens: int) -> None:
@@ -39,24 +39,30 @@ class ModelServer:
         self._model = model
         self.longest = longest
         self._batch_tokens = batch_tokens
-        self._waiting: asyncio.Queue[_Asked] = asyncio.Queue()
-        self._next: _Asked | None = None
+        self._waiting: asyncio.Queue[_Request] = asyncio.Queue()
+        self._next: _Request | None = None
 
     async def score(self, request: Any) -> Any:
-        """Answer POST /score with `prompt`, `completion`, `is_cut`, and `prompt_ids` and `completion_ids` if they
-        are of the model's vocabulary; see `ScoringModel.encode`."""
+        """Answer a request to POST /score.
+
+        The body is JSON with `prompt` and `completion` as text, `is_cut`, and `prompt_ids` and `completion_ids` if they
+        are token ids of the model's vocabulary; see `ScoringModel.encode`. The response has `score` and `tokens`.
+        """
         try:
-            asked = await request.json()
-            asked = asked if isinstance(asked, dict) else {}
-            prompt, completion = asked.get("prompt"), asked.get("completion", "")
+            body = await request.json()
+            body = body if isinstance(body, dict) else {}
+            prompt, completion = body.get("prompt"), body.get("completion", "")
             if not (isinstance(prompt, str) and isinstance(completion, str)):
-                raise ValueError("a request is a mapping of prompt and completion, both text")
-            sampled, prompt_ids = asked.get("completion_ids"), asked.get("prompt_ids") or ()
-            ids = self._model.encode(prompt, completion, sampled, prompt_ids, is_cut=bool(asked.get("is_cut")))
+                raise ValueError("a request must be an object with prompt and completion, both text")
+            completion_ids, prompt_ids = body.get("completion_ids"), body.get("prompt_ids") or ()
+            ids = self._model.encode(prompt, completion, completion_ids, prompt_ids, is_cut=bool(body.get("is_cut")))
             if not 0 < len(ids) <= self.longest:
-                raise ValueError(f"{len(ids)} tokens, where 1 to {self.longest} can be scored")
+                raise ValueError(f"the sequence has {len(ids)} tokens; it must have 1 to {self.longest}")
             if not 0 <= min(ids) <= max(ids) < self._model.vocabulary:
-                raise ValueError(f"token ids are from 0 to {self._model.vocabulary - 1}; set same_tokens: false")
+                raise ValueError(
+                    f"token ids must be from 0 to {self._model.vocabulary - 1}; set same_tokens: false if the policy "
+                    "has another vocabulary"
+                )
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             return self._web.json_response({"error": str(error)}, status=400)
         score: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -64,39 +70,39 @@ class ModelServer:
         return self._web.json_response({"score": await score, "tokens": len(ids)})
 
     async def work(self) -> None:
-        """Take what waits, score it in a thread, and answer; for ever."""
+        """Score waiting requests in a thread, one batch after another, until cancelled."""
         while True:
-            taken = await self._batch()
+            batch = await self._batch()
             try:
-                scores = await asyncio.to_thread(self._model.score, [ids for ids, _ in taken])
-            except Exception as error:  # noqa: BLE001 - such as memory; whoever asked is told, and others may ask again
-                for _, answer in taken:
+                scores = await asyncio.to_thread(self._model.score, [ids for ids, _ in batch])
+            except Exception as error:  # noqa: BLE001 - such as out of memory; only these requests fail
+                for _, answer in batch:
                     if not answer.done():
                         answer.set_exception(RuntimeError(str(error)))
                 continue
-            for (_, answer), value in zip(taken, scores, strict=True):
+            for (_, answer), value in zip(batch, scores, strict=True):
                 if not answer.done():
                     answer.set_result(value)
 
-    async def _batch(self) -> list[_Asked]:
-        """Wait for a sequence, and return it with those that have come and fit beside it."""
-        taken = [self._next or await self._waiting.get()]
+    async def _batch(self) -> list[_Request]:
+        """Wait for a request, and return it with others that have arrived and fit into the batch."""
+        batch = [self._next or await self._waiting.get()]
         self._next = None
-        longest = len(taken[0][0])
-        while len(taken) < MOST_AT_ONCE and not self._waiting.empty():
-            asked = self._waiting.get_nowait()
-            longest = max(longest, len(asked[0]))
-            if longest * (len(taken) + 1) > self._batch_tokens:
-                self._next = asked
+        longest = len(batch[0][0])
+        while len(batch) < MAX_SEQUENCES and not self._waiting.empty():
+            request = self._waiting.get_nowait()
+            longest = max(longest, len(request[0]))
+            if longest * (len(batch) + 1) > self._batch_tokens:
+                self._next = request
                 break
-            taken.append(asked)
-        return taken
+            batch.append(request)
+        return batch
 
 
 async def _serve(server: ModelServer, host: str, port: int) -> None:
     web = load_library("areal serve_model", "aiohttp.web", "judge")
-    # Tokenizing holds everybody up: what cannot be short enough in tokens is refused by its size.
-    application = web.Application(client_max_size=2**16 + MOST_BYTES * server.longest)
+    # Tokenizing blocks the event loop, so refuse requests that are too large for the maximum number of tokens.
+    application = web.Application(client_max_size=2**16 + BYTES_PER_TOKEN * server.longest)
     application.router.add_post("/score", server.score)
     application.router.add_get("/health", lambda _: asyncio.sleep(0, web.json_response({"status": "ready"})))
     runner = web.AppRunner(application)
@@ -113,7 +119,7 @@ async def _serve(server: ModelServer, host: str, port: int) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Serve until interrupted; the exit code."""
+    """Serve a reward model until interrupted, and return the exit code."""
     parser = argparse.ArgumentParser(
         "areal serve_model", description="Serve a reward model over HTTP, for the reward remote_reward_model."
     )
@@ -140,20 +146,22 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument(
         "--device", help="device of the model: cpu or cuda:N (default: cuda:0 if there is a GPU, else cpu)"
     )
-    asked = parser.parse_args(list(words))
-    folder = Path(asked.model)
-    if not 0 <= asked.port < 2**16 or min(asked.max_tokens, asked.batch_tokens) < 1:
-        parser.error("--port is from 0 to 65535, --max-tokens and --batch-tokens at least 1")
+    arguments = parser.parse_args(list(words))
+    folder = Path(arguments.model)
+    if not 0 <= arguments.port < 2**16 or min(arguments.max_tokens, arguments.batch_tokens) < 1:
+        parser.error("--port must be from 0 to 65535, --max-tokens and --batch-tokens at least 1")
     if folder.exists() and not (folder / "config.json").is_file():
         sys.stderr.write(f"areal: '{folder}' is not a model: it has no config.json\n")
         return 2
     gpus = load_library("areal serve_model", "torch", "models").cuda.device_count()
-    device = asked.device or ("cuda:0" if gpus else "cpu")
+    device = arguments.device or ("cuda:0" if gpus else "cpu")
     if device not in ("cpu", *(f"cuda:{number}" for number in range(gpus))):
-        parser.error(f"--device is cpu or cuda:N, and this machine has {gpus} GPU(s)")
+        parser.error(f"--device must be cpu or cuda:N; this machine has {gpus} GPU(s)")
     try:
-        server = ModelServer(ScoringModel(asked.model, asked.dtype, device), asked.max_tokens, asked.batch_tokens)
-        asyncio.run(_serve(server, asked.host, asked.port))
+        server = ModelServer(
+            ScoringModel(arguments.model, arguments.dtype, device), arguments.max_tokens, arguments.batch_tokens
+        )
+        asyncio.run(_serve(server, arguments.host, arguments.port))
     except KeyboardInterrupt:
         return 130
     except (OSError, ValueError) as error:

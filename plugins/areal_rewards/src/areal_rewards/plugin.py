@@ -1,4 +1,4 @@
-"""What this plugin supplies: rewards that can be verified, and data sets. Imports nothing heavy."""
+"""Components of this plugin: rewards, data sets, and a command that serves a reward model. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 @hookimpl
 def areal_reward_functions() -> list[Component]:
-    """Rewards whose module imports what reads models."""
+    """Reward models. They are registered here, because their module imports transformers when it is used."""
     return [
         Component(
             "reward_model",
@@ -44,7 +44,7 @@ def areal_reward_functions() -> list[Component]:
 
 @hookimpl
 def areal_commands() -> list[Command]:
-    """Serving a reward model."""
+    """The command that serves a reward model."""
     return [
         Command("serve_model", "serve a reward model over HTTP", target="areal_rewards.model_server:main"),
     ]

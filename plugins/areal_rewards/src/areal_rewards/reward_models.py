@@ -1,11 +1,11 @@
-"""Rewards by a trained reward model: loaded in the reward process, or asked behind an address."""
+"""Rewards by a trained reward model: loaded in the reward process, or served by `areal serve_model`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from areal_core.chat import end_mark, with_begin
-from areal_rewards.asking import Asker
+from areal_rewards.client import JSONClient
 from areal_rewards.libraries import load_library
 
 if TYPE_CHECKING:
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 
 class ScoringModel:
-    """A Hugging Face model with a head of one output, on the CPU or a GPU; scores sequences at their last token.
+    """A Hugging Face model with a head of one output, on the CPU or a GPU. It scores a sequence at its last token.
 
     Args:
-        path: its folder, or a name on the hub.
+        path: folder of the model, or its name on the hub.
         dtype: float32 or bfloat16.
         device: `cpu` or `cuda:N`.
 
     Attributes:
-        vocabulary: token ids are below it.
+        tokenizer: tokenizer of the model.
+        vocabulary: exclusive upper bound of token ids.
 
     Raises:
         ConfigError: transformers is not installed.
@@ -53,15 +54,15 @@ class ScoringModel:
         *,
         is_cut: bool = False,
     ) -> list[int]:
-        """Return the tokens that the model scores: those that it was trained on for such a conversation.
+        """Return the token ids to score, in the form in which the model was trained on such a conversation.
 
         Args:
-            prompt: as its template wrote it, or plain text, which begins as this tokenizer begins a text.
-            completion: the answer.
-            completion_ids: the answer as it was sampled, end token included, if both models have the same vocabulary;
-                None encodes the text, and adds the end token unless the answer was cut.
-            prompt_ids: the prompt as it was asked, in the same case; empty encodes the text.
-            is_cut: the answer has no end.
+            prompt: text of the prompt, with its template or plain. A begin token is added as this tokenizer adds it.
+            completion: text of the answer.
+            completion_ids: sampled token ids, end token included, if both models have the same vocabulary. None:
+                encode the text, and add the end token unless the answer was cut.
+            prompt_ids: token ids of the prompt, if both models have the same vocabulary. Empty: encode the text.
+            is_cut: whether the answer has no end token, because it reached its length limit.
         """
         if completion_ids is not None:
             return [*(prompt_ids or with_begin(self.tokenizer, self._ids(prompt))), *completion_ids]
@@ -74,23 +75,24 @@ class ScoringModel:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """Return one score for each sequence of token ids. Sequences without room in the GPU's memory beside each other
-        are scored in two halves.
+        """Return one score for each sequence of token ids.
+
+        If the sequences do not fit into the GPU's memory together, they are scored in two halves.
 
         Raises:
-            torch.OutOfMemoryError: a single sequence has no room.
+            torch.OutOfMemoryError: a single sequence does not fit.
         """
         try:
             return self._in_one_pass(sequences)
         except self._torch.OutOfMemoryError:
             if len(sequences) == 1:
                 raise
-        # Behind the except clause, so that the failed pass has released its memory.
+        # After the except clause: there the exception would still hold the memory of the failed pass.
         half = len(sequences) // 2
         return [*self.score(sequences[:half]), *self.score(sequences[half:])]
 
     def _in_one_pass(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """Score sequences that are padded on the right."""
+        """Score sequences in one forward pass, padded on the right."""
         torch = self._torch
         lengths = torch.tensor([len(sequence) for sequence in sequences])
         ids = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.int64)
@@ -106,10 +108,10 @@ class ScoringModel:
 
 
 class RewardModel:
-    """A reward: the score of a reward model that lies in a folder and is loaded by the reward process.
+    """Reward that is the score of a reward model, which each reward process loads.
 
     Args:
-        settings: which model.
+        settings: path, number format and device of the model.
     """
 
     def __init__(self, settings: RewardModelSettings) -> None:
@@ -124,7 +126,7 @@ class RewardModel:
         finish_reason: str = "stop",
         prompt_ids: Sequence[int] = (),
     ) -> float:
-        """Return the model's score of the whole conversation, as it is."""
+        """Return the model's score of the whole conversation, without scaling."""
         sampled = (completion_ids, prompt_ids) if self._settings.same_tokens else (None, ())
         ids = self._model.encode(prompt, completion, *sampled, is_cut=finish_reason == "length")
         (score,) = self._model.score([ids])
@@ -132,15 +134,16 @@ class RewardModel:
 
 
 class RemoteRewardModel:
-    """A reward: the score of a reward model behind an address, as `areal serve_model` serves one.
+    """Reward that is the score of a reward model served by `areal serve_model`.
 
     Args:
-        settings: where it is, limits.
+        settings: address of the server, limits.
     """
 
     def __init__(self, settings: Any) -> None:
         self._settings = settings
-        self._asker = Asker("reward model", "remote_reward_model", f"{settings.address.rstrip('/')}/score", settings)
+        url = f"{settings.address.rstrip('/')}/score"
+        self._client = JSONClient("reward model", "remote_reward_model", url, settings)
         self.max_concurrency = settings.max_concurrency
 
     async def __call__(
@@ -151,15 +154,15 @@ class RemoteRewardModel:
         finish_reason: str = "stop",
         prompt_ids: Sequence[int] = (),
     ) -> float:
-        """Return the model's score of the whole conversation, as it is.
+        """Return the model's score of the whole conversation, without scaling.
 
         Raises:
-            RuntimeError: it could not be asked, in all tries.
+            RuntimeError: all requests to the server failed.
         """
         body: dict[str, Any] = {"prompt": prompt, "completion": completion, "is_cut": finish_reason == "length"}
         if self._settings.same_tokens:
             body |= {"completion_ids": list(completion_ids), "prompt_ids": list(prompt_ids)}
-        return await self._asker.ask(body, self._read)
+        return await self._client.post(body, self._read)
 
     async def _read(self, response: Any) -> float:
         return float((await response.json())["score"])

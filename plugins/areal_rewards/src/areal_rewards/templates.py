@@ -1,4 +1,4 @@
-"""Templates: how a row's columns become a prompt, an answer or a completion. `{name}` stands for a column."""
+"""Templates that make a prompt, an answer or a completion from a row. `{name}` stands for a column."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _FORMATTER = string.Formatter()
 
 
 def columns_of(template: str) -> list[str]:
-    """The columns that a template names.
+    """Return the columns that a template names.
 
     Raises:
-        ValueError: a brace is not closed, or stands for more than the name of a column.
+        ValueError: a brace is not closed, or contains more than the name of a column.
     """
     names = []
     for _, name, specification, conversion in _FORMATTER.parse(template):
@@ -34,11 +34,11 @@ def is_one_column(template: str) -> bool:
 
 
 def fill(template: str, row: Mapping[str, Any]) -> Any:
-    """Return the template with the row's values; one column alone keeps its type.
+    """Return the template filled with the row's values. A template that is one column returns its value unchanged.
 
     Raises:
         KeyError: the row lacks a column.
-        ValueError: a column is null or bytes, and the template writes it into a text.
+        ValueError: a column is null or bytes, which cannot be written into a text.
     """
     names = columns_of(template)
     if is_one_column(template):

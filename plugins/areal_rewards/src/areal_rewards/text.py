@@ -1,4 +1,4 @@
-"""Rewards that look at a completion's text or length."""
+"""Rewards that compare or measure a completion's text or length."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ IgnoreCase = Annotated[bool, Field(description="Ignore the difference between up
 
 @register("reward_functions", summary="1 if the answer is equal to the row's answer")
 def exact_match(completion: str, answer: Any, *, after: After = None, ignore_case: IgnoreCase = False) -> float:
-    """Return 1 if completion and answer are equal without the white space around them, else 0.
+    """Return 1 if completion and answer are equal, ignoring surrounding white space, else 0.
 
     Args:
-        completion: what the policy wrote.
-        answer: of the row; a number is compared as it is written in Python.
-        after: compare only what follows its last place in the completion; a completion without it gets 0.
-        ignore_case: compare in one case.
+        completion: text of the policy's answer.
+        answer: answer of the row. A number is compared in Python's spelling.
+        after: compare only the part after the last occurrence of this text; a completion without it gets 0.
+        ignore_case: ignore upper and lower case.
     """
     if after is not None:
         if after not in completion:
             return 0.0
         completion = completion.rpartition(after)[2]
-    given, wanted = completion.strip(), str(answer).strip()
+    text, expected = completion.strip(), str(answer).strip()
     if ignore_case:
-        given, wanted = given.casefold(), wanted.casefold()
-    return float(given == wanted)
+        text, expected = text.casefold(), expected.casefold()
+    return float(text == expected)
 
 
 @register(
@@ -50,12 +50,12 @@ def exact_match(completion: str, answer: Any, *, after: After = None, ignore_cas
     config=FormatSettings,
 )
 def matches_format(completion: str, *, pattern: str, whole: bool) -> float:
-    """1 if the completion matches a regular expression, else 0.
+    """Return 1 if the completion matches a regular expression, else 0.
 
     Args:
-        completion: what the policy wrote.
-        pattern: its dots match line ends too.
-        whole: match from the first to the last character; otherwise a part is enough.
+        completion: text of the policy's answer.
+        pattern: regular expression; its dots also match line ends.
+        whole: whether the whole completion must match; if false, a part is enough.
     """
     match = re.fullmatch if whole else re.search
     return float(match(pattern, completion, re.DOTALL) is not None)
@@ -67,9 +67,15 @@ def matches_format(completion: str, *, pattern: str, whole: bool) -> float:
     config=LengthPenaltySettings,
 )
 def length_penalty(completion_ids: Sequence[int], *, longest: int, margin: int) -> float:
-    """DAPO's soft overlong punishment (arXiv 2503.14476, equation 13), between -1 and 0.
+    """Return DAPO's soft overlong punishment (arXiv 2503.14476, equation 13), from -1 to 0.
 
-    For n tokens: 0 up to longest - margin, then (longest - margin - n) / margin, and -1 from `longest` on.
+    The penalty of n tokens is 0 up to `longest - margin`, then (longest - margin - n) / margin, and -1 from `longest`
+    on.
+
+    Args:
+        completion_ids: sampled token ids.
+        longest: length in tokens from which the penalty is -1.
+        margin: number of tokens over which the penalty grows.
     """
-    over = len(completion_ids) - (longest - margin)
-    return -min(max(over, 0) / margin, 1.0)
+    excess = len(completion_ids) - (longest - margin)
+    return -min(max(excess, 0) / margin, 1.0)
