@@ -38,6 +38,7 @@ TIER_OF_FIXTURE = {
     "vllm_program": "servers",
     "sglang_program": "servers",
     "verifiers_python": "servers",
+    "nemo_gym_python": "servers",
     "cluster": "cluster",
     "ssh": "cluster",
     "bubblewrap": "slow",
@@ -136,6 +137,16 @@ def one_rank(no_ranks: None) -> Iterator[None]:
 def verifiers_python() -> str:
     """The Python of an environment that has verifiers."""
     return _environment("verifiers")
+
+
+@pytest.fixture(scope="session")
+def nemo_gym_python() -> str:
+    """The Python of an environment that has NeMo Gym, which needs Python 3.12."""
+    try:
+        subprocess.run(["python3.12", "--version"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("there is no python3.12: nothing was tried against a true nemo_gym server")
+    return _environment("nemo_gym")
 
 
 @pytest.fixture(scope="session")

@@ -48,8 +48,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert len(dict(FILES)) == len(FILES), "two guides show files of one name"
     for name, text in FILES:
         (tmp_path / name).write_text(text)
-    (tmp_path / "verifiers" / "bin").mkdir(parents=True)
-    (tmp_path / "verifiers" / "bin" / "python").symlink_to(sys.executable)
+    for library in ("verifiers", "nemo_gym"):
+        (tmp_path / library / "bin").mkdir(parents=True)
+        (tmp_path / library / "bin" / "python").symlink_to(sys.executable)
     (tmp_path / "my_rows.jsonl").write_text(json.dumps({"prompt": "1 + 1?", "answer": "2"}) + "\n")
     for name in ("command_launcher.py", "from_areal.py"):
         (tmp_path / name).write_text((ROOT / "examples" / name).read_text())

@@ -1,8 +1,8 @@
 """Make the virtual environment of a server that tests start, and print the path of its Python.
 
-    python tests/servers_on_cpu/make_environment.py vllm|sglang|verifiers [--folder DIR]
+    python tests/servers_on_cpu/make_environment.py vllm|sglang|verifiers|nemo_gym [--folder DIR]
 
-vllm and sglang are inference servers that run without a GPU. verifiers serves environments.
+vllm and sglang are inference servers that run without a GPU. verifiers and nemo_gym serve environments.
 
 An environment that is there and complete is left as it is, so this may be called before every use.
 """
@@ -41,12 +41,14 @@ class Recipe:
         alone: installed without them, because what they ask for needs a GPU or another PyTorch.
         at_start: a module beside this one that every Python of the environment imports when it starts.
         torch: whether the environment has PyTorch.
+        python: the Python that the environment is made with; empty: this one.
     """
 
     requirements: str
     alone: tuple[str, ...] = ()
     at_start: str = ""
     torch: bool = True
+    python: str = ""
 
     def digest(self) -> str:
         """Changes with everything that decides what is installed."""
@@ -54,7 +56,7 @@ class Recipe:
             TORCH if self.torch else "",
             *self.alone,
             (HERE / self.requirements).read_text(),
-            f"{sys.version_info[:2]}",
+            self.python or f"{sys.version_info[:2]}",
         ]
         if self.at_start:
             parts.append((HERE / self.at_start).read_text())
@@ -72,6 +74,7 @@ RECIPES = {
         ("sglang==0.5.23", "torchvision==0.28.0", "apache-tvm-ffi==0.1.11", "xgrammar==0.2.7", "dill==0.4.1"),
     ),
     "verifiers": Recipe("verifiers-requirements.txt", torch=False),
+    "nemo_gym": Recipe("nemo-gym-requirements.txt", torch=False, python="python3.12"),
 }
 
 
@@ -86,7 +89,7 @@ def main() -> int:
     try:
         with locked(folder.with_name(f"{folder.name}.lock")):
             make(folder, RECIPES[arguments.name])
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
         log(f"error: {error}")
         return 1
     sys.stdout.write(f"{python_of(folder)}\n")
@@ -104,7 +107,10 @@ def make(folder: Path, recipe: Recipe) -> None:
         log(f"{folder} is incomplete or of another recipe; it is made anew")
         shutil.rmtree(folder)
     log(f"making {folder}: up to two gigabytes and a few minutes")
-    venv.create(folder, with_pip=True)
+    if recipe.python:
+        subprocess.run([recipe.python, "-m", "venv", folder], stdout=sys.stderr, check=True)
+    else:
+        venv.create(folder, with_pip=True)
     python = python_of(folder)
     constraints = folder / "constraints.txt"
     constraints.touch()

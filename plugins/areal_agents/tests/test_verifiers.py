@@ -15,10 +15,10 @@ import zmq
 import zmq.asyncio
 from policies import Policy
 
+from areal_agents.foreign_process import EnvironmentServerError
 from areal_agents.verifiers.config import VerifiersDataSettings, VerifiersSettings
 from areal_agents.verifiers.dataset import VerifiersDataset
 from areal_agents.verifiers.server import EnvironmentServer
-from areal_agents.verifiers.traces import EnvironmentServerError
 from areal_agents.verifiers.workflow import VerifiersWorkflow
 from areal_core.errors import RunError
 from areal_core.sdk import Endpoint
@@ -151,7 +151,7 @@ def test_after_a_message_that_cannot_be_read_the_next_episode_connects_again() -
 
     async def run() -> None:
         async with scripted(lambda _: next(answers)) as (server, _):
-            with pytest.raises(EnvironmentServerError, match="the verifiers server of the taskset sums at tcp"):
+            with pytest.raises(EnvironmentServerError, match="the server of verifiers' taskset sums at tcp"):
                 await server.play({}, ENDPOINT)
             assert set(await server.play({}, ENDPOINT)) == {"t"}
 
@@ -282,16 +282,16 @@ def test_a_server_that_is_killed_or_hangs_is_named_and_started_again(verifiers_p
         workflow._server = server
         try:
             assert (await workflow.run_episode({"task": task}, policy.context)).reward == 1.0
-            assert server._connection is not None
-            assert server._connection._process is not None
-            pid = server._connection._process._process.pid
+            assert server._keeper.connection is not None
+            assert server._keeper.connection.process is not None
+            pid = server._keeper.connection.process.pid
             policy.wait_s = 60.0
             playing = asyncio.create_task(workflow.run_episode({"task": task}, policy.context))
             while len(policy.said) < 2:
                 await asyncio.sleep(0.01)
             os.kill(pid, fault)
             reason = "was killed by SIGKILL" if fault == signal.SIGKILL else "did not answer for silence_timeout_s: 2"
-            with pytest.raises(EnvironmentServerError, match=f"the verifiers server of the taskset sums.*{reason}"):
+            with pytest.raises(EnvironmentServerError, match=f"the server of verifiers' taskset sums.*{reason}"):
                 await playing
             policy.wait_s = 0.0
             assert (await workflow.run_episode({"task": task}, policy.context)).reward == 1.0

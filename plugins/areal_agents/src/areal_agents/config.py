@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -84,6 +84,47 @@ class AgentSettings(EndpointSettings):
 
     agent: Selection = component(
         "agents", description="Agent that runs the episode: a function, a command or a service."
+    )
+
+
+class InterpreterSettings(Settings):
+    """Another interpreter, which has a library of environments."""
+
+    library: ClassVar[str]
+    """Name of the library, for messages."""
+
+    python: LocalPath | None = Field(
+        default=None,
+        description="Path of the Python interpreter that has the library and the environment, such as "
+        "~/verifiers/bin/python. It is not areal's own: these libraries need other versions of some of areal's.",
+    )
+    folder: LocalPath | None = Field(
+        default=None, description="Folder in which the interpreter runs. It may hold the environment's module."
+    )
+    variables: dict[str, str] = Field(
+        default_factory=dict,
+        description="Environment variables of the interpreter. Secrets are written env:NAME.",
+    )
+    start_timeout_s: Seconds = Field(
+        default=300.0, gt=0, description="Timeout in seconds for loading the environment and serving it."
+    )
+
+    def missing_interpreter(self, config: RunConfig) -> Iterable[str]:
+        """Yield why the interpreter cannot be started."""
+        if self.python is None:
+            yield f"python: missing; write the path of the interpreter that has {self.library}"
+        else:
+            yield from missing_program(str(self.python), self.folder or Path(), self.variables, config, "python")
+
+
+class ServerSettings(InterpreterSettings):
+    """Settings of an environment server."""
+
+    silence_timeout_s: Seconds = Field(
+        default=120.0,
+        gt=0,
+        description="Seconds without an answer to a health check after which a server is considered hung. Its episodes "
+        "fail, and it is started again.",
     )
 
 

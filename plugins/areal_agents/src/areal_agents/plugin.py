@@ -27,6 +27,12 @@ def areal_workflows() -> list[Component]:
             target="areal_agents.verifiers.workflow:VerifiersWorkflow",
             config="areal_agents.verifiers.config:VerifiersSettings",
         ),
+        Component(
+            "nemo_gym",
+            "a resources server of NeMo Gym, in an interpreter of its own",
+            target="areal_agents.nemo_gym.workflow:NemoGymWorkflow",
+            config="areal_agents.nemo_gym.config:NemoGymSettings",
+        ),
     ]
 
 
@@ -89,5 +95,11 @@ def areal_datasets() -> list[Component]:
             "the tasks of a taskset of verifiers",
             target="areal_agents.verifiers.dataset:VerifiersDataset",
             config="areal_agents.verifiers.config:VerifiersDataSettings",
+        ),
+        Component(
+            "nemo_gym",
+            "rows for a resources server of NeMo Gym",
+            target="areal_agents.nemo_gym.dataset:NemoGymDataset",
+            config="areal_agents.nemo_gym.config:NemoGymDataSettings",
         ),
     ]

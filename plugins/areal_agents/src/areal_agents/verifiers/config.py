@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator
 
-from areal_agents.config import EndpointSettings, missing_program
+from areal_agents.config import EndpointSettings, InterpreterSettings, ServerSettings
 from areal_agents.environments.libraries import missing_library
-from areal_core.config import LocalPath, Seconds, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,33 +15,20 @@ if TYPE_CHECKING:
     from areal_core.config import RunConfig
 
 
-class TasksetSettings(Settings):
+class TasksetSettings(InterpreterSettings):
     """A taskset of verifiers, and the interpreter that has it."""
+
+    library: ClassVar[str] = "verifiers"
 
     taskset: str | dict[str, Any] = Field(
         description="Taskset of verifiers: the name of its module, such as `wordle` or `owner/wordle`, or a mapping "
         "with `id` and the taskset's own settings."
-    )
-    python: LocalPath | None = Field(
-        default=None,
-        description="Path of the Python interpreter that has verifiers and the taskset, such as "
-        "~/verifiers/bin/python. It is not areal's own: verifiers needs other versions of some libraries.",
     )
     environment: dict[str, Any] = Field(
         default_factory=dict,
         description="Further settings of verifiers' environment (`EnvConfig`): its `id` if the taskset is played by an "
         "environment of its own, and each agent, such as {agent: {harness: {id: bash}, max_turns: 10}}. By default "
         "agents run on this machine and have no shell.",
-    )
-    folder: LocalPath | None = Field(
-        default=None, description="Folder in which the interpreter runs. It may hold the taskset's module."
-    )
-    variables: dict[str, str] = Field(
-        default_factory=dict,
-        description="Environment variables of the interpreter. Secrets are written env:NAME.",
-    )
-    start_timeout_s: Seconds = Field(
-        default=120.0, gt=0, description="Timeout in seconds for loading the taskset and serving it."
     )
 
     @field_validator("taskset")
@@ -71,13 +56,6 @@ class TasksetSettings(Settings):
         taskset = {"id": self.taskset} if isinstance(self.taskset, str) else self.taskset
         return {**self.environment, "taskset": taskset}
 
-    def missing_interpreter(self, config: RunConfig) -> Iterable[str]:
-        """Yield why the interpreter cannot be started."""
-        if self.python is None:
-            yield "python: missing; write the path of the interpreter that has verifiers"
-        else:
-            yield from missing_program(str(self.python), self.folder or Path(), self.variables, config, "python")
-
 
 class VerifiersDataSettings(TasksetSettings):
     """Rows from a taskset of verifiers."""
@@ -90,7 +68,7 @@ class VerifiersDataSettings(TasksetSettings):
         yield from self.missing_interpreter(config)
 
 
-class VerifiersSettings(TasksetSettings, EndpointSettings):
+class VerifiersSettings(TasksetSettings, ServerSettings, EndpointSettings):
     """Episodes that an environment of verifiers plays."""
 
     address: str | None = Field(
@@ -98,12 +76,6 @@ class VerifiersSettings(TasksetSettings, EndpointSettings):
         pattern=r"^tcp://[^/\s]+:\d+$",
         description="ZeroMQ address of an environment server that runs already, such as tcp://10.0.0.5:5000. It must "
         "reach the endpoint, so set `host` to an address of this machine. null: each rollout worker starts a server.",
-    )
-    silence_timeout_s: Seconds = Field(
-        default=120.0,
-        gt=0,
-        description="Seconds without an answer to a health check after which a server is considered hung. Its episodes "
-        "fail, and it is started again.",
     )
 
     def check(self, config: RunConfig) -> Iterable[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from areal_agents.verifiers.process import list_tasks
+from areal_agents.verifiers.process import taskset_program
 from areal_core.errors import RunError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class VerifiersDataset:
 
     def __init__(self, settings: VerifiersDataSettings) -> None:
         limit = None if settings.size is None else settings.first + settings.size
-        self._tasks = list_tasks(settings, limit)[settings.first :]
+        self._tasks = taskset_program(settings, limit).list_rows("tasks")[settings.first :]
         if not self._tasks:
             raise RunError(f"the taskset {settings.taskset_id} has no task {settings.first}")
 

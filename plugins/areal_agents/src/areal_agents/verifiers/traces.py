@@ -6,15 +6,13 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from areal_agents.foreign_process import EnvironmentServerError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SHOWN_CHARACTERS = 1000
 """Of an error of the environment."""
-
-
-class EnvironmentServerError(Exception):
-    """An episode was not played to its end and has no reward. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from areal_agents.foreign_process import EnvironmentServerError
 from areal_agents.outcomes import Outcome
 from areal_agents.verifiers.server import EnvironmentServer
-from areal_agents.verifiers.traces import EnvironmentServerError
 from areal_agents.workflow import EndpointWorkflow
 
 if TYPE_CHECKING:

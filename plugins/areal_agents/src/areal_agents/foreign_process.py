@@ -1,0 +1,178 @@
+"""Programs of areal that run in another interpreter: one that writes rows and ends, or one that serves environments.
+
+The interpreter has a library whose dependencies areal does not share. A program imports nothing of areal. It reads one
+JSON object from standard input, and a server writes its address to standard output as the first line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from areal_agents.agents import HIDDEN
+from areal_agents.config import resolve_secrets
+from areal_core.config import public_environment
+from areal_core.errors import RunError
+from areal_core.launchers import describe_exit
+from areal_core.processes import bypass_proxies
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from areal_agents.config import InterpreterSettings
+
+KEPT_LINES = 20
+"""Last lines of a program's log that are part of the message about its end."""
+END_TIMEOUT_S = 5.0
+"""Seconds that a server has to end after its standard input was closed."""
+
+
+class EnvironmentServerError(Exception):
+    """An episode was not played to its end and has no reward. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignProgram:
+    """A program in another interpreter.
+
+    Attributes:
+        path: the program's file.
+        settings: the interpreter.
+        request: JSON object that the program reads.
+        title: name of what the program serves, for messages, such as `the taskset sums`.
+    """
+
+    path: Path
+    settings: InterpreterSettings
+    request: Mapping[str, Any]
+    title: str
+
+    def list_rows(self, command: str) -> list[dict[str, Any]]:
+        """Run the program with the words COMMAND FILE, and return the rows that it writes to FILE.
+
+        Raises:
+            RunError: the interpreter cannot be started, or the program failed.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "rows.jsonl"
+            try:
+                done = subprocess.run(
+                    self._words(command, str(path)),
+                    input=self._input(),
+                    capture_output=True,
+                    env=self._environment(),
+                    cwd=self.settings.folder,
+                    check=False,
+                )
+            except OSError as error:
+                raise RunError(f"the interpreter of {self.title} cannot be started: {error}") from error
+            if done.returncode:
+                log = "\n".join(done.stderr.decode(errors="replace").strip().splitlines()[-KEPT_LINES:])
+                ended = describe_exit(done.returncode)
+                raise RunError(f"the {command} of {self.title} cannot be listed; the program {ended}: {log}")
+            return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+
+    async def serve(self) -> ServerProcess:
+        """Start the program with the word `serve`, and wait until it has written its address.
+
+        Raises:
+            EnvironmentServerError: it cannot be started, or has ended.
+        """
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._words("serve"),
+                env=self._environment(),
+                cwd=self.settings.folder,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EnvironmentServerError(f"the interpreter of {self.title} cannot be started: {error}") from error
+        assert process.stdin is not None
+        assert process.stdout is not None
+        server, title = ServerProcess(process), f"the server of {self.title}"
+        try:
+            process.stdin.write(self._input())
+            async with asyncio.timeout(self.settings.start_timeout_s):
+                server.address = (await process.stdout.readline()).decode().strip()
+            if not server.address:
+                raise EnvironmentServerError(f"{title} {await server.wait()}")
+        except TimeoutError:
+            await server.end()
+            limit = f"{self.settings.start_timeout_s:g}"
+            raise EnvironmentServerError(f"{title} was not loaded within start_timeout_s: {limit}") from None
+        except BaseException:
+            await server.end()
+            raise
+        return server
+
+    def _words(self, *arguments: str) -> list[str]:
+        return [str(self.settings.python), str(self.path), *arguments]
+
+    def _input(self) -> bytes:
+        return json.dumps(self.request).encode() + b"\n"
+
+    def _environment(self) -> dict[str, str]:
+        inherited = {name: value for name, value in public_environment().items() if not name.startswith(HIDDEN)}
+        variables = {**inherited, **resolve_secrets(self.settings.variables)}
+        variables.pop("PYTHONPATH", None)
+        bypass_proxies(variables)
+        return variables
+
+
+class ServerProcess:
+    """The process of a server.
+
+    Attributes:
+        address: address at which it serves.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.address = ""
+        self._process = process
+        self._last_lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._logging = asyncio.ensure_future(self._copy_log())
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
+    async def wait(self) -> str:
+        """Wait until the process ends; return how it ended, with the last lines of its log."""
+        code = await self._process.wait()
+        await asyncio.wait({self._logging}, timeout=1.0)  # its children may hold the pipe open
+        return "\n".join([f"{describe_exit(code)}; the end of its log:", *self._last_lines])
+
+    async def end(self) -> None:
+        """End the process and everything that it has started."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_TIMEOUT_S):
+                await self._process.wait()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        self._logging.cancel()
+
+    async def _copy_log(self) -> None:
+        assert self._process.stderr is not None
+        while line := await self._process.stderr.readline():
+            text = line.decode(errors="replace").rstrip()
+            self._last_lines.append(text)
+            sys.stderr.write(f"{text}\n")

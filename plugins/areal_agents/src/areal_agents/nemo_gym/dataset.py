@@ -1,0 +1,59 @@
+"""Rows for a resources server of NeMo Gym."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from areal_agents.nemo_gym.process import server_program
+from areal_core.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from areal_agents.nemo_gym.config import NemoGymDataSettings
+
+
+class NemoGymDataset:
+    """A `Dataset` of rows as NeMo Gym has them: `responses_create_params`, and what /verify needs.
+
+    Args:
+        settings: where the rows are, and which of them to take.
+
+    Raises:
+        RunError: the rows cannot be read, or there are none from `first` on.
+    """
+
+    def __init__(self, settings: NemoGymDataSettings) -> None:
+        last = None if settings.size is None else settings.first + settings.size
+        self._rows = _read_rows(settings)[settings.first : last]
+        if not self._rows:
+            raise RunError(f"{settings.path or settings.server} has no row {settings.first}")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        return self._rows[index]
+
+
+def _read_rows(settings: NemoGymDataSettings) -> list[dict[str, Any]]:
+    if settings.path is None:
+        if settings.server is None:
+            raise RunError("the data set agents/nemo_gym needs `path` or `server`")
+        return server_program(settings, settings.server).list_rows("rows")
+    rows: list[dict[str, Any]] = []
+    try:
+        lines = settings.path.read_bytes().splitlines()
+    except OSError as error:
+        raise RunError(f"{settings.path} cannot be read: {error}") from error
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                rows.append(msgspec.json.decode(line, type=dict[str, Any]))
+            except msgspec.MsgspecError as error:
+                raise RunError(f"{settings.path}, line {number}: not a JSON object: {error}") from error
+    return rows
