@@ -106,7 +106,7 @@ class InterpreterSettings(Settings):
         description="Environment variables of the interpreter. Secrets are written env:NAME.",
     )
     start_timeout_s: Seconds = Field(
-        default=300.0, gt=0, description="Timeout in seconds for loading the environment and serving it."
+        default=120.0, gt=0, description="Timeout in seconds for loading the environment and serving it."
     )
 
     def missing_interpreter(self, config: RunConfig) -> Iterable[str]:

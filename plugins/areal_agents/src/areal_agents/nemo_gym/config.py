@@ -63,6 +63,11 @@ class NemoGymSettings(ServerSettings, EndpointSettings):
         description="Address of a resources server that runs already, such as http://10.0.0.5:8000. null: each rollout "
         "worker starts a server.",
     )
+    start_timeout_s: Seconds = Field(
+        default=300.0,
+        gt=0,
+        description="Timeout in seconds for loading the server. The first import of NeMo Gym takes up to a minute.",
+    )
     max_steps: int = Field(
         default=20,
         ge=1,
