@@ -183,11 +183,14 @@ class PluginError(ArealError):
         >>> from areal_core.errors import PluginError
         >>> from areal_core.plugins import PluginManager
         >>> try:
-        ...     PluginManager.load(["no_such_plugin", "grpo"])
+        ...     PluginManager.load(["no_such_plugin", "nor_this"])
         ... except PluginError as error:
+        ...     print(error.message)
         ...     for part in error.parts:
-        ...         print(part.message)
-        no plugin named 'no_such_plugin' is installed
+        ...         print(f"- {part.message}")
+        no plugins named 'no_such_plugin', 'nor_this' are installed
+        - no plugin named 'no_such_plugin' is installed
+        - no plugin named 'nor_this' is installed
     """
 
     def __init__(self, message: str, *, hints: Iterable[str] = (), parts: Sequence[PluginError] = ()) -> None:
@@ -198,8 +201,15 @@ class PluginError(ArealError):
 class PluginMissingError(PluginError):
     """Plugins are not installed; `names` has their names."""
 
-    def __init__(self, message: str, *, hints: Iterable[str] = (), names: Sequence[str] = ()) -> None:
-        super().__init__(message, hints=hints)
+    def __init__(
+        self,
+        message: str,
+        *,
+        hints: Iterable[str] = (),
+        parts: Sequence[PluginMissingError] = (),
+        names: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message, hints=hints, parts=parts)
         self.names = tuple(names)
 
 

@@ -5,9 +5,9 @@ from areal_core.cli.run_command import execute_run as execute_run
 from areal_core.cli.request import Request as Request
 from areal_core.cli.request import add_request_arguments as add_request_arguments
 from areal_core.cli.request import read_request as read_request
-from areal_core.cli.request import require_place as require_place
 from areal_core.runtime.folder import RunFolder as RunFolder
 from areal_core.runtime.folder import AttemptFolder as AttemptFolder
+from areal_core.runtime.folder import require_place as require_place
 from areal_core.runtime.terminal import log as log
 from areal_core.runs.models import load_tokenizer as load_tokenizer
 from areal_core.runs.models import model_folders as model_folders

@@ -5,17 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
-from typing import TYPE_CHECKING
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
+import areal_core
+import areal_core.library
 from areal_core import interfaces, launchers, sdk
-from areal_core.exports import PUBLIC_MODULES
+from areal_core.exports import PUBLIC_MODULES, stub_names
 from areal_core.rewards.scoring import RewardSum, WeightedReward
 from areal_testing.fakes import FakeEngine
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STUB = """\
 from colorsys import hls_to_rgb as hls_to_rgb
@@ -120,3 +120,14 @@ def test_renamed_names_of_the_former_interfaces_warn_and_work() -> None:
 def test_importing_a_public_module_imports_no_torch(module: str) -> None:
     code = f"import sys, {module}\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path), "PATH": ""}, check=True)
+
+
+def test_stubs_that_are_kept_by_hand_list_what_their_modules_give() -> None:
+    """Modules with `from_stub` read their stub themselves."""
+    names = stub_names(Path(areal_core.__file__).with_suffix(".pyi"))
+    assert sorted(names) == sorted(areal_core.library.__all__)
+    assert [name for name in names if getattr(areal_core, name) is not getattr(areal_core.library, name)] == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, module in stub_names(Path(interfaces.__file__).with_suffix(".pyi")).items():
+            assert getattr(interfaces, name) is getattr(import_module(module), name)

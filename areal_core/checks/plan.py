@@ -11,6 +11,7 @@ from areal_core.checks.models import model_problems, quantized_problems
 from areal_core.config import Settings
 from areal_core.config.needs import roles_of
 from areal_core.errors import RunError
+from areal_core.interfaces.launcher import OnExit
 from areal_core.interfaces.model import ELEMENT_BYTES, Estimate
 from areal_core.runs.models import models_by_role
 from areal_core.runtime.status import spans
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from areal_core.interfaces.launcher import ProcessGroup
     from areal_core.interfaces.model import StoredModel
 
+_ON_EXIT: Final = {
+    OnExit.END_ATTEMPT: "if one ends, the run starts again from its last checkpoint",
+    OnExit.RESTART: "if one ends, it is restarted",
+}
 _ON_HUB: Final = "on the Hugging Face hub: a run downloads it before it starts anything"
 
 
@@ -127,7 +132,7 @@ def group_rows(groups: Sequence[ProcessGroup]) -> Iterator[tuple[str, str]]:
         gpus = [gpu for group in alike for gpu in group.gpus or ()]
         several = ", several on one" if len(set(gpus)) < len(gpus) else ""
         places = f" ({spans(sorted(set(gpus)))}{several})" if gpus else ""
-        text = f"{count} x {role}{size}{places}{', colocated' if shares else ''}; the end of one {end}"
+        text = f"{count} x {role}{size}{places}{', colocated' if shares else ''}; {_ON_EXIT[end]}"
         yield "" if number else "groups", text
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from areal_core.errors import UsageError
@@ -81,35 +80,3 @@ def require_folder(folder: Path) -> None:
     if folder.exists():
         raise UsageError(f"{folder} is a file, and no run folder")
     raise UsageError(f"there is no run folder {folder}")
-
-
-def require_place(what: str, folder: Path, hint: str) -> None:
-    """Raise `UsageError` if a folder cannot be created. The folders that this creates as a test are removed again.
-
-    Args:
-        what: the folder's name in the error, such as `the run folder`.
-        folder: the folder.
-        hint: hint of the error.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from areal_core.errors import UsageError
-        >>> from areal_core.programs import require_place
-        >>> try:
-        ...     require_place("the run folder", Path("/dev/null/run"), "choose another: run_dir=PATH")
-        ... except UsageError as error:
-        ...     print(error.message)
-        the run folder /dev/null/run cannot be made: Not a directory
-    """
-    created: list[Path] = []
-    try:
-        for path in reversed([folder, *folder.parents]):
-            if not path.exists():
-                path.mkdir()
-                created.append(path)
-    except OSError as error:
-        raise UsageError(f"{what} {folder} cannot be made: {error.strerror}", hints=[hint]) from None
-    finally:
-        with suppress(OSError):  # keep a folder if another program has written to it since
-            for path in reversed(created):
-                path.rmdir()

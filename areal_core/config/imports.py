@@ -39,6 +39,9 @@ if typing.TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
+PRESET_NAMES: typing.Final = "preset_names"
+"""Key of a complete config with unread settings: the plugin of each bare name in them that comes from its preset, by
+dotted path. A bare name in a preset means a component of this plugin, even if another plugin has one, too."""
 _DYNAMIC: typing.Final = {"__dict__", "__getattr__", "exec", "globals", "locals", "setattr", "vars", "modules"}
 """Names with which a file can define further names during its import. Its source does not show the further names."""
 
@@ -63,6 +66,18 @@ class Located(str):
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (str(self),)
+
+
+def restore_presets(values: dict[str, Any], folder: Path) -> None:
+    """Take `PRESET_NAMES` out of a file's values, and give the names that it lists their origin."""
+    names = values.pop(PRESET_NAMES, None)
+    for path, plugin in names.items() if isinstance(names, dict) else ():
+        *parents, last = (int(part) if part.isdigit() else part for part in path.split("."))
+        with contextlib.suppress(KeyError, IndexError, TypeError):  # a person has edited the file
+            holder: Any = values
+            for part in parents:
+                holder = holder[part]
+            holder[last] = Located(holder[last], folder, plugin)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from areal_core.config.imports import restore_presets
 from areal_core.config.yaml_text import Document, parse_yaml
 from areal_core.errors import ConfigError, PluginBrokenError, PluginError, UsageError
 from areal_core.plugins.manager import joined, survey
@@ -142,6 +143,7 @@ def _source(text: str, name: str, folder: Path, stem: str, plugins: tuple[str, .
         raise ConfigError(f"{name}: a config is a mapping of sections, not a {type(document.values).__name__}")
     if isinstance(base := document.values.get("base_dir"), str):
         folder /= base
+    restore_presets(document.values, folder)
     return Source(document, name, folder, stem, text, plugins)
 
 

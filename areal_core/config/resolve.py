@@ -26,13 +26,14 @@ from pydantic import ValidationError
 import areal_core
 from areal_core.config.automatic import AUTO, candidates, is_automatic, is_local
 from areal_core.config.context import ResolutionContext
+from areal_core.config.imports import PRESET_NAMES
 from areal_core.config.numbering import NUMBERED
 from areal_core.config.presets import Source, default_preset, find_preset, read_file
 from areal_core.config.problems import Path as KeyPath
 from areal_core.config.problems import Problem, dotted, from_validation
 from areal_core.config.run_config import RunConfig
-from areal_core.config.selection import leaving_unread
-from areal_core.config.tree import Override, Tree, leaves, parse_override
+from areal_core.config.selection import leaving_unread, unread_selections
+from areal_core.config.tree import Override, Tree, leaves, parse_override, preset_names
 from areal_core.config.yaml_text import dump
 from areal_core.errors import ConfigError, PluginError, PluginMissingError, UsageError
 from areal_core.plugins import PluginManager
@@ -95,8 +96,12 @@ class Resolved:
         tree = self.to_tree()
         for key, folder in (models or {}).items():
             reduce(dict.__getitem__, key.split(".")[:-1], tree)["path"] = folder
+        names: dict[str, str] = {}
+        for path, chosen in unread_selections(self.config):
+            names |= preset_names(chosen.written, path)
+        loading = {"base_dir": str(self.base_dir), **({PRESET_NAMES: names} if names else {})}
         heading = f"# complete config, written by areal-core {areal_core.__version__}; `areal run` can read it\n"
-        return heading + dump({"base_dir": str(self.base_dir), **tree})
+        return heading + dump({**loading, **tree})
 
     def provenance(self) -> list[Provenance]:
         """Return the loaded plugins and the user's own files, with versions and hashes that a resume compares."""

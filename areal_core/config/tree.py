@@ -153,12 +153,20 @@ def locate(value: Any, folder: Path, plugin: str = "") -> Any:
         folder: folder that the path of a file is relative to.
         plugin: plugin whose preset contains the value, for bare names; empty for any other source.
     """
+    if isinstance(value, Located):
+        return value
     if isinstance(value, str):
         is_name = _FILE_REFERENCE.fullmatch(value) or (plugin and _BARE_NAME.fullmatch(value))
         return Located(value, folder, plugin) if is_name else value
     if isinstance(value, Mapping):
         return {key: locate(part, folder, plugin) for key, part in value.items()}
     return [locate(part, folder, plugin) for part in value] if isinstance(value, list) else value
+
+
+def preset_names(value: Any, path: KeyPath) -> dict[str, str]:
+    """Return the plugin of each bare name in a tree that comes from a preset of a plugin, by its dotted path."""
+    texts = {name: leaf for name, leaf in leaves(value, path).items() if isinstance(leaf, Located)}
+    return {name: text.plugin for name, text in texts.items() if text.plugin and _BARE_NAME.fullmatch(text)}
 
 
 def leaves(value: Any, path: KeyPath = ()) -> dict[str, Any]:

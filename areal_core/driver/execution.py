@@ -33,7 +33,7 @@ from areal_core.files import KeptSources
 from areal_core.plugins.provenance import Provenance
 from areal_core.runs.models import model_paths
 from areal_core.runtime.attempts import claim, next_attempt, release, require_no_driver
-from areal_core.runtime.folder import RECOVERING, Outcome, RunFolder
+from areal_core.runtime.folder import RECOVERING, Outcome, RunFolder, require_place
 from areal_core.runtime.member import ASKED_TO_STOP
 from areal_core.runtime.progress import Progress, summarize_run
 from areal_core.runtime.restart_policy import AttemptPolicy
@@ -84,6 +84,8 @@ def execute(
     assert folder is not None, "execute needs run_dir or resume"
     run = RunFolder(folder.resolve())
     is_resume = resume is not None
+    if not is_resume:
+        require_place("the run folder", run.path, "choose another: run_dir=PATH")
     if dry_run:
         require_no_driver(run)
         if not _is_done(resolved, run):

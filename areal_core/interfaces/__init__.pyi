@@ -40,7 +40,6 @@ from areal_core.interfaces.launcher import AcceptsNodes as AcceptsNodes
 from areal_core.interfaces.launcher import Launcher as Launcher
 from areal_core.interfaces.launcher import Node as Node
 from areal_core.interfaces.launcher import Place as Place
-from areal_core.interfaces.launcher import ProcessEnd as ProcessEnd
 from areal_core.interfaces.launcher import ProcessGroup as ProcessGroup
 from areal_core.interfaces.launcher import RunningGroup as RunningGroup
 from areal_core.interfaces.launcher import describe_exit as describe_exit

@@ -219,7 +219,7 @@ class Catalog:
         return next(iter(entries), None)
 
     def missing(self, names: Sequence[str], asked_by: str = "") -> PluginMissingError:
-        """Return one error for all plugins that are not installed, with one pip command.
+        """Return one error for all plugins that are not installed, with one pip command. Its parts have one for each.
 
         Args:
             names: of the plugins.
@@ -237,4 +237,5 @@ class Catalog:
         hints.append(f"installed plugins: {', '.join(self.names()) or 'none besides the core'}")
         quoted = ", ".join(f"'{name}'" for name in names)
         subject = f"no plugin named {quoted} is" if len(names) == 1 else f"no plugins named {quoted} are"
-        return PluginMissingError(f"{subject} installed{asked_by}", hints=hints, names=names)
+        parts = [self.missing([name], asked_by) for name in names] if len(names) > 1 else []
+        return PluginMissingError(f"{subject} installed{asked_by}", hints=hints, parts=parts, names=names)

@@ -243,7 +243,8 @@ def joined(errors: Sequence[PluginError]) -> PluginError:
     if len(errors) == 1:
         return errors[0]
     lines = [line for error in errors for line in (error.message, *(f"  {hint}" for hint in error.hints))]
-    return PluginError(f"{len(errors)} problems with plugins", hints=lines, parts=errors)
+    parts = [part for error in errors for part in error.parts]
+    return PluginError(f"{len(errors)} problems with plugins", hints=lines, parts=parts)
 
 
 def survey(catalog: Catalog, skip: Collection[str] = ()) -> list[Plugin]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from areal_core.errors import line_of, writable
 from areal_core.exports import renamed_method
-from areal_core.interfaces.workflow import RewardScore, finite_number
+from areal_core.interfaces.workflow import REWARD_ARGUMENTS, RewardScore, finite_number
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -154,10 +154,15 @@ def _argument(term: WeightedReward, name: str, arguments: Mapping[str, Any], row
     for source in (arguments, row):
         if name in source:
             return source[name]
+    if name in REWARD_ARGUMENTS:
+        raise RewardError(
+            f"reward '{term.name}' needs '{name}', which is not passed here: the workflow scores an answer with "
+            f"{', '.join(arguments)}"
+        )
     raise RewardError(
         f"reward '{term.name}' has a parameter '{name}', which is neither an argument of rewards "
-        f"({', '.join(arguments)}) nor a key of the data row ({', '.join(row)}). If only some rows have this key, give "
-        f"the parameter a default: {name}=None"
+        f"({', '.join(REWARD_ARGUMENTS)}) nor a key of the data row ({', '.join(row)}). If only some rows have it, "
+        f"give the parameter a default: {name}=None"
     )
 
 

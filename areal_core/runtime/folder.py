@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from areal_core.config.resolve import CONFIG_FILE
 from areal_core.disk import read_steps
+from areal_core.errors import UsageError
 
 RECOVERING = "recovering"
 """Outcome of an attempt after which the same program begins another one."""
@@ -19,6 +22,40 @@ RECOVERING = "recovering"
 def cache_folder() -> Path:
     """Return the folder for what outlives runs, such as prepared models: `AREAL_CACHE`, or `~/.cache/areal`."""
     return Path(os.environ.get("AREAL_CACHE") or Path("~/.cache/areal").expanduser())
+
+
+def require_place(what: str, folder: Path, hint: str) -> None:
+    """Raise `UsageError` if a folder cannot be created and does not exist. What this creates is removed again.
+
+    Args:
+        what: the folder's name in the error, such as `the run folder`.
+        folder: the folder.
+        hint: hint of the error.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from areal_core.errors import UsageError
+        >>> from areal_core.programs import require_place
+        >>> try:
+        ...     require_place("the run folder", Path("/dev/null/run"), "choose another: run_dir=PATH")
+        ... except UsageError as error:
+        ...     print(error.message)
+        the run folder /dev/null/run cannot be made: Not a directory
+    """
+    created: list[Path] = []
+    try:
+        for path in reversed([folder, *folder.parents]):
+            if not path.exists():
+                path.mkdir()
+                created.append(path)
+        if not folder.is_dir():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    except OSError as error:
+        raise UsageError(f"{what} {folder} cannot be made: {error.strerror}", hints=[hint]) from None
+    finally:
+        with suppress(OSError):  # keep a folder if another program has written to it since
+            for path in reversed(created):
+                path.rmdir()
 
 
 class _Below:

@@ -602,6 +602,7 @@ class LoopThread:
         'now'
         >>> future.result()
         'later'
+        >>> thread.close()
     """
 
     def __init__(self, name: str) -> None:
@@ -615,7 +616,14 @@ class LoopThread:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        try:
+            self.loop.run_forever()
+        finally:
+            for task in (tasks := asyncio.all_tasks(self.loop)):
+                task.cancel()
+            if tasks:
+                self.loop.run_until_complete(asyncio.wait(tasks))
+            self.loop.close()
 
     def start(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Start a coroutine in the thread; the future gets its result."""
@@ -624,6 +632,15 @@ class LoopThread:
     def call(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine in the thread and return its result."""
         return self.start(work).result()
+
+    def close(self) -> None:
+        """Cancel what still runs, and end the thread. A second call does nothing.
+
+        Do not call it in the thread itself: it waits until the thread has ended.
+        """
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
 
 
 def socket_parent() -> Path:

@@ -121,3 +121,4 @@ class RolloutClient(RolloutConnection):
         with suppress(RunError):
             self.call(messages.Goodbye())
         self._thread.call(self._peer.close())
+        self._thread.close()

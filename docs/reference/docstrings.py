@@ -22,6 +22,8 @@ INTERFACES: Final = (sdk, engines, servers, launchers)
 _SECTIONS: Final = {"Args:", "Attributes:", "Returns:", "Raises:", "Yields:"}
 _EXAMPLE: Final = "Example:"
 """The section whose lines are code."""
+_QUOTED: Final = re.compile(r"""(: |-> )(['"])(.*?)\2(?=[,)]| = |$)""")
+"""An annotation in a signature, which `from __future__ import annotations` makes a text."""
 _SPECIAL: Final = {"__call__", "__len__", "__getitem__"}
 _PROTOCOLS: Final = {"workflows": "RolloutWorkflow", "reward_functions": "Reward", "models": "ModelSource"}
 """Of the kinds whose Protocol has another name than the kind."""
@@ -135,8 +137,11 @@ def _methods(value: type) -> Iterator[str]:
 
 
 def _signature(function: Any) -> str:
-    """Return the signature as text. A default that is a function is shown by its name: its address changes."""
-    text = str(inspect.signature(function)).replace("'", "")
+    """Return the signature as text, with annotations as the code has them.
+
+    A default that is a function is shown by its name: its address changes.
+    """
+    text = _QUOTED.sub(r"\1\3", str(inspect.signature(function)))
     return re.sub(r"<function (?:\w+\.)*(<lambda>|\w+) at 0x[0-9a-f]+>", r"\1", text)
 
 

@@ -12,12 +12,14 @@ import pytest
 
 from areal_core.checks.data import inspect_data
 from areal_core.checks.models import StoredModels
+from areal_core.checks.plan import group_rows
 from areal_core.checks.preflight import Preflight, check_evaluation, check_made_model
 from areal_core.config import resolve
 from areal_core.disk import read_shapes
 from areal_core.engines import ModelReference
 from areal_core.errors import ConfigError, RunError
 from areal_core.inference.gpu_share import GPUShare
+from areal_core.interfaces.launcher import OnExit, ProcessGroup
 from areal_core.runs.server import within_its_gpu
 from tests.checks.header_only import write_weights
 from tests.checks.planning import plan_of
@@ -566,3 +568,11 @@ def test_a_key_that_single_rows_lack_is_found_wherever_they_are(tmp_path: Path) 
     words = [f"dataset={tmp_path}/rows.py:Rows", "evaluation=null"]
     (report,) = inspect_data(resolve(None, ["grpo"], words).config)
     assert report.keys == {"prompt": "", "answer": "row 333 of the data set (counted from 0)"}
+
+
+def test_the_plan_says_what_follows_from_the_end_of_a_process() -> None:
+    groups = [ProcessGroup("trainer", "trainer", []), ProcessGroup("worker-0", "worker", [], on_exit=OnExit.RESTART)]
+    assert list(group_rows(groups)) == [
+        ("groups", "1 x trainer; if one ends, the run starts again from its last checkpoint"),
+        ("", "1 x worker; if one ends, it is restarted"),
+    ]

@@ -157,3 +157,40 @@ def test_a_path_in_settings_is_relative_to_the_config(kit):
     kit.file("deep/run.yaml", "preset: kit/small\ndataset: {type: parts.py:Rows, path: data.txt}\n")
     shown = kit.shown("config.dataset.settings.path", config="deep/run.yaml")
     assert shown == f"{kit.work}/deep/data.txt"
+
+
+NAMESAKE = """
+@hookimpl
+def areal_advantages():
+    return [Component("mean", "the mean", target="PLUGIN_package.parts:mean")]
+"""
+PRESET = """
+@hookimpl
+def areal_presets():
+    return [Preset("small", "a small run", path="first_package:small.yaml")]
+"""
+METHOD = """
+from areal_core.config import Selection, Settings, component
+
+def mean(batch): return 0
+
+class Method:
+    class Config(Settings):
+        advantage: Selection = component("advantages")
+        others: list[Selection] = component("advantages", default=[])
+
+    def __init__(self, settings): pass
+"""
+
+
+def test_a_bare_name_in_a_preset_means_the_same_to_the_process_that_reads_unread_settings(kit):
+    """It means the preset's own plugin; in the config of that process, nothing said whose preset the name was from."""
+    method = "algorithm: {type: first_package.parts:Method, advantage: mean, others: [{type: mean}]}"
+    preset = (kit.work / "run.yaml").read_text().replace("algorithm: kit/policy", method)
+    for name, records, modules in (("first", NAMESAKE + PRESET, {"small.yaml": preset}), ("second", NAMESAKE, {})):
+        kit.plugin(name, records.replace("PLUGIN", name), modules={"parts.py": METHOD, **modules})
+    shown = kit.areal("config", "show", "first/small", "--plugins", "first,second")
+    assert shown.code == 0, shown.err
+    assert shown.out.count("type: first/mean") == 2
+    refused = kit.areal("config", "show", "first/small", "--plugins", "first,second", "algorithm.advantage=mean")
+    assert "'mean' is supplied by plugin first (areal-first 1.2.3) and by plugin second" in refused.err

@@ -10,7 +10,7 @@ from areal_core.config import load_run, resolve
 from areal_core.config.imports import find_reference
 from areal_core.config.problems import RejectedError
 from areal_core.config.selection import NotReadError, leaving_unread, selections
-from areal_core.errors import ConfigError
+from areal_core.errors import ConfigError, PluginMissingError
 
 MINE = """\
 from areal_core.config import Selection, Settings, component
@@ -83,6 +83,14 @@ def test_wrong_settings_are_reported_by_who_asks_for_them(folder):
         chosen.build()
     assert refusal.value.message == f"reward function '{folder}/mine.py:reward': scael: unknown key"
     assert refusal.value.hints[0] == "did you mean 'scale'?"
+
+
+def test_a_plugin_that_is_missing_below_unread_settings_is_reported_with_its_repair(folder):
+    words = ["workflow={type: task/mine.py:Workflow, reward: nowhere/exact}"]
+    config = resolve(folder / "run.yaml", [], words).config
+    with pytest.raises(PluginMissingError, match="no plugin named 'nowhere' is installed") as refusal:
+        config.workflow.build()
+    assert "install its distribution" in refusal.value.hints[0]
 
 
 def test_unread_settings_mean_the_same_beside_any_config(folder, tmp_path):

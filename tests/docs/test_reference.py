@@ -125,3 +125,10 @@ def test_an_example_is_code_also_behind_the_arguments(name: str) -> None:
     assert page(name).count("\n>>> ") == sum(f"\n{block}".count("\n>>> ") for block in blocks)
     assert "- >>> " not in page(name)
     assert "Example:" not in page(name)
+
+
+@pytest.mark.parametrize("name", ["api", "interfaces"])
+def test_a_signature_shows_its_defaults(name: str) -> None:
+    assert re.findall(r"^\*\*`.* = [,)].*", page(name), re.MULTILINE) == []
+    if name == "api":
+        assert "**`public_environment(text: str = '') -> dict[str, str]`**" in page(name)

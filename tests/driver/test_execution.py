@@ -103,6 +103,17 @@ def test_the_record_of_a_data_set_is_no_file(tmp_path: Path, monkeypatch: pytest
     assert [*run.sources.iterdir()] == []
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize("name", ["file", "file/run"])
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_checked(
+    tmp_path: Path, name: str, dry_run: bool
+) -> None:
+    (tmp_path / "file").touch()
+    unread: Any = SimpleNamespace()
+    with pytest.raises(UsageError, match=r"the run folder .* cannot be made: "):
+        execution.execute(unread, run_dir=tmp_path / name, dry_run=dry_run)
+
+
 def test_a_resume_with_fewer_steps_than_are_done_is_refused(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     begin(run)

@@ -164,6 +164,23 @@ def test_several_plugins_that_cannot_be_used_are_told_at_once_and_the_others_are
     assert box.imported("good")
 
 
+def test_the_error_has_a_part_for_each_plugin_that_cannot_be_used(box):
+    box.plugin("broken", "raise RuntimeError('boom')")
+    code = """
+        from areal_core.errors import PluginError
+        from areal_core.plugins import PluginManager
+        for names in (["nix", "nada"], ["nix", "broken", "nada"]):
+            try:
+                PluginManager.load(names)
+            except PluginError as error:
+                print(*(f"{type(part).__name__} {part.message.split()[3]}" for part in error.parts), sep=", ")
+    """
+    assert box.python(code).out == (
+        "PluginMissingError 'nix', PluginMissingError 'nada'\n"
+        "PluginMissingError 'nix', PluginMissingError 'nada', PluginBrokenError 1.2.3)\n"
+    )
+
+
 def test_two_distributions_with_one_plugin_name_are_both_named(box):
     box.plugin("grpo", module="first")
     box.plugin("grpo", module="second", distribution="someones-grpo", version="3.0")

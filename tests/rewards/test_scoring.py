@@ -52,6 +52,22 @@ def test_a_reward_that_takes_any_argument_still_gets_what_it_names() -> None:
     assert RewardSum([WeightedReward("exact", exact)])(arguments).value == 1.0
 
 
+def test_an_argument_of_rewards_that_a_workflow_does_not_pass_is_no_unknown_name() -> None:
+    def exact(completion: str, prompt_ids: list[int]) -> float:
+        return 1.0
+
+    def right(completion: str, solution: str) -> float:
+        return 1.0
+
+    arguments = {"completion": "8", "row": {"answer": "8"}}
+    message = r"reward 'exact' needs 'prompt_ids', which is not passed here: .* with completion, row"
+    with pytest.raises(RewardError, match=message):
+        RewardSum([WeightedReward("exact", exact)])(arguments)
+    message = r"'solution', which is neither an argument of rewards \(prompt, .*, row\) nor a key .* \(answer\)"
+    with pytest.raises(RewardError, match=message):
+        RewardSum([WeightedReward("right", right)])(arguments)
+
+
 def test_a_reward_that_raises_is_told_with_its_line() -> None:
     with pytest.raises(
         RewardError, match=r"reward 'never' raised ZeroDivisionError: division by zero \(test_scoring.py:\d+\)"

@@ -416,3 +416,22 @@ def test_what_has_not_left_yet_is_known():
         assert await asyncio.to_thread(read) == "True False"
 
     run(scenario, send_much)
+
+
+def test_closing_a_thread_cancels_what_it_runs_and_ends_it():
+    thread, cancelled = LoopThread("closed"), []
+
+    async def wait_forever():
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    thread.start(wait_forever())
+    thread.call(asyncio.sleep(0))
+    thread.close()
+    assert cancelled == [True]
+    assert thread.loop.is_closed()
+    assert "closed" not in {each.name for each in threading.enumerate()}
+    thread.close()

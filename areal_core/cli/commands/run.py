@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.cli.output import print_error, print_out
-from areal_core.cli.request import Request, add_request_arguments, read_request, require_place
+from areal_core.cli.request import Request, add_request_arguments, read_request
 from areal_core.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _new_folder(resolved: Resolved) -> Path:
     """Return the folder of a new run. Raise `UsageError` if it exists or cannot be made."""
     from areal_core.config.resolve import CONFIG_FILE
-    from areal_core.runtime.folder import RunFolder
+    from areal_core.runtime.folder import RunFolder, require_place
 
     folder = resolved.run_dir or Path("runs") / f"{resolved.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     choose_another = "choose another: run_dir=PATH"
