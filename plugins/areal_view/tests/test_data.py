@@ -43,7 +43,7 @@ def test_lines_that_cannot_be_read_are_left_out_and_counted(run_dir):
     write(run_dir / "logs" / "servers.jsonl", *garbage, {"server": "a"})
     write(run_dir / "diagnostics.jsonl", *garbage, {"step": 1, "text": 5})
     data = page.run_data(run_dir)
-    assert data["notes"] == ["7 lines of metrics.jsonl and 8 of samples.jsonl cannot be read: left out"]
+    assert data["notes"] == ["left out 7 lines of metrics.jsonl and 8 of samples.jsonl: unreadable"]
     assert (data["metrics"]["step"], data["samples"], data["diagnostics"]) == ([1], [GROUP], [])
     assert data["timeline"]["tracks"] == []
     assert "two" in page.page(data)
@@ -130,5 +130,5 @@ def test_a_damaged_file_of_tokens_is_left_out(run_dir):
     write(run_dir / "metrics.jsonl", STEP)
     write(run_dir / "rollouts" / "step-000001.parquet", b"PAR1")
     data = page.run_data(run_dir)
-    assert data["notes"] == ["the tokens of the steps [1] cannot be read: left out"]
+    assert data["notes"] == ["left out the tokens of the steps [1]: unreadable"]
     assert ({*map(len, data["sequences"].values())}, data["rollouts"]) == ({0}, {})

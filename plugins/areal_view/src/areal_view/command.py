@@ -29,12 +29,12 @@ TRACE_FILE = "trace.json"
 NO_METRICS = "there is nothing to see yet: {} has no metrics"
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the command; its exit code."""
+def main(argv: Sequence[str]) -> int:
+    """Run `areal view` with these arguments and return its exit code."""
     parser = argparse.ArgumentParser(prog="areal view", description=__doc__)
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the run folder")
-    ways = parser.add_mutually_exclusive_group()
-    ways.add_argument("--serve", action="store_true", help="serve the pages on this machine until Ctrl-C")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--serve", action="store_true", help="serve the pages on this machine until Ctrl-C")
     parser.add_argument(
         "--port",
         metavar="N",
@@ -42,14 +42,14 @@ def main(words: Sequence[str]) -> int:
         default=0,
         help="with --serve: port to listen on; 0 chooses a free port (default: 0)",
     )
-    ways.add_argument("--trace", action="store_true", help="write trace.json, which https://ui.perfetto.dev opens")
-    ways.add_argument("--steps", metavar="A:B", type=_steps, help="include the tokens of steps A to B - 1 in the page")
+    modes.add_argument("--trace", action="store_true", help="write trace.json, which https://ui.perfetto.dev opens")
+    modes.add_argument("--steps", metavar="A:B", type=_steps, help="include the tokens of steps A to B - 1 in the page")
     parser.add_argument("--no-open", action="store_true", help="do not open a browser")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     try:
         _show(arguments.run_dir, arguments)
-    except (OSError, OverflowError) as error:  # a port in use, or none; a folder that cannot be written
-        raise UsageError(f"{arguments.run_dir}: {error}", hints=["--serve writes nothing"]) from error
+    except (OSError, OverflowError) as error:  # such as a port in use, or a folder that cannot be written
+        raise UsageError(f"{arguments.run_dir}: {error}", hints=["--serve writes no files"]) from error
     return 0
 
 
@@ -77,15 +77,15 @@ def _trace(run_dir: Path) -> Path:
 
 
 def _serve(run_dir: Path, port: int, *, opens: bool) -> None:
-    """Serve the pages to this machine's user: nobody else knows the path."""
+    """Serve the pages on this machine until Ctrl-C. The random path keeps other users of the machine out."""
     if run_data(run_dir, is_served=True) is None:
         raise UsageError(NO_METRICS.format(run_dir))
     key = secrets.token_urlsafe(16)
     server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Pages, run_dir, key))
     url = f"http://127.0.0.1:{server.server_port}/{key}/"
     print_out(url)
-    print_error("Ctrl-C ends it; load the page again to see what is new")
-    with tempfile.NamedTemporaryFile("w", suffix=".html") as redirect:  # others see a browser's command line
+    print_error("press Ctrl-C to stop; reload the page to update it")
+    with tempfile.NamedTemporaryFile("w", suffix=".html") as redirect:  # other users can see a browser's arguments
         redirect.write(f'<meta http-equiv="refresh" content="0; url={url}">')
         redirect.flush()
         if opens:
@@ -97,27 +97,28 @@ def _serve(run_dir: Path, port: int, *, opens: bool) -> None:
 
 
 class _Pages(BaseHTTPRequestHandler):
-    """The page, made anew each time, and the tokens of any step."""
+    """Serves the page, built anew for each request, and the tokens of any step."""
 
     def __init__(self, run_dir: Path, key: str, *connection: object) -> None:
-        self._run_dir, self._key = run_dir, key
+        self._run_dir = run_dir
+        self._key = key
         super().__init__(*connection)  # type: ignore[arg-type]
 
     def do_GET(self) -> None:
         """Answer a request."""
         _, key, *rest = self.path.split("/")
-        found = re.fullmatch(r"rollouts/step-(\d{1,9})\.js", "/".join(rest))
+        match = re.fullmatch(r"rollouts/step-(\d{1,9})\.js", "/".join(rest))
         try:
             if not secrets.compare_digest(key.encode(), self._key.encode()):
                 self.send_error(404)
             elif rest == [""] and (data := run_data(self._run_dir, is_served=True)) is not None:
                 self._answer(page(data), "text/html")
-            elif found:
-                self._answer(script_of(self._run_dir, int(found[1])), "text/javascript")
+            elif match:
+                self._answer(script_of(self._run_dir, int(match[1])), "text/javascript")
             else:
                 self.send_error(404)
         except (BrokenPipeError, ConnectionResetError):
-            return  # the browser has left
+            return  # the browser has closed the connection
         except (OSError, ValueError, LookupError):
             self.send_error(404)
 
@@ -131,18 +132,18 @@ class _Pages(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing of each request."""
+        """Do not log requests."""
 
 
-def _steps(word: str) -> range:
-    begin, _, end = word.partition(":")
+def _steps(text: str) -> range:
+    begin, _, end = text.partition(":")
     try:
         return range(int(begin or 0), int(end) if end else 1 << 31)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"write two numbers, such as 100:120, not {word}") from None
+        raise argparse.ArgumentTypeError(f"write two numbers, such as 100:120, not {text}") from None
 
 
 def _open(page: Path) -> None:
-    """Open a browser where there is a screen to open one on."""
+    """Open a browser if there is a screen."""
     if "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ or os.uname().sysname == "Darwin":
         webbrowser.open(page.absolute().as_uri())

@@ -1,4 +1,4 @@
-"""The page of a run: what is known of it as JSON, in a template that shows it without a server."""
+"""Build the page of a run: the run's data as JSON, in an HTML template that needs no server."""
 
 from __future__ import annotations
 
@@ -24,14 +24,21 @@ if TYPE_CHECKING:
 STATIC: Final = Path(__file__).with_name("static")
 REPORT_FILE: Final = "report.html"
 FILES: Final = ("uPlot.min.css", "view.css", "uPlot.iife.min.js", "view.js")
-"""Each stands in the template as a comment of its name."""
-POINTS, INDEXED_STEPS, INLINE_STEPS, SAMPLES, SPANS = 2000, 500, 24, 24, 20_000
-"""What a page shows at most: points of a curve, steps whose sequences are listed, steps whose tokens it brings along,
-samples, spans of all tracks."""
+"""Files that replace the comments with their names in the template."""
+POINTS: Final = 2000
+"""Maximum number of points of a curve."""
+INDEXED_STEPS: Final = 500
+"""Maximum number of steps whose sequences are listed."""
+INLINE_STEPS: Final = 24
+"""Maximum number of steps whose tokens the page contains."""
+SAMPLES: Final = 24
+"""Maximum number of samples."""
+SPANS: Final = 20_000
+"""Maximum number of spans of all tracks together."""
 TOKENS: Final = 60_000
-"""That a page brings along."""
+"""Maximum number of tokens that the page contains."""
 LOG_BYTES: Final = 2 << 20
-"""Of each file of the timeline, its last ones: a page shows the latest hours, the trace shows all."""
+"""Bytes that are read from the end of each file of the timeline: a page shows the last hours, the trace everything."""
 CHARTS: Final = (
     (
         "Reward",
@@ -65,39 +72,44 @@ PHASES: Final = tuple(
 
 
 def run_data(run_dir: Path, steps: range | None = None, *, is_served: bool = False) -> dict[str, Any] | None:
-    """What the page shows of a run; None where it has no metrics yet.
+    """Return the data of a run's page, or None if the run has no metrics yet.
 
     Args:
-        run_dir: of the run.
-        steps: whose tokens it brings along; None for those of steps from the whole run, within a bound.
-        is_served: whether it can ask for the tokens of a step, and brings none.
+        run_dir: folder of the run.
+        steps: steps whose tokens the page contains; None: a selection of all steps, up to `TOKENS` tokens.
+        is_served: whether the page can request the tokens of a step, so that it contains none.
 
     Raises:
-        UsageError: it is no run folder.
+        UsageError: it is not a run folder, or none of the steps was logged.
     """
-    lines, odd_lines = read_lines(run_dir / "metrics.jsonl", is_metrics)
-    samples, odd_samples = read_lines(run_dir / "samples.jsonl", is_group)
+    lines, bad_lines = read_lines(run_dir / "metrics.jsonl", is_metrics)
+    samples, bad_samples = read_lines(run_dir / "samples.jsonl", is_group)
     try:
         resolved = load_run(run_dir)
-        name, all_steps, facts, notes = resolved.name, resolved.config.steps, _facts(resolved.config, run_dir), []
-    except ArealError as error:  # its plugins may not be installed here
+        name, all_steps = resolved.name, resolved.config.steps
+        facts = _facts(resolved.config, run_dir)
+        notes = []
+    except ArealError as error:  # a plugin of the run may not be installed here
         if not lines:
             raise
-        name, all_steps, facts = run_dir.absolute().name, lines[-1]["step"], []
+        name, all_steps = run_dir.absolute().name, lines[-1]["step"]
+        facts = []
         notes = [f"the config cannot be read here: {error.message}"]
     if not lines:
         return None
-    if odd_lines or odd_samples:
-        notes.append(f"{odd_lines} lines of metrics.jsonl and {odd_samples} of samples.jsonl cannot be read: left out")
+    if bad_lines or bad_samples:
+        notes.append(f"left out {bad_lines} lines of metrics.jsonl and {bad_samples} of samples.jsonl: unreadable")
     logged = [step for step in steps_of(run_dir) if steps is None or step in steps]
     if steps is not None and not logged:
         raise UsageError(f"no step of {steps.start}:{steps.stop} was logged")
-    read = {step: _sequences(run_dir, step) for step in _spread(logged, INDEXED_STEPS)}
-    listed = {step: found for step, found in read.items() if found}
-    if odd := read.keys() - listed.keys():
-        notes.append(f"the tokens of the steps {sorted(odd)} cannot be read: left out")
-    sequences = [one for found in listed.values() for one in found]
-    brought = [] if is_served else [*listed] if steps is not None else _brought(run_dir, [*listed])
+    indexes = {step: _sequences(run_dir, step) for step in _spread(logged, INDEXED_STEPS)}
+    listed = {step: index for step, index in indexes.items() if index}
+    if unreadable := indexes.keys() - listed.keys():
+        notes.append(f"left out the tokens of the steps {sorted(unreadable)}: unreadable")
+    sequences = [sequence for index in listed.values() for sequence in index]
+    included: list[int] = []
+    if not is_served:
+        included = [*listed] if steps is not None else _included_steps(run_dir, [*listed])
     tracks, groups = read_timeline(run_dir / "logs", LOG_BYTES)
     return {
         "name": name,
@@ -109,10 +121,10 @@ def run_data(run_dir: Path, steps: range | None = None, *, is_served: bool = Fal
         "config": RunFolder(run_dir).config.read_text(encoding="utf-8"),
         "charts": _charts(lines),
         "metrics": _metrics(_thinned(lines)),
-        "sequences": {key: [one[key] for one in sequences] for key in INDEXED},
-        "rollouts": {str(step): read_step(run_dir, step) for step in brought},
-        "rollout_steps": logged if is_served else brought,
-        "missing": f"areal view {run_dir} --steps A:B shows those of A to B, --serve all",
+        "sequences": {key: [sequence[key] for sequence in sequences] for key in INDEXED},
+        "rollouts": {str(step): read_step(run_dir, step) for step in included},
+        "rollout_steps": logged if is_served else included,
+        "missing": f"areal view {run_dir} --steps A:B shows steps A to B - 1, --serve all steps",
         "columns": COLUMNS,
         "samples": _spread(samples, SAMPLES),
         "in_flight": in_flight(groups),
@@ -121,10 +133,10 @@ def run_data(run_dir: Path, steps: range | None = None, *, is_served: bool = Fal
 
 
 def page(data: dict[str, Any]) -> str:
-    """The page as one file that opens anywhere.
+    """Return the page as one HTML file that opens without a server.
 
     Args:
-        data: as `run_data` gives it.
+        data: data from `run_data`.
     """
     text = (STATIC / "view.html").read_text(encoding="utf-8")
     for file in FILES:
@@ -133,54 +145,55 @@ def page(data: dict[str, Any]) -> str:
 
 
 def script_of(run_dir: Path, step: int) -> str:
-    """The tokens of a step as a script beside the page, which a browser loads from a folder as well."""
+    """Return the tokens of a step as a script that the page loads, from a server or a folder."""
     return f"arealRollouts({step}, {as_json(read_step(run_dir, step))});"
 
 
 def write_report(run_dir: Path, steps: range | None = None) -> Path | None:
-    """Write `report.html` into a run folder; its path, or None where the run has no metrics yet.
+    """Write `report.html` into a run folder. Return its path, or None if the run has no metrics yet.
 
     Args:
-        run_dir: of the run.
-        steps: whose tokens it brings along; see `run_data`.
+        run_dir: folder of the run.
+        steps: steps whose tokens the page contains; see `run_data`.
 
     Raises:
-        UsageError: it is no run folder.
+        UsageError: it is not a run folder, or none of the steps was logged.
     """
-    if (data := run_data(run_dir, steps)) is None:
+    data = run_data(run_dir, steps)
+    if data is None:
         return None
     path = run_dir / REPORT_FILE
-    hidden = path.with_name(f".{path.name}")  # what was there stays where the disk is full
+    hidden = path.with_name(f".{path.name}")  # keeps the old page if the disk is full
     hidden.write_text(page(data), encoding="utf-8")
     return hidden.replace(path)
 
 
 def as_json(data: Any) -> str:
-    """JSON that may stand in a script of a page: numbers that are none are null, and nothing in it ends the script."""
+    """Return JSON for a script element: NaN and infinity become null, and no `<` can end the script."""
     return msgspec.json.encode(data).decode().replace("<", "\\u003c")
 
 
-def _spread(items: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of them, evenly spread, the first and the last among them."""
-    if len(items) <= most:
+def _spread(items: Sequence[Any], limit: int) -> list[Any]:
+    """Return at most `limit` items, evenly spread, with the first and the last."""
+    if len(items) <= limit:
         return list(items)
-    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+    return [items[round(index * (len(items) - 1) / (limit - 1))] for index in range(limit)]
 
 
-def _brought(run_dir: Path, steps: Sequence[int]) -> list[int]:
-    """The steps whose tokens a page brings along, spread over all and within its bound."""
-    found: list[int] = []
+def _included_steps(run_dir: Path, steps: Sequence[int]) -> list[int]:
+    """Return the steps whose tokens the page contains: spread over all steps, newest first up to `TOKENS`."""
+    included: list[int] = []
     left = TOKENS
-    for step in reversed(_spread(steps, INLINE_STEPS)):  # the newest first
+    for step in reversed(_spread(steps, INLINE_STEPS)):  # newest first
         left -= token_count(run_dir, step)
         if left < 0:
             break
-        found.insert(0, step)
-    return found
+        included.insert(0, step)
+    return included
 
 
 def _sequences(run_dir: Path, step: int) -> list[dict[str, Any]]:
-    """Of a step; none where its file is damaged, or has been thinned out meanwhile."""
+    """Return the sequences of a step; none if its file is damaged or was just removed by `thin_out`."""
     try:
         return read_index(run_dir, step)
     except (OSError, ValueError, LookupError):
@@ -188,7 +201,7 @@ def _sequences(run_dir: Path, step: int) -> list[dict[str, Any]]:
 
 
 def _thinned(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines for curves: some of those that all metrics have, and all with one that few have, such as evaluations."""
+    """Return at most `POINTS` lines for curves, and also all lines with rare metrics, such as evaluations."""
     counts = Counter(key for line in lines for key in line)
     rare = {key for key, count in counts.items() if count <= POINTS}
     kept = {id(line) for line in _spread(lines, POINTS)}
@@ -196,7 +209,7 @@ def _thinned(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _facts(config: RunConfig, run_dir: Path) -> list[tuple[str, str]]:
-    """What the run is, in a few lines."""
+    """Return the facts at the head of the page, as name and value."""
     model = config.model.path if config.model.source is None else config.model.source.reference
     facts = [
         ("model", str(model)),
@@ -206,29 +219,30 @@ def _facts(config: RunConfig, run_dir: Path) -> list[tuple[str, str]]:
     ]
     if config.inference_engine is not None:
         facts.append(("generation", config.inference_engine.reference))
-    if (hardware := run_dir / HARDWARE_FILE).is_file():
+    hardware = run_dir / HARDWARE_FILE
+    if hardware.is_file():
         facts.append(("trainer", hardware.read_text(encoding="utf-8").strip()))
     return [*facts, ("run folder", str(run_dir.absolute()))]
 
 
 def _charts(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is drawn first, where the run has it."""
-    known = {key for line in lines for key in line}
+    """Return the charts of the overview for which the run has metrics."""
+    present = {key for line in lines for key in line}
     charts: list[dict[str, Any]] = [
-        {"title": title, "text": text, "keys": [key for key in keys if key in known]} for title, text, keys in CHARTS
+        {"title": title, "text": text, "keys": [key for key in keys if key in present]} for title, text, keys in CHARTS
     ]
     for title, text, begin in STACKS:
-        keys = [key for key in PHASES if key in known] if begin == "time/" else _shares(known, begin)
+        keys = [key for key in PHASES if key in present] if begin == "time/" else _shares(present, begin)
         charts.append({"title": title, "text": text, "keys": keys, "stacked": True})
     return [chart for chart in charts if chart["keys"]]
 
 
-def _shares(known: set[str], begin: str) -> list[str]:
-    return sorted((key for key in known if key.startswith(begin)), key=lambda key: int(key.rsplit("_", 1)[1]))
+def _shares(present: set[str], begin: str) -> list[str]:
+    return sorted((key for key in present if key.startswith(begin)), key=lambda key: int(key.rsplit("_", 1)[1]))
 
 
 def _metrics(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A column of each metric, None where a step has none."""
+    """Return the metrics as columns, with None for steps that lack a metric."""
     keys = sorted({key for line in lines for key in line} - {"step", "time"})
     return {
         "step": [line["step"] for line in lines],

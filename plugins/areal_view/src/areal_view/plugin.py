@@ -1,4 +1,4 @@
-"""What this plugin supplies: the pages of a run and its logged tokens. Imports nothing heavy."""
+"""Hooks of this plugin: the page of a run, and the log of its tokens. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def areal_batch_logged(run_dir: Path, step: int, batch: PackedBatch) -> None:
-    """Keep the tokens of a few groups of each step, for `areal view` and for data frames."""
+    """Log the tokens of a few groups of each step, for `areal view` and for data frames."""
     from areal_view.recording import log_batch
 
     log_batch(run_dir, step, batch)
@@ -31,5 +31,5 @@ def areal_run_finished(run_dir: Path, outcome: str) -> None:
 
 @hookimpl
 def areal_commands() -> list[Command]:
-    """`areal view RUN_DIR`."""
+    """The command `areal view`."""
     return [Command("view", "show a run: metrics, rollouts token by token, timeline", target="areal_view.command:main")]

@@ -1,4 +1,4 @@
-"""Writes the files of `rollouts`, in the trainer."""
+"""Write the files of `rollouts/`; runs in the trainer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from areal_core.config import load_run
 from areal_core.data import FinishReason
 from areal_core.programs import RunFolder, load_tokenizer, model_reference
-from areal_view.rollouts import HARDWARE_FILE, INDEX, WHOSE, path_of, steps_of
+from areal_view.rollouts import HARDWARE_FILE, INDEX, SEQUENCE_KEYS, path_of, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
     from areal_core.data import PackedBatch
 
-MOST_BYTES: Final = 256 << 20
-"""Of a run. Beyond it files go: a long run is shown whole, its past thinner."""
-LOOK_EVERY: Final = 32
-"""Steps between looks at what all files have: there may be thousands."""
+MAX_BYTES: Final = 256 << 20
+"""Limit in bytes of all files of a run. Above it files are removed, evenly over the run."""
+CHECK_EVERY: Final = 32
+"""Steps between checks of the total size, because there may be thousands of files."""
 LEFT_OUT: Final = frozenset({"input_ids", "targets", "turn_ids"})
-"""Columns of a batch that have another name here, or none."""
-MOST_OF_A_LETTER: Final = 4
-"""Tokens that may make one letter: no letter has more bytes."""
+"""Columns of a batch that are not written, or under another name."""
+MAX_TOKENS_OF_A_CHARACTER: Final = 4
+"""Number of tokens that one character may be split into: no character has more bytes in UTF-8."""
 SHOWN: Final = 300
-"""Characters of a prompt's end and of an answer in the index."""
+"""Characters of the end of a prompt, and of the start of an answer, in the index."""
 
 
 _tokenizers: dict[Path, Any] = {}
 
 
 def log_batch(run_dir: Path, step: int, batch: PackedBatch) -> None:
-    """Write a step's file; a disk that refuses costs the step."""
+    """Write the file of a step. If the disk is full, the step is skipped."""
     if run_dir not in _tokenizers:
         _tokenizers[run_dir] = load_tokenizer(model_reference(load_run(run_dir), RunFolder(run_dir)))
         _begin(run_dir, step)
@@ -48,24 +48,24 @@ def log_batch(run_dir: Path, step: int, batch: PackedBatch) -> None:
 
 
 def _begin(run_dir: Path, step: int) -> None:
-    """Remove what a resume has discarded, and note what the trainer computes on, for the head of the page."""
+    """Remove files of steps that a resume has discarded, and write the trainer's hardware for the head of the page."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
-    words = f"{os.environ.get('WORLD_SIZE', '1')} x {name}, torch {torch.__version__}\n"
+    text = f"{os.environ.get('WORLD_SIZE', '1')} x {name}, torch {torch.__version__}\n"
     with suppress(OSError):
         for later in steps_of(run_dir):
             if later >= step:
                 path_of(run_dir, later).unlink()
-        (run_dir / HARDWARE_FILE).write_text(words, encoding="utf-8")
+        (run_dir / HARDWARE_FILE).write_text(text, encoding="utf-8")
 
 
 def write_step(run_dir: Path, step: int, batch: PackedBatch, tokenizer: Any) -> None:
-    """Write the file of a step in place of one that is there, and thin out what lies in the folder beyond its bound.
+    """Write the file of a step, replacing an older one, and remove files above the size limit.
 
     Args:
-        run_dir: of the run.
-        step: of the batch.
-        batch: as the hook `areal_batch_logged` gives it.
-        tokenizer: of the policy.
+        run_dir: folder of the run.
+        step: step of the batch.
+        batch: batch from the hook `areal_batch_logged`.
+        tokenizer: tokenizer of the policy.
     """
     path = path_of(run_dir, step)
     path.parent.mkdir(exist_ok=True)
@@ -75,12 +75,12 @@ def write_step(run_dir: Path, step: int, batch: PackedBatch, tokenizer: Any) -> 
     hidden = path.with_name(f".{path.name}")
     pq.write_table(table.replace_schema_metadata(index), hidden, compression="zstd")
     hidden.replace(path)
-    if step % LOOK_EVERY == 0:
+    if step % CHECK_EVERY == 0:
         thin_out(run_dir)
 
 
 def arrow_of(values: Any) -> pa.Array:
-    """A column of numbers, truths or texts; NaN is missing. `pyarrow.array` would import pandas, in the trainer."""
+    """Return a column of numbers, bools or texts; NaN becomes null. `pyarrow.array` would import pandas."""
     if isinstance(values, list):
         texts = [value.encode() for value in values]
         ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
@@ -89,21 +89,24 @@ def arrow_of(values: Any) -> pa.Array:
         )
     if values.dtype == bool:
         return pa.Array.from_buffers(pa.bool_(), len(values), [None, _bits(values)])
-    known = _bits(~np.isnan(values)) if values.dtype.kind == "f" else None
+    valid = _bits(~np.isnan(values)) if values.dtype.kind == "f" else None
     kind = pa.from_numpy_dtype(values.dtype)
-    return pa.Array.from_buffers(kind, len(values), [known, pa.py_buffer(np.ascontiguousarray(values))])
+    return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def _bits(truths: np.ndarray[Any, Any]) -> pa.Buffer:
-    return pa.py_buffer(np.packbits(truths, bitorder="little"))
+def _bits(values: np.ndarray[Any, Any]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(values, bitorder="little"))
 
 
-def thin_out(run_dir: Path, most: int = MOST_BYTES) -> None:
-    """Remove files of a run until all together have at most so many bytes: first those of odd steps, then those whose
-    step is no multiple of four, and so on, but never the last. So what is left is spread over the run."""
+def thin_out(run_dir: Path, max_bytes: int = MAX_BYTES) -> None:
+    """Remove files of a run until all together have at most `max_bytes`.
+
+    Files of odd steps go first, then those whose step is not a multiple of four, and so on, but never the last one. So
+    the remaining files are spread over the run.
+    """
     sizes = {step: path_of(run_dir, step).stat().st_size for step in steps_of(run_dir)}
     stride = 2
-    while len(sizes) > 1 and sum(sizes.values()) > most:
+    while len(sizes) > 1 and sum(sizes.values()) > max_bytes:
         for step in [step for step in [*sizes][:-1] if step % stride]:
             path_of(run_dir, step).unlink()
             del sizes[step]
@@ -111,7 +114,10 @@ def thin_out(run_dir: Path, most: int = MOST_BYTES) -> None:
 
 
 def token_columns(step: int, batch: PackedBatch, tokenizer: Any) -> dict[str, Any]:
-    """By name the values of each token, [T]; what the batch has at the place before a token is moved to it."""
+    """Return the columns of a step by name, each with one value for each of the T tokens.
+
+    A batch stores most values at the position before the token that they belong to; here they are moved to the token.
+    """
     lengths = batch.lengths
     starts = batch.tokens.offsets[:-1].numpy()
     ids = batch["input_ids"].tolist()
@@ -124,16 +130,16 @@ def token_columns(step: int, batch: PackedBatch, tokenizer: Any) -> dict[str, An
     def of_sequences(values: torch.Tensor) -> Any:
         return torch.repeat_interleave(values, lengths).numpy()
 
-    known = batch.sequences
+    fields = batch.sequences
     columns: dict[str, Any] = {"step": np.full(len(ids), step, np.int32)}
-    for key in WHOSE:
-        columns[key] = of_sequences(known.get(key, torch.zeros(len(batch), dtype=torch.int64)))
-    if "prompt_id" in known:
-        columns["data_row"] = of_sequences(known["prompt_id"][:, 0])
-    if "finish_reason" in known:
-        names = [FinishReason(reason).name.lower() for reason in known["finish_reason"].tolist()]
+    for key in SEQUENCE_KEYS:
+        columns[key] = of_sequences(fields.get(key, torch.zeros(len(batch), dtype=torch.int64)))
+    if "prompt_id" in fields:
+        columns["data_row"] = of_sequences(fields["prompt_id"][:, 0])
+    if "finish_reason" in fields:
+        names = [FinishReason(reason).name.lower() for reason in fields["finish_reason"].tolist()]
         columns["finish_reason"] = np.repeat(names, lengths.numpy()).tolist()
-    columns |= {key: of_sequences(known[key]) for key in sorted(known) if key.split(".")[0] == "reward"}
+    columns |= {key: of_sequences(fields[key]) for key in sorted(fields) if key.split(".")[0] == "reward"}
     columns["position"] = np.arange(len(ids)) - of_sequences(batch.tokens.offsets[:-1])
     columns["token_id"] = np.array(ids)
     columns["text"] = token_texts(ids, starts.tolist(), tokenizer)
@@ -147,28 +153,32 @@ def token_columns(step: int, batch: PackedBatch, tokenizer: Any) -> dict[str, An
 
 
 def token_texts(ids: Sequence[int], starts: Sequence[int], tokenizer: Any) -> list[str]:
-    """The text of each token. Of a letter that several make, the first has the text and the others have none."""
-    pieces = dict(zip(known := [*dict.fromkeys(ids)], tokenizer.convert_ids_to_tokens(known), strict=True))
-    single = {id_: tokenizer.decode([id_]) for id_ in known}
-    # A decoder of whole texts takes the space of a first word away.
-    single |= {id_: f" {single[id_]}" for id_ in known if str(pieces[id_]).startswith("▁") and single[id_][:1] != " "}
+    """Return the text of each token. If several make one character, the first has it and the others are empty."""
+    unique_ids = [*dict.fromkeys(ids)]
+    pieces = dict(zip(unique_ids, tokenizer.convert_ids_to_tokens(unique_ids), strict=True))
+    single = {id_: tokenizer.decode([id_]) for id_ in unique_ids}
+    # Decoding a single token drops the leading space that SentencePiece marks with "▁".
+    single |= {
+        id_: f" {single[id_]}" for id_ in unique_ids if str(pieces[id_]).startswith("▁") and single[id_][:1] != " "
+    }
     texts = [single[id_] for id_ in ids]
-    begins, free = {*starts}, 0
-    for place, text in enumerate(texts):
-        if place in begins or "\ufffd" not in text:
-            free = place + ("\ufffd" not in text)
-        for first in range(max(free, place - MOST_OF_A_LETTER + 1), place):
-            whole = tokenizer.decode(ids[first : place + 1])
+    begins = {*starts}
+    first_free = 0
+    for index, text in enumerate(texts):
+        if index in begins or "\ufffd" not in text:
+            first_free = index + ("\ufffd" not in text)
+        for first in range(max(first_free, index - MAX_TOKENS_OF_A_CHARACTER + 1), index):
+            whole = tokenizer.decode(ids[first : index + 1])
             if "\ufffd" not in whole:
-                texts[first : place + 1] = [whole, *[""] * (place - first)]
-                free = place + 1
+                texts[first : index + 1] = [whole, *[""] * (index - first)]
+                first_free = index + 1
                 break
     return texts
 
 
 def sequences_of(columns: dict[str, Any], lengths: Iterable[int]) -> list[dict[str, Any]]:
-    """What a list of sequences shows of each."""
-    found, start = [], 0
+    """Return the index entries of a step's sequences; see `INDEXED`."""
+    sequences, start = [], 0
     for length in lengths:
         part, start = slice(start, start + length), start + length
         turns = columns["turn"][part]
@@ -176,8 +186,8 @@ def sequences_of(columns: dict[str, Any], lengths: Iterable[int]) -> list[dict[s
         first = int(sampled.argmax()) if sampled.any() else length
         advantages = columns.get("advantages", np.full(start, np.nan))[part][sampled]
         agent = int(columns["agent_id"][start - 1])
-        found.append(
-            {name: int(columns[name][start - 1]) for name in ("step", *WHOSE[:3])}
+        sequences.append(
+            {name: int(columns[name][start - 1]) for name in ("step", *SEQUENCE_KEYS[:3])}
             | {
                 "agent": f"{agent & 0xFFFF:04x}" if agent else "",
                 "turns": int(turns.max()) + 1,
@@ -189,4 +199,4 @@ def sequences_of(columns: dict[str, Any], lengths: Iterable[int]) -> list[dict[s
                 "answer": "".join(text[first:])[:SHOWN],
             }
         )
-    return found
+    return sequences

@@ -1,8 +1,8 @@
-"""The tokens of a few groups of each step, with what the losses made of them: a Parquet file a step in `rollouts/`.
+"""Tokens of a few groups of each step, with the values that the losses computed for them.
 
-A row is a token: `pandas.read_parquet("RUN_DIR/rollouts")` and `polars.read_parquet("RUN_DIR/rollouts/*.parquet")` have
-them all. What is known of its sequence stands in every row, which Parquet stores once. Numbers of a token that no loss
-has seen, as the first of a sequence, are missing (null).
+There is a Parquet file for each step in `rollouts/`. Read all of them with `pandas.read_parquet("RUN_DIR/rollouts")` or
+`polars.read_parquet("RUN_DIR/rollouts/*.parquet")`. A row is a token. Values of its sequence are repeated in every row,
+which Parquet compresses. Values that no loss has computed, such as those of a sequence's first token, are null.
 """
 
 from __future__ import annotations
@@ -17,55 +17,61 @@ import pyarrow.parquet as pq
 FOLDER: Final = "rollouts"
 HARDWARE_FILE: Final = "hardware.txt"
 INDEX: Final = b"areal"
-"""In a file's schema: its sequences, so that a list of them needs no token."""
+"""Key in a file's schema that holds the index: its sequences, so that they can be listed without reading tokens."""
 INDEXED: Final = (
     *("step", "group_id", "sample_index", "part_index", "agent", "turns", "reward", "length", "finish_reason"),
     *("advantage", "prompt", "answer"),
 )
-"""What the index says of each sequence."""
-WHOSE: Final = ("group_id", "sample_index", "part_index", "agent_id")
-"""Of which sequence a token is, by the names that a batch has for it."""
-NOT_NUMBERS: Final = frozenset({"step", *WHOSE, "data_row", "finish_reason", "position", "token_id", "text", "turn"})
-"""Columns that tell which token it is, not what was computed for it."""
+"""Fields of each sequence in the index."""
+SEQUENCE_KEYS: Final = ("group_id", "sample_index", "part_index", "agent_id")
+"""Columns that identify the sequence of a token, by their names in a batch."""
+NOT_NUMBERS: Final = frozenset(
+    {"step", *SEQUENCE_KEYS, "data_row", "finish_reason", "position", "token_id", "text", "turn"}
+)
+"""Columns that identify or spell a token, in contrast to values that were computed for it."""
 COLUMNS: Final[dict[str, list[str]]] = json.loads(
     Path(__file__).with_name("static").joinpath("columns.json").read_text()
 )
-"""Of the numbers of a token: name and meaning. What else an algorithm logs for each token comes behind them."""
+"""Name and meaning of the values of a token. Other values that an algorithm logs come after these."""
 RATIOS: Final = {
     "behavior_log_ratio": ("proximal_logprobs", "behavior_logprobs"),
     "proximal_log_ratio": ("logprobs", "proximal_logprobs"),
 }
-"""Differences that the page shows beside the columns."""
+"""Differences of two columns that the page shows in addition."""
 
 
 def steps_of(run_dir: Path) -> list[int]:
-    """The steps that have a file, in order."""
+    """Return the steps that have a file, in ascending order."""
     names = (path.stem.removeprefix("step-") for path in (run_dir / FOLDER).glob("step-*.parquet"))
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 def path_of(run_dir: Path, step: int) -> Path:
-    """The file of a step."""
+    """Return the path of a step's file."""
     return run_dir / FOLDER / f"step-{step:06d}.parquet"
 
 
 def token_count(run_dir: Path, step: int) -> int:
-    """How many tokens the file of a step has."""
+    """Return the number of tokens in a step's file."""
     return int(pq.read_metadata(path_of(run_dir, step)).num_rows)
 
 
 def read_index(run_dir: Path, step: int) -> list[dict[str, Any]]:
-    """The sequences of a step: whose they are, reward, length, the first letters.
+    """Return the index of a step's file; see `INDEXED`.
 
     Raises:
-        OSError, ValueError, LookupError: the file is gone, damaged or of another version; so do the other functions.
+        OSError, ValueError, LookupError: the file is missing, damaged or of another version.
     """
-    found = json.loads(pq.read_schema(path_of(run_dir, step)).metadata[INDEX])
-    return [{key: one[key] for key in INDEXED} for one in found]
+    index = json.loads(pq.read_schema(path_of(run_dir, step)).metadata[INDEX])
+    return [{key: sequence[key] for key in INDEXED} for sequence in index]
 
 
 def read_step(run_dir: Path, step: int) -> list[dict[str, Any]]:
-    """The sequences of a step as the page takes them: text, turn and columns of their tokens, None where missing."""
+    """Return the sequences of a step for the page: text, turn and values of their tokens, with None for null.
+
+    Raises:
+        OSError, ValueError, LookupError: see `read_index`.
+    """
     # `read_table` and `to_numpy` would import pandas.
     table = pq.ParquetFile(path_of(run_dir, step)).read()
     values = {name: column.to_pylist() for name, column in zip(table.column_names, table.columns, strict=True)}
@@ -74,18 +80,20 @@ def read_step(run_dir: Path, step: int) -> list[dict[str, Any]]:
             both = zip(values[above], values[below], strict=True)
             values[name] = [None if a is None or b is None else a - b for a, b in both]
     numbers = [name for name in values if name not in NOT_NUMBERS and name.split(".")[0] != "reward"]
-    starts = [place for place, position in enumerate(values["position"]) if not position] + [table.num_rows]
-    found = []
+    starts = [index for index, position in enumerate(values["position"]) if not position] + [table.num_rows]
+    sequences = []
     for line, start, end in zip(read_index(run_dir, step), starts, starts[1:], strict=False):
-        about = {key: line[key] for key in ("step", *WHOSE[:3], "agent", "reward", "finish_reason")}
+        header = {key: line[key] for key in ("step", *SEQUENCE_KEYS[:3], "agent", "reward", "finish_reason")}
         tokens = {key: values[key][start:end] for key in ("text", "turn")}
         columns = {name: [_short(value) for value in values[name][start:end]] for name in numbers}
-        found.append(about | tokens | {"columns": columns})
-    return found
+        sequences.append(header | tokens | {"columns": columns})
+    return sequences
 
 
 def _short(value: Any) -> Any:
-    """A number in six digits, or the word for one that is infinite; a truth as 0 or 1; None for what is not known."""
+    """Return a number with six digits, an infinite one as text, a bool as 0 or 1, and None for NaN."""
     if type(value) is not float:
         return int(value) if type(value) is bool else value
-    return float(f"{value:.6g}") if math.isfinite(value) else None if math.isnan(value) else str(value)
+    if math.isnan(value):
+        return None
+    return float(f"{value:.6g}") if math.isfinite(value) else str(value)

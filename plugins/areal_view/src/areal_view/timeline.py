@@ -1,7 +1,7 @@
-"""When each process of a run did what: from the files beside the logs to tracks, and to a trace for Perfetto.
+"""Timeline of a run's processes: read the events in the log folder, and write a trace for Perfetto.
 
-`logs/NAME.jsonl` has the phases of a process, and that of the controller when each prompt group was run and by which
-worker; `servers.jsonl` has each change of a server's state. Times are seconds since 1970, as those of `metrics.jsonl`.
+`logs/NAME.jsonl` has the phases of a process. The controller's file also has the begin, end and worker of each prompt
+group. `servers.jsonl` has each change of a server's state. Times are in seconds since 1970, as in `metrics.jsonl`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,20 @@ if TYPE_CHECKING:
 
 SERVERS = "servers.jsonl"
 HELD: Final = {"updating": "held"}
-"""A server is asked nothing: its weights change, or the trainer has its memory."""
+"""Names of states on the page. A held server gets no requests: its weights change, or the trainer uses its memory."""
 MOMENTS: Final = 400
-"""At which the groups in flight are counted."""
+"""Number of times at which the groups in flight are counted."""
 
 
 class Span(NamedTuple):
-    """Something that lasted; times in seconds, and what more is to be said of it."""
+    """Something that lasted for a while.
+
+    Attributes:
+        begin: time in seconds since 1970.
+        end: time in seconds since 1970.
+        name: what it was, such as a phase.
+        about: further text.
+    """
 
     begin: float
     end: float
@@ -36,93 +43,95 @@ class Span(NamedTuple):
 
 
 class Track(NamedTuple):
-    """What one process did, one thing after another: no two spans of a track overlap."""
+    """Spans of one process that do not overlap."""
 
     process: str
     name: str
     spans: list[Span]
 
 
-def read_timeline(logs: Path, most_bytes: int | None = None) -> tuple[list[Track], list[dict[str, Any]]]:
-    """All tracks of a run, by process, and when each prompt group was run.
+def read_timeline(logs: Path, max_bytes: int | None = None) -> tuple[list[Track], list[dict[str, Any]]]:
+    """Return all tracks of a run, by process, and the events of the prompt groups.
 
     Args:
         logs: folder of the run's logs.
-        most_bytes: of each file, its last; None reads them whole.
+        max_bytes: read only the last bytes of each file; None: read all.
     """
     files = (path for path in sorted(logs.glob("*.jsonl")) if path.name != SERVERS)
-    spans = {path.stem: read_lines(path, _is_span, most_bytes)[0] for path in files}
+    spans = {path.stem: read_lines(path, _is_span, max_bytes)[0] for path in files}
     tracks = [
-        Track(name, "phases", one_after_another(Span(x["begin"], x["end"], x["phase"]) for x in own if "phase" in x))
-        for name, own in spans.items()
+        Track(name, "phases", one_after_another(Span(x["begin"], x["end"], x["phase"]) for x in lines if "phase" in x))
+        for name, lines in spans.items()
     ]
-    tracks += _of_servers(read_lines(logs / SERVERS, _is_state, most_bytes)[0])
-    groups = [line for own in spans.values() for line in own if "group" in line]
+    tracks += _of_servers(read_lines(logs / SERVERS, _is_state, max_bytes)[0])
+    groups = [line for lines in spans.values() for line in lines if "group" in line]
     for worker in sorted({group["worker"] for group in groups}):
-        own = [group for group in groups if group["worker"] == worker]
-        evaluated = united(Span(x["begin"], x["end"], "evaluation") for x in own if x["group"] < 0)
-        trained = [Span(x["begin"], x["end"], version_of(x), f"group {x['group']}") for x in own if x["group"] >= 0]
+        worker_groups = [group for group in groups if group["worker"] == worker]
+        evaluated = united(Span(x["begin"], x["end"], "evaluation") for x in worker_groups if x["group"] < 0)
+        trained = [
+            Span(x["begin"], x["end"], version_of(x), f"group {x['group']}") for x in worker_groups if x["group"] >= 0
+        ]
         tracks.append(Track(worker, "evaluation", evaluated))
         tracks += [Track(worker, f"groups {n}", lane) for n, lane in enumerate(lanes(trained), 1)]
     return [track for track in tracks if track.spans], groups
 
 
 def version_of(group: dict[str, Any]) -> str:
-    """The oldest weight version that sampled a token of a group, in words."""
+    """Return the oldest weight version that sampled a token of a group, as text."""
     version = group.get("version", -1)
     return f"version {version}" if version >= 0 else "no tokens"
 
 
 def one_after_another(spans: Iterable[Span]) -> list[Span]:
-    """Spans by their begin, each ended where the next begins: clocks are read one after another."""
+    """Sort spans by their begin, and end each one where the next begins, because clocks differ slightly."""
     ordered = sorted(spans)
     ends = [*(span.begin for span in ordered[1:]), math.inf]
     return [span._replace(end=min(span.end, end)) for span, end in zip(ordered, ends, strict=False)]
 
 
 def united(spans: Iterable[Span]) -> list[Span]:
-    """Spans of one name, those that overlap as one."""
-    found: list[Span] = []
+    """Merge spans that overlap. All of them must have the same name."""
+    united_spans: list[Span] = []
     for span in sorted(spans):
-        if found and span.begin <= found[-1].end:
-            found[-1] = found[-1]._replace(end=max(found[-1].end, span.end))
+        if united_spans and span.begin <= united_spans[-1].end:
+            united_spans[-1] = united_spans[-1]._replace(end=max(united_spans[-1].end, span.end))
         else:
-            found.append(span)
-    return found
+            united_spans.append(span)
+    return united_spans
 
 
-def latest(tracks: Sequence[Track], most: int) -> list[Track]:
-    """The same tracks from the moment on behind which they have at most so many spans."""
+def latest(tracks: Sequence[Track], limit: int) -> list[Track]:
+    """Return the tracks with only their latest spans, at most `limit` in all."""
     begins = sorted(span.begin for track in tracks for span in track.spans)
-    since = begins[-most] if len(begins) > most else 0.0
+    since = begins[-limit] if len(begins) > limit else 0.0
     recent = [track._replace(spans=[span for span in track.spans if span.begin >= since]) for track in tracks]
     return [track for track in recent if track.spans]
 
 
 def lanes(spans: Iterable[Span]) -> list[list[Span]]:
-    """Spans divided so that none overlaps with another one of its lane, in the fewest lanes."""
-    found: list[list[Span]] = []
-    free: list[tuple[float, int]] = []  # when each lane is free again
+    """Divide spans into the fewest lanes in which no two spans overlap."""
+    lane_list: list[list[Span]] = []
+    free_at: list[tuple[float, int]] = []  # (time from which a lane is free, lane)
     for span in sorted(spans):
-        if free and free[0][0] <= span.begin:
-            number = heapq.heappop(free)[1]
+        if free_at and free_at[0][0] <= span.begin:
+            number = heapq.heappop(free_at)[1]
         else:
-            number = len(found)
-            found.append([])
-        found[number].append(span)
-        heapq.heappush(free, (span.end, number))
-    return found
+            number = len(lane_list)
+            lane_list.append([])
+        lane_list[number].append(span)
+        heapq.heappush(free_at, (span.end, number))
+    return lane_list
 
 
 def _of_servers(lines: Sequence[dict[str, Any]]) -> list[Track]:
-    """A state of a server lasts until its next one."""
+    """Return a track for each server. A state lasts until the server's next one."""
     tracks = []
     for server in sorted({line["server"] for line in lines}):
-        own = [line for line in lines if line["server"] == server]
-        ends = [line["time"] for line in own[1:]] + [max(line["time"] for line in lines)]
+        states = [line for line in lines if line["server"] == server]
+        ends = [line["time"] for line in states[1:]] + [max(line["time"] for line in lines)]
         spans = [
             Span(line["time"], end, HELD.get(line["state"], line["state"]))
-            for line, end in zip(own, ends, strict=True)
+            for line, end in zip(states, ends, strict=True)
             if end > line["time"]
         ]
         tracks.append(Track(server, "server", one_after_another(spans)))
@@ -130,10 +139,10 @@ def _of_servers(lines: Sequence[dict[str, Any]]) -> list[Track]:
 
 
 def in_flight(groups: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """How many groups of training were under way, by the oldest weight version that sampled a token of them.
+    """Count the training groups in flight, by the oldest weight version that sampled a token of them.
 
     Returns:
-        `time` [n] in seconds, `versions` [v], `counts` [v, n].
+        `time` [n] in seconds since 1970, `versions` [v], and `counts` [v, n].
     """
     trained = [group for group in groups if group["group"] >= 0]
     if not trained:
@@ -142,31 +151,33 @@ def in_flight(groups: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     versions = sorted({group.get("version", -1) for group in trained})
     counts = []
     for version in versions:
-        own = [group for group in trained if group.get("version", -1) == version]
-        begun, ended = (np.searchsorted(np.sort([x[key] for x in own]), times, "right") for key in ("begin", "end"))
+        version_groups = [group for group in trained if group.get("version", -1) == version]
+        begun, ended = (
+            np.searchsorted(np.sort([x[key] for x in version_groups]), times, "right") for key in ("begin", "end")
+        )
         counts.append((begun - ended).tolist())
     return {"time": times.tolist(), "versions": versions, "counts": counts}
 
 
 def write_trace(tracks: Sequence[Track], path: Path) -> None:
-    """Write tracks in Chrome's trace format (JSON), which Perfetto and chrome://tracing open; times in microseconds."""
+    """Write tracks in Chrome's trace format (JSON, microseconds), which Perfetto and chrome://tracing open."""
     zero = min((track.spans[0].begin for track in tracks), default=0.0)
     processes = {name: number for number, name in enumerate(dict.fromkeys(track.process for track in tracks), 1)}
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}} for name, number in processes.items()
     ]
     for thread, track in enumerate(tracks, 1):
-        where = {"pid": processes[track.process], "tid": thread}
-        events.append({"ph": "M", "name": "thread_name", **where, "args": {"name": track.name}})
+        ids = {"pid": processes[track.process], "tid": thread}
+        events.append({"ph": "M", "name": "thread_name", **ids, "args": {"name": track.name}})
         for begin, end, name, about in track.spans:
             start = round((begin - zero) * 1e6)
-            event = {"ph": "X", "name": name, "ts": start, "dur": round((end - zero) * 1e6) - start, **where}
+            event = {"ph": "X", "name": name, "ts": start, "dur": round((end - zero) * 1e6) - start, **ids}
             events.append({**event, "args": {"about": about}} if about else event)
     path.write_text(json.dumps({"traceEvents": events, "otherData": {"zero": zero}}), encoding="utf-8")
 
 
 def _is_span(line: Any) -> bool:
-    """Whether a line has a begin, an end, and what it is of: a phase, or a prompt group and its worker."""
+    """Return whether a line has begin and end, and either a phase, or a prompt group and its worker."""
     return (
         isinstance(line, dict)
         and all(isinstance(line.get(key), float | int) and math.isfinite(line[key]) for key in ("begin", "end"))
