@@ -129,7 +129,7 @@ def test_images_that_do_not_fit_cost_their_request_and_nothing_else(folder, aske
             await engine.close()
 
     told, right = asyncio.run(asyncio.wait_for(work(), WAIT_S))
-    assert "need image tokens in runs of [4], and the sequence has runs of []" in told[0]
+    assert "need image tokens in runs of [4], but the sequence has runs of []" in told[0]
     assert "image 1 of 1 cannot be read" in told[1]
     assert "ends with an image" in told[2]
     assert 1 <= len(right.output_ids) <= 12

@@ -40,9 +40,9 @@ def test_all_forms_of_an_image_are_the_same_file(tmp_path, image):
     [
         ("absent.png", "absent.png cannot be read"),
         (7, "is int"),
-        ("data:image/png;base64,*", "is not a base64"),
-        ("https://example.com/a.png", "is an address, and addresses are not fetched: download it"),
-        ("file:///tmp/a.png", "is an address"),
+        ("data:image/png;base64,*", "is not valid base64"),
+        ("https://example.com/a.png", "is a URL, which is not downloaded: download it"),
+        ("file:///tmp/a.png", "is a URL"),
         ({}, "dict"),
     ],
 )
@@ -142,7 +142,7 @@ def test_a_tiff_which_its_reader_turns_is_not_turned_again():
 def test_values_whose_range_nobody_knows_are_refused(mode):
     from PIL import Image
 
-    with pytest.raises(ValueError, match=rf"one has values of 32 bits \(mode {mode}\).*save it with 8 or 16 bits"):
+    with pytest.raises(ValueError, match=rf"one has 32-bit values \(mode {mode}\).*save it with 8 or 16 bits"):
         open_image(written(Image.new(mode, (2, 2)), "TIFF"))
 
 
@@ -161,7 +161,7 @@ def test_an_image_is_refused_by_its_size_before_it_is_unpacked(monkeypatch):
 
     bomb = ImageFile("bomb", large())
     monkeypatch.setattr(decoding.ImageFile, "load", lambda _: pytest.fail("it is unpacked"))
-    with pytest.raises(ValueError, match=r"bomb has 10000 x 10000 pixels, and at most 50,000,000 .*max_image_pixels"):
+    with pytest.raises(ValueError, match=r"bomb has 10000 x 10000 pixels; the limit is 50,000,000 .*max_image_pixels"):
         open_image(bomb, VisionTurnSettings().max_image_pixels)
     monkeypatch.undo()
     assert open_image(ImageFile("small", large(side=100)), 10_000).mode == "RGB"
@@ -174,9 +174,9 @@ def test_the_first_rows_are_shown_before_a_run(tmp_path, image):
     settings = VisionTurnSettings(folder=tmp_path)
     assert settings.check_row({"prompt": "?", "image": "whole.png"}) == ""
     assert settings.check_row({"prompt": "?", "image": None}) == ""
-    for name, words in (("empty", "is empty: mend"), ("cut", "cannot be read: "), ("gone", "No such file")):
+    for name, words in (("empty", "is empty: repair"), ("cut", "cannot be read: "), ("gone", "No such file")):
         found = settings.check_row({"prompt": "?", "image": f"{name}.png"})
-        assert found.startswith(f"cannot be shown: the image {tmp_path / name}.png ")
+        assert found.startswith(f"has an image that cannot be used: the image {tmp_path / name}.png ")
         assert words in found
 
 
@@ -208,7 +208,7 @@ def test_a_row_with_more_images_than_the_context_holds_is_told_what_they_take(fo
     (tmp_path / "one.png").write_bytes(image())
     context = WorkflowContext(AutoTokenizer.from_pretrained(folder), None, None, is_evaluation=False, sample_index=0)
     row = {"prompt": "red?", "image": ["one.png"] * 100}
-    with pytest.raises(RowError, match=r"its 100 images take 400 of the 6\d\d tokens .* context has 256: give it"):
+    with pytest.raises(RowError, match=r"its 100 images take 400 of the 6\d\d tokens .* context has 256: use"):
         asyncio.run(VisionTurn(VisionTurnSettings(folder=tmp_path)).run_episode(row, context))
 
 
@@ -242,7 +242,7 @@ def test_a_model_without_an_image_processor_is_none_for_images(tmp_path):
 
 def test_places_grow_to_what_their_images_need():
     assert expand([5, 9, 6, 9, 7], 9, [2, 3]) == [5, 9, 9, 6, 9, 9, 9, 7]
-    with pytest.raises(ValueError, match="1 places for 2 images"):
+    with pytest.raises(ValueError, match="1 image tokens for 2 images"):
         expand([5, 9, 6], 9, [2, 3])
 
 

@@ -79,5 +79,5 @@ def test_models_that_see_in_another_way_are_refused():
         },
         image_token_index=3,
     )
-    with pytest.raises(RunError, match="sees images in a way that is not known here"):
+    with pytest.raises(RunError, match="vision-language model that areal does not support"):
         VisionTokens(AutoModelForImageTextToText.from_config(config))

@@ -112,17 +112,17 @@ def test_a_row_without_images_is_text():
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"prompt": user(IMAGE, text("?")), "image": [A, B]}, "'prompt' has 1 places .*'image' has 2"),
-        ({"prompt": user(text("?")), "image": A}, "'prompt' has 0 places .*'image' has 1"),
-        ({"prompt": user(IMAGE, text("?"))}, "has 1 places .*the row has none .no image and no images"),
-        ({"prompt": "is <image> or <image> red?", "image": A}, "has 2 places .*'image' has 1"),
-        ({"prompt": "<image>?", "image": None}, "has 1 places .*'image' has 0"),
+        ({"prompt": user(IMAGE, text("?")), "image": [A, B]}, "'prompt' has 1 placeholders .*'image' has 2"),
+        ({"prompt": user(text("?")), "image": A}, "'prompt' has 0 placeholders .*'image' has 1"),
+        ({"prompt": user(IMAGE, text("?"))}, "has 1 placeholders .*the row has no image and no images"),
+        ({"prompt": "is <image> or <image> red?", "image": A}, "has 2 placeholders .*'image' has 1"),
+        ({"prompt": "<image>?", "image": None}, "has 1 placeholders .*'image' has 0"),
         ({"prompt": "red?"}, "has no 'image'; it has prompt: set workflow.image_key"),
         ({"prompt": user(text("red?"))}, "has no 'image'"),
         ({"prompt": "red?", "image": A, "images": [B]}, "has images in 'image' and 'images': set workflow.image_key"),
-        ({"prompt": user({"type": "image", "min_pixels": 4}), "image": A}, "has min_pixels, which is not understood"),
-        ({"prompt": user({"type": "image", "image": "a", "url": "b"})}, "names its image in image and in url"),
-        ({"prompt": user({"type": "image", "image": 7})}, "is a number; it must be a path"),
+        ({"prompt": user({"type": "image", "min_pixels": 4}), "image": A}, "has unknown keys min_pixels: remove"),
+        ({"prompt": user({"type": "image", "image": "a", "url": "b"})}, "has its image in image and in url"),
+        ({"prompt": user({"type": "image", "image": 7})}, "holds a number; it must be a path"),
         ({"prompt": "", "image": A}, "'prompt' is empty"),
         ({"prompt": '[{"role": "user", "content": "?"}]', "image": A}, "holds a whole conversation"),
         ({"prompt": 7, "image": A}, "'prompt' is a number"),
@@ -203,5 +203,7 @@ def test_what_the_template_leaves_out_is_found_before_a_run(tokenizer, folder, i
         "{% for m in messages %}{{ m.content if m.content is string else m.content[-1].text }}{% endfor %}"
     )
     del row["tools"]
-    assert "wrote 0 places for 1 images" in settings.check_row(row, plain)
-    assert settings.check_row({"prompt": "?", "image": b"no image"}, tokenizer).startswith("cannot be shown: ")
+    assert "wrote 0 image tokens for 1 images" in settings.check_row(row, plain)
+    assert settings.check_row({"prompt": "?", "image": b"no image"}, tokenizer).startswith(
+        "has an image that cannot be used: "
+    )

@@ -1,1 +1,1 @@
-"""Images: read for a model, put into its prompts, and placed among its tokens in generation and training."""
+"""Vision-language models: read images, put them into prompts, and place them among the tokens of a model."""

@@ -1,4 +1,4 @@
-"""Settings of images. Imports no torch."""
+"""Settings of images. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from areal_core.chat import PromptSettings, encode, render_conversation, unrende
 from areal_core.config import LocalPath, Settings
 from areal_core.models import FAMILIES
 from areal_core.sdk import RowError
-from areal_vision.files import PILLOWS_LIMIT, files_of, open_image
+from areal_vision.files import PILLOW_LIMIT, files_of, open_image
 from areal_vision.prompts import check_places, image_token, read_shown
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from areal_core.config import RunConfig
     from areal_core.engines import StoredModel
 
-PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-"""Files of which a model for images has one."""
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""Names of the image processor's config. A vision-language model has one of these files."""
 
 
 class VisionTurnSettings(PromptSettings):
-    """One prompt with images, one answer, one score."""
+    """Settings of a workflow with images: one prompt, one answer, one score."""
 
     chat_template: Literal["always"] = Field(
         "always", description="The chat template is always applied, because it writes the placeholders of images."
@@ -49,7 +49,7 @@ class VisionTurnSettings(PromptSettings):
     max_image_pixels: int = Field(
         50_000_000,
         ge=1,
-        le=PILLOWS_LIMIT,
+        le=PILLOW_LIMIT,
         description="Maximum size of an image in pixels, width x height. A larger image fails its row before it is "
         "decoded.",
     )
@@ -57,23 +57,23 @@ class VisionTurnSettings(PromptSettings):
     scores_answers: ClassVar[bool] = True
 
     def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
-        """The model must see images."""
+        """Check that the model is a supported vision-language model with an image processor."""
         del config
         if model.description.get("vision_config") is None:
             yield (
-                f"the model in {model.folder} ({model.description.get('model_type')}) sees no images: choose one of "
-                "Qwen's families (Qwen2-VL, Qwen2.5-VL, Qwen3-VL), or a workflow of text, such as single_turn"
+                f"the model in {model.folder} ({model.description.get('model_type')}) is not a vision-language model: "
+                "choose one of Qwen's (Qwen2-VL, Qwen2.5-VL, Qwen3-VL), or a text workflow such as single_turn"
             )
         elif (kind := model.description.get("model_type")) not in FAMILIES:
             yield (
-                f"images are shown to {', '.join(FAMILIES)}, not to '{kind}', which is trained from text alone: choose "
-                "a workflow of text, such as single_turn"
+                f"images are supported with {', '.join(FAMILIES)}, not with '{kind}', which is trained on text only: "
+                "choose a text workflow such as single_turn"
             )
-        elif not any((model.folder / name).is_file() for name in PROCESSORS):
-            yield f"the model in {model.folder} has no image processor ({PROCESSORS[0]}): save it there as well"
+        elif not any((model.folder / name).is_file() for name in PROCESSOR_FILES):
+            yield f"the model in {model.folder} has no image processor ({PROCESSOR_FILES[0]}): save it there as well"
 
     def check_row(self, row: Mapping[str, Any], tokenizer: Any = None) -> str:
-        """Return why a row cannot be shown; empty if it can. Without a tokenizer the template is not checked."""
+        """Return why a row cannot be used; empty if it can. Without a tokenizer the chat template is not checked."""
         try:
             shown = read_shown(row, self, self.image_key)
         except RowError as error:
@@ -82,20 +82,20 @@ class VisionTurnSettings(PromptSettings):
             for file in files_of(shown.value, self.folder):
                 open_image(file, self.max_image_pixels)
         except ValueError as error:
-            return f"cannot be shown: {error}"
+            return f"has an image that cannot be used: {error}"
         if tokenizer is None:
             return ""
         try:
             problem = unrendered_problem(tokenizer, shown.conversation)
             text = render_conversation(tokenizer, shown.conversation, add_generation_prompt=True)
             check_places(encode(tokenizer, text)[0], image_token(tokenizer), len(shown.images))
-        except ValueError as error:  # RowError too
+        except ValueError as error:  # includes RowError
             return str(error)
         return problem
 
 
 class SquaresSettings(Settings):
-    """Which squares."""
+    """Settings of the data set of squares."""
 
     split: Literal["train", "held_out"] = Field(
         "train",
@@ -105,7 +105,7 @@ class SquaresSettings(Settings):
 
 
 class TinyModelSettings(Settings):
-    """The model's random numbers, and its heads."""
+    """Settings of the tiny vision-language model."""
 
     seed: int = Field(0, description="Random seed of the weights.")
     head_size: Literal[16, 32] = Field(

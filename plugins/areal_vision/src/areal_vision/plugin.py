@@ -1,4 +1,4 @@
-"""What this plugin supplies: a workflow with images, and a small task to see it learn. Imports nothing heavy."""
+"""Components of this plugin: a workflow with images, and a small task and model to test it. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from areal_core.plugins import Component, hookimpl
 
 @hookimpl
 def areal_workflows() -> list[Component]:
-    """How a prompt with images is played."""
+    """Workflows with images."""
     return [
         Component(
             "single_turn",
@@ -20,7 +20,7 @@ def areal_workflows() -> list[Component]:
 
 @hookimpl
 def areal_datasets() -> list[Component]:
-    """A task that needs both the image and the question."""
+    """Data sets with images."""
     return [
         Component(
             "squares",
@@ -33,7 +33,7 @@ def areal_datasets() -> list[Component]:
 
 @hookimpl
 def areal_models() -> list[Component]:
-    """A model that is small enough for it."""
+    """Models for tests and examples."""
     return [
         Component(
             "tiny_model",

@@ -1,4 +1,4 @@
-"""From a row to what the chat template is given, and the images that stand in it. Imports no torch."""
+"""Find the images of a row and put them into its conversation. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -14,62 +14,63 @@ if TYPE_CHECKING:
     from areal_core.chat import Message, PromptSettings
 
 TEXT_PLACEHOLDER: Final = "<image>"
-"""A placeholder inside a text, as many public data sets have it."""
+"""Placeholder inside a text, as many public data sets write it."""
 _SOURCES: Final = ("image", "image_url", "url", "path", "bytes", "base64", "source")
-"""Keys of a part that name its own image."""
+"""Keys of an image part that hold the image."""
 _IGNORED: Final = frozenset({"type", "detail", "text"})
 
 
 class Shown(NamedTuple):
-    """A conversation whose images are parts `{"type": "image"}`, and the images in order, each as a row names it."""
+    """A conversation in which each image is a part `{"type": "image"}`, and the images in order, as in the row."""
 
     conversation: Conversation
     images: list[Any]
 
     @property
     def value(self) -> Any:
-        """The images as a row names them: one alone, or a list."""
+        """The images in the form of a row: a single one, or a list."""
         return self.images[0] if len(self.images) == 1 else self.images
 
 
 def read_shown(row: Mapping[str, Any], settings: PromptSettings, image_key: str | None = None) -> Shown:
-    """Return what a row shows to the model.
+    """Return the conversation and the images of a row.
 
-    A prompt as text becomes a user message with the row's images in front. In a prompt as messages, a part that is an
-    image has its own data, or is a placeholder. The row's images take the places of the placeholders in order; so do
-    `<image>` in the text of a user, where there are no such parts.
+    A prompt that is text becomes a user message with the row's images in front. In a prompt of messages, an image part
+    has its own image or is a placeholder. The row's images replace the placeholders in order. If there are no image
+    parts, `<image>` in the text of users is a placeholder, too.
 
     Args:
-        row: of the data set.
-        settings: of the prompt; the chat template is always applied.
-        image_key: key of the row's images; None for `image` or `images`.
+        row: row of the data set.
+        settings: settings of the prompt. The chat template is always applied.
+        image_key: key of the row's images; None: `image` or `images`.
 
     Raises:
-        RowError: the prompt cannot be used, or there is another number of placeholders than of images.
+        RowError: the prompt cannot be used, or the number of placeholders is not the number of the row's images.
     """
-    asked = prompt_of(row, settings, images=True)
-    assert isinstance(asked, Conversation)  # the template is always applied
-    key, given = _images_of(row, image_key)
-    messages = _with_parts(asked.messages)
+    conversation = prompt_of(row, settings, images=True)
+    assert isinstance(conversation, Conversation)  # the template is always applied
+    key, row_images = _images_of(row, image_key)
+    messages = _with_parts(conversation.messages)
     is_text = isinstance(row[settings.prompt_key], str)
-    if is_text and given and not any(True for _ in _image_parts(messages)):
+    if is_text and row_images and not any(True for _ in _image_parts(messages)):
         last = messages[-1]
-        parts = [*({"type": "image"} for _ in given), {"type": "text", "text": last["content"]}]
+        parts = [*({"type": "image"} for _ in row_images), {"type": "text", "text": last["content"]}]
         messages = [*messages[:-1], {**last, "content": parts}]
-    own = [_own_image(part, f"'{settings.prompt_key}'") for part in _image_parts(messages)]
-    if not key and not own:
+    part_images = [_own_image(part, f"'{settings.prompt_key}'") for part in _image_parts(messages)]
+    if not key and not part_images:
         raise RowError(
             f"has no '{_keys(image_key)[0]}'; it has {', '.join(row)}: set workflow.image_key, or correct the data"
         )
-    if (places := own.count(None)) != len(given):
-        where = f"'{key}' has {len(given)}" if key else f"the row has none (no {' and no '.join(_keys(image_key))})"
+    count = part_images.count(None)
+    if count != len(row_images):
+        where = f"'{key}' has {len(row_images)}" if key else f"the row has no {' and no '.join(_keys(image_key))}"
         raise RowError(
-            f"'{settings.prompt_key}' has {places} places for images of the row, and {where}: write one part "
+            f"'{settings.prompt_key}' has {count} placeholders for images, but {where}: write one part "
             "{'type': 'image'} for each image, or set workflow.image_key"
         )
-    left = iter(given)
-    images = [next(left) if image is None else image for image in own]
-    return Shown(asked.with_messages(_without_data(messages)), images)
+    remaining = iter(row_images)
+    images = [next(remaining) if image is None else image for image in part_images]
+    return Shown(conversation.with_messages(_without_data(messages)), images)
 
 
 def _keys(image_key: str | None) -> Sequence[str]:
@@ -77,7 +78,7 @@ def _keys(image_key: str | None) -> Sequence[str]:
 
 
 def _images_of(row: Mapping[str, Any], image_key: str | None) -> tuple[str, list[Any]]:
-    """Return the key of the row's images, empty if there is none, and the images."""
+    """Return the key of the row's images, or an empty string, and the images."""
     present = [key for key in _keys(image_key) if key in row]
     if len(filled := [key for key in present if row[key] is not None]) > 1:
         raise RowError(f"has images in {' and '.join(map(repr, filled))}: set workflow.image_key to one of them")
@@ -91,7 +92,7 @@ def _images_of(row: Mapping[str, Any], image_key: str | None) -> tuple[str, list
 
 
 def _with_parts(messages: Sequence[Message]) -> list[Message]:
-    """Return messages in which placeholders in the text of users are parts, unless some message has parts already."""
+    """Turn `<image>` in the text of users into image parts, unless a message already has image parts."""
     if any(True for _ in _image_parts(messages)):
         return list(messages)
     return [_with_own_parts(message) for message in messages]
@@ -103,8 +104,10 @@ def _with_own_parts(message: Message) -> Message:
         return message
     parts: list[dict[str, Any]] = []
     for number, text in enumerate(content.split(TEXT_PLACEHOLDER)):
-        parts += [{"type": "image"}] if number else []
-        parts += [{"type": "text", "text": text}] if text else []
+        if number:
+            parts.append({"type": "image"})
+        if text:
+            parts.append({"type": "text", "text": text})
     return {**message, "content": parts}
 
 
@@ -115,30 +118,30 @@ def _image_parts(messages: Sequence[Message]) -> Iterator[Mapping[str, Any]]:
 
 
 def _own_image(part: Mapping[str, Any], where: str) -> Any:
-    """Return the image that a part names itself, as a row names one; None for a placeholder."""
-    named = [key for key in _SOURCES if part.get(key) not in (None, "", b"")]
+    """Return the image that a part holds, in the form of a row; None for a placeholder."""
+    sources = [key for key in _SOURCES if part.get(key) not in (None, "", b"")]
     if unknown := sorted(part.keys() - _IGNORED - set(_SOURCES)):
-        raise RowError(f"{where}: a part that is an image has {', '.join(unknown)}, which is not understood: remove it")
-    if set(named) == {"bytes", "path"}:
+        raise RowError(f"{where}: an image part has unknown keys {', '.join(unknown)}: remove them")
+    if set(sources) == {"bytes", "path"}:
         return {"bytes": part["bytes"], "path": part["path"]}
-    if len(named) > 1:
-        raise RowError(f"{where}: a part names its image in {' and in '.join(named)}: leave one of them")
-    if not named:
+    if len(sources) > 1:
+        raise RowError(f"{where}: an image part has its image in {' and in '.join(sources)}: keep one of them")
+    if not sources:
         return None
-    value = part[named[0]]
-    if named[0] == "base64":
+    value = part[sources[0]]
+    if sources[0] == "base64":
         return f"data:image;base64,{value}"
-    if named[0] == "image_url" and isinstance(value, Mapping):
+    if sources[0] == "image_url" and isinstance(value, Mapping):
         value = value.get("url")
-    if named[0] == "source" and isinstance(value, Mapping):
+    if sources[0] == "source" and isinstance(value, Mapping):
         value = f"data:image;base64,{value['data']}" if "data" in value else value.get("url")
     if not isinstance(value, str | bytes | Mapping):
-        raise RowError(f"{where}: the image of a part is {value!r:.40}; it must be a path, base64 or bytes")
+        raise RowError(f"{where}: an image part holds {value!r:.40}; it must be a path, base64 or bytes")
     return value
 
 
 def _without_data(messages: Sequence[Message]) -> list[Message]:
-    """Return messages whose images are placeholders alone, as chat templates read them."""
+    """Return the messages with bare placeholders as image parts, as chat templates expect them."""
     return [
         {**message, "content": [part if part["type"] != "image" else {"type": "image"} for part in message["content"]]}
         if isinstance(message["content"], list)
@@ -148,31 +151,32 @@ def _without_data(messages: Sequence[Message]) -> list[Message]:
 
 
 def image_token(tokenizer: Any) -> int:
-    """Return the id that stands for a part of an image.
+    """Return the id of the tokenizer's image token.
 
     Raises:
         ValueError: the tokenizer has none.
     """
     spelling = getattr(tokenizer, "image_token", None) or "<|image_pad|>"
-    found = tokenizer.convert_tokens_to_ids(spelling)
-    if found is None or found == tokenizer.unk_token_id:
-        raise ValueError(f"the tokenizer has no image token '{spelling}', so the model is none for images")
-    return int(found)
+    token = tokenizer.convert_tokens_to_ids(spelling)
+    if token is None or token == tokenizer.unk_token_id:
+        raise ValueError(f"the tokenizer has no image token '{spelling}', so the model is not a vision-language model")
+    return int(token)
 
 
 def check_places(ids: Sequence[int], image: int, count: int) -> None:
-    """Refuse a prompt with another number of image tokens than of images.
+    """Check that a prompt has as many image tokens as images.
 
     Args:
-        ids: the prompt, with one image token for each image.
-        image: the image token; see `image_token`.
-        count: how many images there are.
+        ids: token ids of the prompt, with one image token for each image.
+        image: id of the image token; see `image_token`.
+        count: number of images.
 
     Raises:
         RowError: the numbers differ.
     """
-    if (places := list(ids).count(image)) != count:
+    found = list(ids).count(image)
+    if found != count:
         raise RowError(
-            f"the chat template wrote {places} places for {count} images: it must write one image token for each part "
-            "of a message that is {'type': 'image'}"
+            f"the chat template wrote {found} image tokens for {count} images: it must write one for each part of a "
+            "message that is {'type': 'image'}"
         )

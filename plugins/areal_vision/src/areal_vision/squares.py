@@ -1,4 +1,4 @@
-"""A task that needs both an image and a question: which color has the square, and on which side is it?"""
+"""Data set that needs both an image and a question: the color of a square, or its side."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from areal_vision.config import SquaresSettings
 
 SIDE = 32
-"""Pixels of an image's side."""
+"""Width and height of an image in pixels."""
 COLORS = {"red": (230, 40, 40), "green": (40, 200, 60), "blue": (50, 70, 230), "white": (240, 240, 240)}
 HELD_OUT = 64
 
 
 class Squares:
-    """A `Dataset`: rows `{prompt, image, answer}`, the image as a PNG file in base64.
+    """A `Dataset` of rows `{prompt, image, answer}`. The image is a PNG file in base64.
 
     Args:
-        settings: which of them.
+        settings: split and number of rows.
     """
 
     def __init__(self, settings: SquaresSettings) -> None:
@@ -46,7 +46,7 @@ class Squares:
 
 
 def _image(color: tuple[int, int, int], side: str, draw: random.Random, *, held_out: bool) -> str:
-    """In one of five places a square is held out, in the others it is for training."""
+    """Return an image as base64. One fifth of the positions are held out; the others are for training."""
     from PIL import Image, ImageDraw
 
     image = Image.new("RGB", (SIDE, SIDE), (16, 16, 16))
@@ -63,5 +63,5 @@ def _image(color: tuple[int, int, int], side: str, draw: random.Random, *, held_
 
 
 def first_letter(completion: str, answer: str) -> float:
-    """A reward: 1 where the answer begins with the right one's first letter."""
+    """Reward of 1 if the completion begins with the first letter of the right answer, else 0."""
     return float(completion[:1] == answer[0])

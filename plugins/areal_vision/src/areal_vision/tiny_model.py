@@ -1,4 +1,4 @@
-"""A vision-language model that is small enough for a laptop."""
+"""Tiny vision-language model for tests and examples."""
 
 from __future__ import annotations
 
@@ -40,24 +40,26 @@ VISION = {
 
 
 class TinyModel:
-    """A `ModelSource`: random weights in Qwen3-VL's shape, with a tokenizer of letters and an image processor.
+    """A `ModelSource` of a model with random weights in Qwen3-VL's architecture.
+
+    It has a tokenizer of letters and an image processor.
 
     Args:
-        settings: the seed, and the size of heads.
+        settings: random seed, and size of the attention heads.
     """
 
     def __init__(self, settings: TinyModelSettings) -> None:
         self._seed, self._head_size = settings.seed, settings.head_size
 
     def prepare(self, cache: Path) -> Path:
-        """See `ModelSource.prepare`."""
+        """Write the model into the cache if it is not there; see `ModelSource.prepare`."""
         folder = cache / "tiny_vision_model" / f"seed-{self._seed}-heads-of-{self._head_size}"
         if not (folder / "config.json").is_file():
-            fresh = folder.with_name(f".{folder.name}")
-            shutil.rmtree(fresh, ignore_errors=True)
-            make_model(fresh, seed=self._seed, head_size=self._head_size)
+            temporary = folder.with_name(f".{folder.name}")
+            shutil.rmtree(temporary, ignore_errors=True)
+            make_model(temporary, seed=self._seed, head_size=self._head_size)
             shutil.rmtree(folder, ignore_errors=True)
-            fresh.rename(folder)
+            temporary.rename(folder)
         return folder
 
 
@@ -65,15 +67,15 @@ def make_model(folder: Path, *, seed: int = 0, head_size: int = 16) -> Path:
     """Write a model of 0.2 M parameters as a Hugging Face folder, with tokenizer and image processor.
 
     Args:
-        folder: to make.
-        seed: of its weights.
-        head_size: of the language model's attention, 16 or 32.
+        folder: folder to create.
+        seed: random seed of the weights.
+        head_size: size of the language model's attention heads, 16 or 32.
     """
     import torch
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    # Some releases of transformers have types for these, some have not.
+    # Only some releases of transformers have type annotations for these.
     build_processor: Any = Qwen2VLImageProcessorPil
     build_config: Any = Qwen3VLConfig
     build_model: Any = Qwen3VLForConditionalGeneration
@@ -91,7 +93,7 @@ def make_model(folder: Path, *, seed: int = 0, head_size: int = 16) -> Path:
 
 
 def _tokenizer() -> Any:
-    """A letter is a token."""
+    """Return a tokenizer with one token for each letter."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -115,7 +117,7 @@ def _text(head_size: int) -> dict[str, Any]:
     return {
         "vocab_size": len(SPECIAL) + len(CHARACTERS),
         "hidden_size": HIDDEN,
-        "initializer_range": 0.1,  # else features of an image are too faint to be told apart
+        "initializer_range": 0.1,  # with the default, the model could not tell image features apart
         "intermediate_size": 2 * HIDDEN,
         "num_hidden_layers": 2,
         "num_attention_heads": heads,

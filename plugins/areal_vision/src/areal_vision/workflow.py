@@ -1,4 +1,4 @@
-"""A prompt with images, one answer, one score."""
+"""Workflow with images: one prompt, one answer, one score."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 
 class VisionTurn:
-    """Shows the row's images and asks its question; the run's rewards score the answer.
+    """Asks a row's question with its images; the run's rewards score the answer.
 
-    The images stand in the places that the chat template makes for them; see `prompts.read_shown`. Their patches
-    become the trajectory's multimodal fields `patches` and `images`, which training reads.
+    The chat template decides where the images are; see `prompts.read_shown`. Their patches become the trajectory's
+    multimodal fields `patches` and `images`, which training reads.
     """
 
     def __init__(self, settings: VisionTurnSettings) -> None:
         self._settings = settings
 
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
-        """See `RolloutWorkflow.run_episode`."""
+        """Run one episode; see `RolloutWorkflow.run_episode`."""
         settings, tokenizer = self._settings, context.tokenizer
         reader = await asyncio.to_thread(reader_of, tokenizer.name_or_path)
         shown = read_shown(row, settings, settings.image_key)
         conversation = shown.conversation
-        files, pictures = await asyncio.to_thread(self._open, shown.value)
-        images = await asyncio.to_thread(reader.cut, pictures)
+        files, opened_images = await asyncio.to_thread(self._open, shown.value)
+        images = await asyncio.to_thread(reader.cut, opened_images)
         rendered = render_conversation(tokenizer, conversation, add_generation_prompt=True)
         ids, text = encode(tokenizer, rendered)
         opened = template_opening(tokenizer, conversation, rendered)
@@ -47,9 +47,9 @@ class VisionTurn:
         input_ids = expand(ids, image_token(tokenizer), counts)
         if reader.context and len(input_ids) >= reader.context:
             raise RowError(
-                f"its {len(counts)} images take {sum(counts):,} of the {len(input_ids):,} tokens of its prompt, and "
-                f"the model's context has {reader.context:,}: give it fewer or smaller images (max_pixels in the "
-                "model's preprocessor_config.json makes all of them smaller), or take a model with a longer context"
+                f"its {len(counts)} images take {sum(counts):,} of the {len(input_ids):,} tokens of its prompt, but "
+                f"the model's context has {reader.context:,}: use fewer or smaller images (max_pixels in the model's "
+                "preprocessor_config.json limits all of them), or a model with a longer context"
             )
         generation = await context.generate(input_ids, images=[file.data for file in files])
         completion = answer_text(tokenizer, generation.output_ids, context.end_ids, opened)
@@ -66,35 +66,40 @@ class VisionTurn:
         multimodal = {"patches": {"pixels": images.pixels.numpy()}, "images": {"grid": images.grid.numpy()}}
         trajectory = builder.build(multimodal=multimodal)
         names = "".join(f"[{file.name}]\n" for file in files)
-        wanted = f"\n[wanted: {row['answer']}]" if "answer" in row else ""
+        expected = f"\n[wanted: {row['answer']}]" if "answer" in row else ""
         question = f"{names}{prompt}"
-        transcript = f"{question}{completion}{wanted}"
+        transcript = f"{question}{completion}{expected}"
         return Episode([trajectory], score.value, dict(score.components), text=transcript, prompt=question)
 
     def _open(self, value: Any) -> tuple[list[ImageFile], list[Image]]:
-        """What a row has as its images: files as engines are sent them, and what is in them.
+        """Return the images of a row: the files for the engine, and the decoded images.
 
         Raises:
-            RowError: one of them cannot be shown, today or tomorrow.
+            RowError: an image cannot be used.
         """
         try:
             files = files_of(value, self._settings.folder)
-            shown = [shown_image(file, self._settings.max_image_pixels) for file in files]
+            opened = [shown_image(file, self._settings.max_image_pixels) for file in files]
         except ValueError as error:
             raise RowError(str(error)) from error
-        sent = [ImageFile(file.name, data) for file, (_, data) in zip(files, shown, strict=True)]
-        return sent, [image for image, _ in shown]
+        reproducible = [ImageFile(file.name, data) for file, (_, data) in zip(files, opened, strict=True)]
+        return reproducible, [image for image, _ in opened]
 
 
 def expand(ids: Sequence[int], image: int, counts: Sequence[int]) -> list[int]:
-    """Repeat each image token as often as its image has parts.
+    """Repeat each image token once for each token that its image takes.
+
+    Args:
+        ids: token ids of the prompt, with one image token for each image.
+        image: id of the image token.
+        counts: number of tokens of each image.
 
     Raises:
-        RowError: there is another number of image tokens than of images.
+        RowError: the number of image tokens is not the number of images.
     """
     check_places(ids, image, len(counts))
     expanded: list[int] = []
-    left = iter(counts)
+    remaining = iter(counts)
     for token in ids:
-        expanded += [token] * next(left) if token == image else [token]
+        expanded += [token] * next(remaining) if token == image else [token]
     return expanded
