@@ -21,7 +21,7 @@ def test_a_critic_comes_with_what_asks_it(read):
 
 def test_a_critic_that_nothing_teaches_is_told(read):
     (note,) = read("algorithm.advantage=gae").cross_notes()
-    message = "algorithm.advantage: gae asks a critic, and nothing teaches it: choose an auxiliary loss such as "
+    message = "algorithm.advantage: gae uses a critic, but nothing trains it: choose an auxiliary loss such as "
     assert note == f"{message}value_regression"
 
 
@@ -45,7 +45,7 @@ def test_what_compares_nothing_takes_them(advantage, read):
 def test_weights_that_gdpo_does_not_see_are_told(read):
     rewards = "rewards=[{type: 'parts.py:score', weight: 0.5}]"
     (note,) = read("algorithm.advantage=gdpo", rewards).cross_notes()
-    assert "gdpo normalizes each reward and has weights of its own" in note
+    assert "gdpo normalizes each reward and uses advantage.weights" in note
     assert list(read("algorithm.advantage=gdpo", "rewards=['parts.py:score']").cross_notes()) == []
 
 
@@ -75,5 +75,5 @@ def test_lengths_are_not_compared_in_a_group_of_one(read):
 def test_a_penalty_that_is_never_due_is_told(read):
     penalty = "algorithm.reward_shaping=[{type: overlong_penalty, max_length: 100, buffer: 20}]"
     (note,) = read(penalty, "sampling.max_new_tokens=80").cross_notes()
-    assert "with one turn it is never due" in note
+    assert "with one turn it never applies" in note
     assert list(read(penalty, "sampling.max_new_tokens=81").cross_notes()) == []

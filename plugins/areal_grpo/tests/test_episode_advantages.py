@@ -177,7 +177,7 @@ def test_gdpo_as_trl_sums_it(make_batch):
 
 def test_gdpo_tells_which_rewards_there_are(make_batch):
     batch = make_batch([1.0, 0.0], [0, 0]).with_sequences(**{"reward.right": torch.tensor([1.0, 0.0])})
-    with pytest.raises(KeyError, match=r"weights for \['wrong'\], and the batch has the rewards \['right'\]"):
+    with pytest.raises(KeyError, match=r"weights for \['wrong'\], but the batch has the rewards \['right'\]"):
         gdpo(batch, weights={"wrong": 1.0}, epsilon=EPSILON)
     with pytest.raises(KeyError, match=r"the batch has the rewards \[\]"):
         gdpo(make_batch([1.0, 0.0], [0, 0]), weights={}, epsilon=EPSILON)

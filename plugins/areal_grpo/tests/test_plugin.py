@@ -119,7 +119,7 @@ def test_bounds_are_no_dead_letters_where_the_ratio_is_to_the_policy_that_sample
 def test_clip_settings_that_clip_nothing_are_told(read):
     loss = "algorithm={type: grpo/grpo, policy_loss: {type: ppo_clip, clip_high: 0.28}}"
     (note,) = read(loss).cross_notes()
-    assert note.startswith("algorithm.policy_loss: clip_high without effect: with one update on a batch")
+    assert note.startswith("algorithm.policy_loss: clip_high without effect: with one update per batch")
     assert list(read(loss, "training.num_minibatches=2").cross_notes()) == []
     assert list(read("algorithm=grpo/grpo").cross_notes()) == []
     assert main(["config", "check", "run.yaml", loss]) == 0
@@ -128,7 +128,7 @@ def test_clip_settings_that_clip_nothing_are_told(read):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["algorithm=ppo", "algorithm.advantage=group_normalized"], "which 'grpo/group_normalized' does not make"),
+        (["algorithm=ppo", "algorithm.advantage=group_normalized"], "which 'grpo/group_normalized' does not compute"),
         (
             ["algorithm=m2po", "algorithm.regularizers=[adaptive_entropy]"],
             "add minibatch_transforms: \\[entropy_target\\]",
@@ -147,7 +147,7 @@ def test_clip_settings_that_clip_nothing_are_told(read):
                 "algorithm.regularizers=[reference_kl]",
                 "training.num_minibatches=4",
             ],
-            "'grpo/dppo' knows none; choose k2",
+            "'grpo/dppo' lacks; choose k2",
         ),
     ],
 )
@@ -199,7 +199,7 @@ def test_a_loss_of_sequences_that_is_averaged_over_tokens_is_noted(loss, read):
 def test_a_filter_of_the_sum_beside_an_advantage_of_each_reward_is_noted(read):
     filtered = ("algorithm=grpo", "algorithm.group_filters=[zero_variance]")
     (note,) = read(*filtered, "algorithm.advantage=gdpo").cross_notes()
-    assert note.startswith("algorithm.group_filters.0: zero_variance compares the sum of the rewards, and gdpo each")
+    assert note.startswith("algorithm.group_filters.0: zero_variance compares the sum of the rewards, but gdpo each")
     assert list(read(*filtered).cross_notes()) == []
 
 

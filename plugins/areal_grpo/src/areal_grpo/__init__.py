@@ -1,1 +1,1 @@
-"""GRPO, PPO and their relatives for areal, and the demonstration."""
+"""GRPO, PPO and related algorithms for areal, and the demonstration."""

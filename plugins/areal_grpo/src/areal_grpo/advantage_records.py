@@ -1,4 +1,4 @@
-"""The records of advantages, shaping, filters, transforms and auxiliary losses. Imports nothing heavy."""
+"""Components for advantages, shaping, filters, batch transforms and auxiliary losses. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from areal_core.plugins import Component
 
 
 def _part(module: str, name: str, summary: str, settings: str | None) -> Component:
-    """A function of its record's name in a module of this package, and its settings."""
+    """Return the component of a function of the same name in a module of this package, with its settings."""
     config = f"areal_grpo.{settings}" if settings else "areal_core.config:NoSettings"
     return Component(name, summary, target=f"areal_grpo.{module}:{name}", config=config)
 

@@ -1,4 +1,4 @@
-"""Settings of advantages and auxiliary losses. Imports no torch, as `areal_grpo.config`."""
+"""Settings of advantages and auxiliary losses. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class GroupNormalizedSettings(Settings):
 
 
 class GroupCenteredSettings(Settings):
-    """`advantages.group_centered` has none; it needs a group."""
+    """Settings of `advantages.group_centered`, which has none. It needs a group."""
 
     needs_group: ClassVar[bool] = True
 
 
 class LeaveOneOutSettings(Settings):
-    """`advantages.leave_one_out` has none; it needs a group."""
+    """Settings of `advantages.leave_one_out`, which has none. It needs a group."""
 
     needs_group: ClassVar[bool] = True
 
@@ -47,13 +47,13 @@ class LitePPOAdvantageSettings(Settings):
 
 
 class MaxRLSettings(Settings):
-    """`advantages.max_rl` has none; it needs a group."""
+    """Settings of `advantages.max_rl`, which has none. It needs a group."""
 
     needs_group: ClassVar[bool] = True
 
 
 class ReinforcePPBaselineSettings(Settings):
-    """`advantages.reinforce_pp_baseline` has none; it needs a group."""
+    """Settings of `advantages.reinforce_pp_baseline`, which has none. It needs a group."""
 
     needs_group: ClassVar[bool] = True
 
@@ -70,19 +70,19 @@ class GDPOAdvantageSettings(Settings):
     epsilon: float = Field(1e-6, gt=0, description="ε, added to standard deviations to avoid division by 0.")
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """What shapes the sum of the rewards shapes none of them."""
+        """Refuse components that change only the sum of the rewards: gdpo compares the named rewards."""
         shaping = ("overlong_penalty", "length_penalty", "reward_bounds", "reward_scaling")
         for _, chosen in selections(config.algorithm):
             if chosen.target.partition("/")[2] in shaping:
-                yield f"gdpo compares the named rewards, and '{chosen.target}' changes only their sum: leave it out"
+                yield f"gdpo compares the named rewards, but '{chosen.target}' changes only their sum: remove it"
 
     def notes(self, config: RunConfig) -> Iterable[str]:
-        """The weights of the sum are not those of the advantage."""
-        weighed = [chosen.target for chosen in config.rewards if getattr(chosen.common, "weight", 1.0) != 1]
-        if weighed:
+        """Note that weights of rewards do not affect this advantage."""
+        weighted = [chosen.target for chosen in config.rewards if getattr(chosen.common, "weight", 1.0) != 1]
+        if weighted:
             yield (
-                f"the weights of {', '.join(weighed)} count in the sum that is logged and filtered by; gdpo normalizes "
-                "each reward and has weights of its own: advantage.weights"
+                f"the weights of {', '.join(weighted)} affect only the logged reward and filters: gdpo normalizes "
+                "each reward and uses advantage.weights"
             )
 
 
@@ -112,13 +112,13 @@ class GAESettings(Settings):
     )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
-        """What the critic says of each token."""
+        """Return the forward pass that computes the critic's values."""
         return (ForwardPass(CRITIC, "values", "values"),)
 
     def notes(self, config: RunConfig) -> Iterable[str]:
-        """A critic learns only by an auxiliary loss."""
+        """Note that the critic is not trained without an auxiliary loss."""
         if not any(chosen.kind == "auxiliary_losses" for _, chosen in selections(config.algorithm)):
-            yield "gae asks a critic, and nothing teaches it: choose an auxiliary loss such as value_regression"
+            yield "gae uses a critic, but nothing trains it: choose an auxiliary loss such as value_regression"
 
 
 class ReinforcePPAdvantageSettings(Settings):
@@ -143,12 +143,12 @@ class ValueRegressionSettings(Settings):
     )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
-        """A critic that learns, and what it said of each token before."""
+        """Return the forward pass that computes the critic's values before the batch."""
         return (ForwardPass(CRITIC, "values", "values"),)
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The column `returns` comes from the advantage; of one that is named by import nobody knows."""
+        """Check that the advantage computes `returns`. An advantage that is named by import is not checked."""
         advantage = getattr(config.algorithm.settings, "advantage", None)
         if advantage is None or advantage.record is None or getattr(advantage.settings, "makes_returns", False):
             return
-        yield f"value_regression learns the column 'returns', which '{advantage.target}' does not make; choose gae"
+        yield f"value_regression needs the column 'returns', which '{advantage.target}' does not compute; choose gae"

@@ -1,4 +1,4 @@
-"""What an update learns beside the policy: functions of its minibatch that return a role's `LossSpec`."""
+"""Auxiliary losses, such as a critic's: functions of an update's minibatch that return the `LossSpec` of a role."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def value_regression(minibatch: PackedBatch, context: Context, *, clip: float | None) -> LossSpec:
-    """The critic learns the `returns` [T] of the tokens in the loss; see `value_loss`."""
+    """Return the critic's loss on the `returns` [T] of the tokens in the loss; see `value_loss`."""
     del context
     mask = minibatch["loss_mask"]
     spread = minibatch["returns"][mask].double().var(correction=0) if bool(mask.any()) else torch.zeros(())
@@ -27,30 +27,30 @@ def value_regression(minibatch: PackedBatch, context: Context, *, clip: float | 
 
 
 def value_loss(batch: PackedBatch, outputs: Mapping[str, torch.Tensor], *, clip: float | None) -> LossResult:
-    """Σ w_t max(½ (V - R)², ½ (V_old + clip(V - V_old, -c, c) - R)²), with w the update's `loss_weights`.
+    """Return Σ w_t max(½ (V - R)², ½ (V_old + clip(V - V_old, -c, c) - R)²), with w the update's `loss_weights`.
 
-    The clipping is that of OpenAI Baselines' PPO; the paper (arXiv 1707.06347, equation 9) has (V - R)² alone, which is
-    twice what is left here without a clip.
+    The clipping is that of OpenAI Baselines' PPO. The paper (arXiv 1707.06347, equation 9) has only (V - R)², twice the
+    loss here without clipping.
 
     Args:
-        batch: with `returns`, `loss_weights`, `loss_mask`, and, where it is clipped, `values`: V_old; each [T].
+        batch: with `returns`, `loss_weights`, `loss_mask` and, for clipping, `values` (V_old); each [T].
         outputs: `values` [T] with gradients.
-        clip: c, how far a value is led away from V_old in the updates on one batch; None does not bound it.
+        clip: c, the distance from V_old up to which values are moved by the updates on one batch; None: no bound.
 
     Returns:
-        The sum, and as means over the tokens in the loss `value_loss`, `value_clip_fraction` (tokens from which
-        clipping takes the gradient) and `explained_variance`, 1 - (V - R)² / var R with the variance over the whole
-        update: a plain mean, so it adds up over micro-batches. It is 1 for a perfect critic and 0 for one that only
-        knows the mean; a constant error counts against it.
+        The sum, and means over the tokens in the loss: `value_loss`, `value_clip_fraction` (tokens whose gradient is
+        clipped away) and `explained_variance`. The last one is 1 - (V - R)² / var R with the variance over the whole
+        update, so that it is a plain mean and adds up over micro-batches. It is 1 for a perfect critic and 0 for one
+        that knows only the mean; a constant error lowers it.
     """
     mask = batch["loss_mask"]
-    # Where the mask is off a value may be anything, infinite included: select before anything is computed.
+    # Values outside the mask may be infinite: replace them before computing, or gradients become NaN.
     values, returns = torch.where(mask, outputs["values"], 0.0), torch.where(mask, batch["returns"], 0.0)
     error = (values - returns).square()
     losses, is_clipped = error / 2, torch.zeros_like(mask)
     if clip is not None:
         old = torch.where(mask, batch["values"], 0.0)
-        # What lies within the bounds stays as it is, to the last bit: it must not count as clipped.
+        # `clamp` keeps values within the bounds bit for bit, so that they do not count as clipped.
         bounded = (values.clamp(old - clip, old + clip) - returns).square() / 2
         is_clipped = bounded > losses
         losses = torch.maximum(losses, bounded)

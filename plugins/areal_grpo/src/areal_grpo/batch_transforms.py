@@ -1,4 +1,4 @@
-"""Batch transforms: columns computed from a whole batch before its advantages. Functions of batch and context."""
+"""Batch transforms: functions of batch and context that compute columns of a whole batch before its advantages."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
     from areal_core.sdk import Context
 
 COEFFICIENT = "kl_in_reward/coefficient"
-"""Where the adaptive coefficient stands in the state that a checkpoint holds."""
-LARGEST_ERROR = 0.2
-"""Of the KL, relative to its target: farther off the coefficient moves no faster (arXiv 1909.08593, section 2.2)."""
+"""Key of the adaptive coefficient in the algorithm's state, which checkpoints contain."""
+MAX_ERROR = 0.2
+"""Bound of the relative error of the KL; beyond it the coefficient changes no faster (arXiv 1909.08593, 2.2)."""
 
 
 def kl_in_reward(
     batch: PackedBatch, context: Context, *, coefficient: float, target: float | None, horizon: int
 ) -> dict[str, torch.Tensor]:
-    """Adds -β (log π_prox - log reference) to the reward of every token in the loss (Ziegler et al., arXiv 1909.08593,
+    """Add -β (log π_prox - log reference) to the reward of every token in the loss (Ziegler et al., arXiv 1909.08593,
     equation 2).
 
-    It is the plainest estimate of KL(π_prox ‖ reference), k1: right in the mean also as a reward, where the others are
-    not. With a target the KL of an episode, that is its sum over an episode's tokens, is led there: after each batch
-    β ← β (1 + clip(KL / target - 1, -0.2, 0.2) E / horizon), for E episodes in the batch. The paper has a constant in
-    the place of E / horizon, and its code this. The first β is `coefficient`; a checkpoint keeps the present one.
+    This is the estimate k1 of KL(π_prox ‖ reference), the only common one whose gradient is right in a reward. With a
+    target, β adapts so that the KL of an episode (summed over its tokens) approaches the target. After each batch of E
+    episodes, β ← β (1 + clip(KL / target - 1, -0.2, 0.2) E / horizon). The paper has a constant instead of E / horizon;
+    its code has E / horizon. Checkpoints contain the current β.
 
     Args:
-        batch: with `proximal_logprobs` and `reference_logprobs` [T] float32, and `token_rewards` [T] where there are.
-        context: of the trainer.
-        coefficient: β, or the first one.
-        target: nats per episode; None leaves β as it is.
-        horizon: episodes; over so many β follows its error once.
+        batch: with `proximal_logprobs` and `reference_logprobs` [T] float32, and `token_rewards` [T] if there are any.
+        context: context of the trainer.
+        coefficient: β, or its initial value.
+        target: KL per episode in nats; None: β is fixed.
+        horizon: number of episodes over which β adapts.
 
     Returns:
         `token_rewards` [T], 0 for tokens out of the loss.
@@ -42,34 +42,33 @@ def kl_in_reward(
     mask = batch["loss_mask"]
     divergence = torch.where(mask, batch["proximal_logprobs"] - batch["reference_logprobs"], 0.0)
     episodes = len(torch.unique(batch["episode_id"]))
-    for_each = float(divergence.double().sum()) / episodes
+    per_episode = float(divergence.double().sum()) / episodes
     if target is not None:
-        beginning = torch.tensor(coefficient, dtype=torch.float64)
-        coefficient = float(context.state.get(COEFFICIENT, beginning))
-        error = min(max(for_each / target - 1, -LARGEST_ERROR), LARGEST_ERROR)
-        context.state[COEFFICIENT] = beginning.new_tensor(coefficient * (1 + error * episodes / horizon))
+        initial = torch.tensor(coefficient, dtype=torch.float64)
+        coefficient = float(context.state.get(COEFFICIENT, initial))
+        error = min(max(per_episode / target - 1, -MAX_ERROR), MAX_ERROR)
+        context.state[COEFFICIENT] = initial.new_tensor(coefficient * (1 + error * episodes / horizon))
     context.log("reward_kl", Metric.mean(divergence, mask))
-    context.log("reward_kl_episode", Metric.mean(for_each))
+    context.log("reward_kl_episode", Metric.mean(per_episode))
     context.log("reward_kl_coefficient", Metric.mean(coefficient))
-    before = batch.get("token_rewards")
-    earned = torch.zeros_like(divergence) if before is None else torch.where(mask, before, 0.0)
-    return {"token_rewards": earned - coefficient * divergence}
+    previous = batch.get("token_rewards")
+    rewards = torch.zeros_like(divergence) if previous is None else torch.where(mask, previous, 0.0)
+    return {"token_rewards": rewards - coefficient * divergence}
 
 
 def reward_scaling(
     batch: PackedBatch, context: Context, *, shift: float, scale: float, clip: float | None
 ) -> dict[str, torch.Tensor]:
-    """R ← clip((R + shift) scale, -clip, clip), the whole episode's `reward`; rewards of turns and tokens stay.
+    """Change the `reward` of episodes: R ← clip((R + shift) scale, -clip, clip). Rewards of turns and tokens stay.
 
-    What is logged, and what filters see, is the reward before. With rewards by turn the difference is earned by the
-    episode's last action.
+    Logs and filters see the reward before this. With rewards by turn, the episode's last action earns the difference.
 
     Args:
         batch: with `reward` [B].
-        context: of the trainer.
-        shift: added first, in the unit of the reward.
-        scale: multiplied then.
-        clip: the largest amount left; None leaves all.
+        context: context of the trainer.
+        shift: amount that is added first, in units of the reward.
+        scale: factor that is applied next.
+        clip: maximum absolute value of the result; None: no clipping.
 
     Returns:
         `reward` [B].

@@ -1,11 +1,11 @@
-"""Settings of the algorithms. Imports no torch, so that a config is checked anywhere.
+"""Settings of the algorithms. This module does not import torch, so that a config can be checked anywhere.
 
-An algorithm here is nothing but its defaults: `areal_core.algorithms.composition.PolicyGradient` does the work. In the
-formulas π is the policy that learns, π_prox the policy at the start of the batch, μ the policy that sampled; i counts
-the G episodes of a prompt, t the tokens; r_t = π / π_prox and w_t = min(π_prox / μ, cap), both of token t. N is the
+An algorithm here consists only of defaults; `areal_core.algorithms.composition.PolicyGradient` does the work. In the
+formulas π is the current policy, π_prox the policy at the start of the batch, and μ the policy that sampled. i counts
+the G episodes of a prompt, t the tokens. r_t = π / π_prox and w_t = min(π_prox / μ, cap), both of token t. N is the
 number of tokens of an update, B that of its sequences, T_i that of the tokens of sequence i.
 
-No paper has w_t, which corrects for asynchronous sampling: without it, `corrections: []`.
+No paper has w_t, which corrects for asynchronous sampling. `corrections: []` removes it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class GRPOSettings(PolicyGradientSettings):
     A_i = (R_i - mean_j R_j) / (std_j R_j + ε), one for all tokens of an episode;
     L = -1/N Σ_{i,t} w_t min(r_t A_i, clip(r_t, 1 - 0.2, 1 + 0.2) A_i), over the N tokens of an update.
 
-    Three defaults are not the paper's, and each is a setting: tokens count the same (the paper's mean over each
-    sequence is `loss_aggregation: core/sequence_mean`), there is no penalty towards a reference model (the paper's is
-    `regularizers: [{type: reference_kl, coefficient: 0.04, estimator: k3}]`), and w_t corrects for asynchronous
-    sampling, which the paper does not have.
+    Three defaults differ from the paper. All tokens have the same weight; `loss_aggregation: core/sequence_mean` is the
+    paper's mean over each sequence. There is no penalty towards a reference model; the paper's is `regularizers:
+    [{type: reference_kl, coefficient: 0.04, estimator: k3}]`. w_t corrects for asynchronous sampling, which the paper
+    does not have.
     """
 
     advantage: Selection = component("advantages", default="grpo/group_normalized", description=_ADVANTAGE)
@@ -43,8 +43,8 @@ class DrGRPOSettings(GRPOSettings):
     """GRPO done right ("Understanding R1-Zero-like training", arXiv 2503.20783).
 
     A_i = R_i - mean_j R_j;  L = -1/(B L) Σ_{i,t} w_t min(r_t A_i, clip(r_t, 1 - 0.2, 1 + 0.2) A_i), over the B
-    sequences of an update, with a constant L, usually `sampling.max_new_tokens`. L has no default: it scales the
-    loss, so it has to be said: `loss_aggregation.length`.
+    sequences of an update, with a constant L, usually `sampling.max_new_tokens`. L, `loss_aggregation.length`, has no
+    default, because it scales the loss.
     """
 
     advantage: Selection = component("advantages", default="grpo/group_centered", description=_ADVANTAGE)
@@ -56,12 +56,12 @@ class DrGRPOSettings(GRPOSettings):
 class DAPOSettings(GRPOSettings):
     """Decoupled clip and dynamic sampling policy optimization (arXiv 2503.14476).
 
-    A_i as in GRPO, of groups whose rewards are not all equal;
+    A_i as in GRPO, for groups whose rewards are not all equal;
     L = -1/N Σ_{i,t} w_t min(r_t A_i, clip(r_t, 1 - 0.2, 1 + 0.28) A_i).
 
-    The fourth part of the paper, the penalty for answers that are nearly too long, needs the longest length, which has
-    no default: `reward_shaping: [{type: overlong_penalty, max_length: ..., buffer: ...}]`. The preset
-    `grpo/dapo` has it. The paper makes 16 updates on a batch; with one nothing is clipped.
+    The fourth part of the paper, the penalty for overlong answers, needs the maximum length, which has no default:
+    `reward_shaping: [{type: overlong_penalty, max_length: ..., buffer: ...}]`. The preset `grpo/dapo` has it. The paper
+    makes 16 updates per batch; with one update nothing is clipped.
     """
 
     group_filters: list[Selection] = component(
@@ -78,9 +78,9 @@ class GSPOSettings(GRPOSettings):
     """Group sequence policy optimization (arXiv 2507.18071).
 
     A_i as in GRPO; s_i = exp(1/T_i Σ_t log r_t);
-    L = -1/B Σ_i 1/T_i Σ_t w_t min(s_i A_i, clip(s_i, 1 - 3e-4, 1 + 4e-4) A_i), its gradient that of s_i.
+    L = -1/B Σ_i 1/T_i Σ_t w_t min(s_i A_i, clip(s_i, 1 - 3e-4, 1 + 4e-4) A_i), with the gradient of s_i.
 
-    The paper cuts a batch into 4 updates; with one nothing is clipped.
+    The paper makes 4 updates per batch; with one update nothing is clipped.
     """
 
     policy_loss: Selection = component("policy_losses", default="grpo/gspo", description=_POLICY_LOSS)
@@ -91,10 +91,10 @@ class GMPOSettings(GRPOSettings):
     """Geometric-mean policy optimization (arXiv 2507.20673).
 
     A_i as in GRPO; L = -1/B Σ_i A_i (Π_t r̃_t)^(1/T_i), with log r̃_t = min(log r_t, 0.4) where A_i > 0, else
-    max(log r_t, -0.4). Each token of the sequence is weighed by w_t.
+    max(log r_t, -0.4). Each token of the sequence is weighted by w_t.
 
     A single token that has moved far changes a geometric mean little, so the bounds are wider than GRPO's. With one
-    update a batch nothing is clipped.
+    update per batch nothing is clipped.
     """
 
     policy_loss: Selection = component("policy_losses", default="grpo/gmpo", description=_POLICY_LOSS)
@@ -106,7 +106,7 @@ class CISPOSettings(GRPOSettings):
 
     A_i as in GRPO; L = -1/N Σ_{i,t} w_t c_t A_i log π, c_t = min(r_t, 1 + 4) without a gradient.
 
-    The paper has no lower bound, and does not tell the upper one: 4 is a usual choice. It also drops groups whose
+    The paper has no lower bound, and does not state the upper one; 4 is a common choice. It also drops groups whose
     rewards are all equal (`group_filters: [zero_variance]`).
     """
 
@@ -129,7 +129,7 @@ class RLOOSettings(GRPOSettings):
     A_i = R_i - mean_{j≠i} R_j;  L = -1/B Σ_i A_i Σ_t w_t log π(y_t), over the B sequences of an update.
 
     The sum over tokens (`constant_length` of 1) is the log-probability of the whole answer, as in the paper. There is
-    no clipping, so it is meant for one update a batch; for several choose `policy_loss: grpo/ppo_clip`.
+    no clipping, so it is meant for one update per batch; for several choose `policy_loss: grpo/ppo_clip`.
     """
 
     advantage: Selection = component("advantages", default="grpo/leave_one_out", description=_ADVANTAGE)
@@ -142,8 +142,8 @@ class RLOOSettings(GRPOSettings):
 class ReinforcePPSettings(GRPOSettings):
     """REINFORCE++ (arXiv 2501.03262).
 
-    A_t = the rewards from token t on, less their mean and over their standard deviation over all tokens of the batch;
-    L as in GRPO. Groups may be of one episode.
+    A_t = sum of the rewards from token t on, minus their mean and divided by their standard deviation over all tokens
+    of the batch; L as in GRPO. Groups may consist of one episode.
 
     The paper has a KL to a reference model in the reward: `batch_transforms: [kl_in_reward]`.
     """
@@ -154,7 +154,7 @@ class ReinforcePPSettings(GRPOSettings):
 class LitePPOSettings(GRPOSettings):
     """Lite PPO ("Part I: Tricks or traps?", arXiv 2508.08221).
 
-    A_i = (R_i - mean_j R_j) / std R, the mean of the group and the standard deviation of the batch; L as in GRPO.
+    A_i = (R_i - mean_j R_j) / std R, with the mean of the group and the standard deviation of the batch; L as in GRPO.
     """
 
     advantage: Selection = component("advantages", default="grpo/lite_ppo", description=_ADVANTAGE)
@@ -163,12 +163,11 @@ class LitePPOSettings(GRPOSettings):
 class M2POSettings(GRPOSettings):
     """Second-moment trust policy optimization ("Prosperity before collapse", arXiv 2510.01161).
 
-    A_i as in GRPO; L = -1/N Σ_{i,t} m_t (π / μ) A_i, not clipped. Of the tokens of an update with A_i > 0 and π > μ, or
-    A_i < 0 and π < μ, m_t is 0 for those with the largest (log π - log μ)², as many as bring the mean of the others to
-    0.04 at most.
+    A_i as in GRPO; L = -1/N Σ_{i,t} m_t (π / μ) A_i, not clipped. Tokens with A_i > 0 and π > μ, or A_i < 0 and π < μ,
+    may be masked (m_t = 0): those with the largest (log π - log μ)², until the mean of the others is at most 0.04.
 
-    It is made for data that is many versions old. Before each update one pass over its sequences decides; no proximal
-    policy is computed, and no further correction may weigh the tokens.
+    It is made for data that is many versions old. One forward pass before each update computes the mask. No proximal
+    policy is computed, and no further correction may weight the tokens.
     """
 
     corrections: list[Selection] = component("corrections", default=[], description=_CORRECTIONS)
@@ -187,11 +186,11 @@ class M2POSettings(GRPOSettings):
 class DPPOSettings(GRPOSettings):
     """Divergence proximal policy optimization (arXiv 2602.04879).
 
-    A_i as in GRPO; L = -1/N Σ_{i,t} m_t min(π / μ, 20) A_i log π, the ratio without a gradient. m_t is 0 where
-    |π - μ| > 0.2 and the gradient would lead further away.
+    A_i as in GRPO; L = -1/N Σ_{i,t} m_t min(π / μ, 20) A_i log π, with the ratio as a constant. m_t is 0 where
+    |π - μ| > 0.2 and the gradient would increase it.
 
-    `policy_loss.divergence: kl` bounds a divergence in place of a difference, and wants thresholds of its own. No
-    proximal policy is computed, and no correction may weigh the tokens.
+    `policy_loss.divergence: kl` bounds a KL divergence instead of a difference and needs other thresholds. No proximal
+    policy is computed, and no correction may weight the tokens.
     """
 
     corrections: list[Selection] = component("corrections", default=[], description=_CORRECTIONS)
@@ -202,10 +201,10 @@ class PPOSettings(GRPOSettings):
     """Proximal policy optimization with a critic (arXiv 1707.06347; GAE: arXiv 1506.02438).
 
     A_t = Σ_k (γλ)^k δ_{t+k}, δ_t = reward + γ V_{t+1} - V_t, with γ = 1 and λ = 0.95, whitened over the batch;
-    L as in GRPO; the critic learns A_t + V_t, bounded around what it said before the batch.
+    L as in GRPO; the critic learns A_t + V_t, clipped around its values before the batch.
 
-    A critic that knows nothing misleads the policy: with `warmup_steps` it learns alone on the first batches. Groups
-    may be of one episode. A penalty towards a reference model in the reward is `batch_transforms: [kl_in_reward]`.
+    An untrained critic misleads the policy: with `warmup_steps` only the critic learns on the first batches. Groups may
+    consist of one episode. A penalty towards a reference model in the reward is `batch_transforms: [kl_in_reward]`.
     """
 
     advantage: Selection = component("advantages", default="grpo/gae", description=_ADVANTAGE)

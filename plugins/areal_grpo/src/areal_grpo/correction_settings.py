@@ -1,4 +1,4 @@
-"""Settings of corrections. Imports no torch, as `areal_grpo.config`."""
+"""Settings of corrections. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class TokenTruncateSettings(CorrectionSettings):
 
 
 class BoundsSettings(CorrectionSettings):
-    """The base of corrections that keep what is between two bounds."""
+    """Settings of a correction with a lower and an upper bound."""
 
     low: float = Field(ge=0, description="Lower bound of the importance weight.")
     high: float = Field(gt=0, description="Upper bound of the importance weight.")
 
     @model_validator(mode="after")
-    def _ordered(self) -> BoundsSettings:
+    def _check_order(self) -> BoundsSettings:
         if not self.low <= 1 <= self.high:
             raise ValueError("low must be at most 1 and high at least 1: 1 is the weight of a token sampled on policy")
         return self

@@ -1,8 +1,8 @@
-"""Corrections for tokens that π_prox has not sampled: older weights have, or an engine that rounds otherwise.
+"""Corrections for tokens that another policy than π_prox has sampled: older weights, or an engine with other rounding.
 
 Each returns importance weights w [T] float32 without gradients, or a mask [T] bool, computed from
 ρ_t = π_prox(y_t) / μ(y_t), where μ is the policy that sampled token t, as the inference engine reported it. A masked
-token has no policy loss, and keeps its regularizers and its place in denominators. The corrections of
+token has no policy loss, but keeps its regularizers and counts in denominators. The corrections of
 `sequence_corrections` treat a whole sequence as one.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def token_truncate(terms: PolicyTerms, *, cap: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """w_t = min(ρ_t, cap): token-level truncated importance sampling (as in IMPALA, arXiv 1802.01561).
+    """Return w_t = min(ρ_t, cap): token-level truncated importance sampling (as in IMPALA, arXiv 1802.01561).
 
     Returns:
         The weights, and `behavior_weight` (the weights) and `truncated_fraction` (tokens over the cap).
@@ -30,7 +30,7 @@ def token_truncate(terms: PolicyTerms, *, cap: float) -> tuple[torch.Tensor, dic
 
 
 def token_mask(terms: PolicyTerms, *, low: float, high: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """w_t = ρ_t where low <= ρ_t <= high, else 0 (IcePop; Ring-1T, arXiv 2510.18855).
+    """Return w_t = ρ_t if low <= ρ_t <= high, else 0 (IcePop; Ring-1T, arXiv 2510.18855).
 
     Returns:
         The weights, and `behavior_weight` (the weights) and `masked_fraction` (tokens out of bounds).
@@ -42,20 +42,20 @@ def token_mask(terms: PolicyTerms, *, low: float, high: float) -> tuple[torch.Te
 
 
 def kpop(terms: PolicyTerms, *, threshold: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """w_t = ρ_t where max(KL_B(π_prox ‖ μ), KL_B(μ ‖ π_prox)) <= threshold, else 0 (KPop).
+    """Return w_t = ρ_t if max(KL_B(π_prox ‖ μ), KL_B(μ ‖ π_prox)) <= threshold, else 0 (KPop).
 
-    KL_B is the divergence of Bernoulli distributions: of the policies that are asked only whether they write the
-    sampled token. Kept tokens are weighed by ρ_t without a cap, as in AReaL (`binary_kl` with the action `mask`) and
-    prime-rl, so do not combine it with `token_truncate`. The threshold of AReaL's example is 2.0, KPop's own 0.1.
+    KL_B is the divergence of the Bernoulli distributions of whether a policy samples this token. Kept tokens are
+    weighted by ρ_t without a cap, as in AReaL (`binary_kl` with the action `mask`) and prime-rl, so do not combine it
+    with `token_truncate`. The threshold of AReaL's example is 2.0, KPop's own 0.1.
 
     Returns:
         The weights, and `behavior_weight` (the weights) and `kpop_masked_fraction` (tokens over the threshold).
     """
     proximal, behavior, mask = terms.proximal_logprobs, terms.behavior_logprobs, terms.mask
     distance = torch.maximum(bernoulli_kl(proximal, behavior, mask), bernoulli_kl(behavior, proximal, mask))
-    over = distance > threshold
-    weights = torch.where(over, 0.0, _behavior_ratio(terms))
-    return weights, {"behavior_weight": weights, "kpop_masked_fraction": over.float()}
+    is_over = distance > threshold
+    weights = torch.where(is_over, 0.0, _behavior_ratio(terms))
+    return weights, {"behavior_weight": weights, "kpop_masked_fraction": is_over.float()}
 
 
 def _behavior_ratio(terms: PolicyTerms) -> torch.Tensor:

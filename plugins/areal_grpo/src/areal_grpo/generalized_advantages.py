@@ -1,15 +1,15 @@
-"""Advantages along an episode: rewards count where they are earned, and what follows counts for what led to it.
+"""Advantages along an episode: rewards count where they are earned, and later rewards count for earlier actions.
 
-The batch is shifted: position t of a token column is about `targets[t]`, an action where `loss_mask` is on, and
-`values[t]` is the value of the state before that action. An episode's actions are those of all of its trajectories, in
-the order of `part_index` (without that column in the order of the batch); where the policy plays several parts in it,
-each agent's are an episode of their own. Prompts, tools' answers and masked tokens between them are no time that
-passes: value and advantage go over them unchanged.
+The batch is shifted: position t of a token column belongs to `targets[t]`, an action if `loss_mask` is on, and
+`values[t]` is the value of the state before that action. The actions of an episode are those of all its trajectories,
+in the order of `part_index` (without that column in the order of the batch). If the policy plays several agents in an
+episode, the actions of each agent are treated as an episode of their own. Prompts, tool results and masked tokens
+between actions take no time: value and advantage pass over them unchanged.
 
-What an action earns is its `token_rewards`, the `turn_rewards` of the turn that it ends, and, as the episode's last
-one, what the episode's reward is more than the turns'; of several trajectories it is the mean of theirs. A turn that
-has no token in the loss leaves its reward to that last action. Behind it the value is 0, also where the answer was cut
-off.
+An action earns its `token_rewards` and, if it is the last one of a turn, the turn's `turn_rewards`. The last action of
+an episode also earns the difference between the episode's reward and the rewards of its turns; the reward of several
+trajectories is their mean. A turn without a token in the loss leaves its reward to that last action. After it the value
+is 0, also if the answer was cut off.
 """
 
 from __future__ import annotations
@@ -30,51 +30,63 @@ def gae(batch: PackedBatch, *, gamma: float, gae_lambda: float, level: str, whit
     """Generalized advantage estimation (arXiv 1506.02438, equations 11 to 16), back from an episode's last step:
     δ_k = r_k + γ V_{k+1} - V_k;  A_k = δ_k + γ λ A_{k+1};  the return that a critic learns is A_k + V_k.
 
-    A step k is a token, or a whole turn: its reward is then the sum over its tokens, its value that of the state before
-    its first one, and all of its tokens have its advantage and its return.
+    A step k is a token or a whole turn. The reward of a turn is the sum over its tokens, its value that of the state
+    before its first token, and all its tokens get its advantage and its return.
+
+    Args:
+        batch: with `values`, `loss_mask` and `turn_ids` [T], `reward` and `episode_id` [B].
+        gamma: γ.
+        gae_lambda: λ.
+        level: "token" or "turn".
+        whiten: whether to whiten the advantages over the tokens in the loss.
 
     Returns:
-        `advantages` [T], whitened over the tokens in the loss where that is asked for, and `returns` [T], before that;
-        both 0 outside `loss_mask`, in the dtype of `values`.
+        `advantages` [T], and `returns` [T] from before whitening; both 0 outside `loss_mask`, in the dtype of `values`.
     """
     actions = _Actions.of(batch)
-    values = batch["values"][actions.place].double()
+    values = batch["values"][actions.position].double()
     steps = torch.arange(len(values), device=values.device) if level == "token" else actions.turn
     first = torch.ones_like(steps, dtype=torch.bool)
     first[1:] = steps[1:] != steps[:-1]
     rewards = values.new_zeros(int(first.sum())).index_add(0, steps, _rewards(batch, actions))
-    found = _backwards(rewards, values[first], actions.episode[first], gamma, gae_lambda)
-    advantages, returns = (actions.spread(batch, each[steps]) for each in (found, found + values[first]))
+    estimated = _backwards(rewards, values[first], actions.episode[first], gamma, gae_lambda)
+    advantages = actions.spread(batch, estimated[steps])
+    returns = actions.spread(batch, (estimated + values[first])[steps])
     if whiten:
         advantages = whitened(advantages, batch["loss_mask"])
     return {"advantages": advantages.to(batch["values"].dtype), "returns": returns.to(batch["values"].dtype)}
 
 
 def reinforce_pp(batch: PackedBatch, *, gamma: float) -> torch.Tensor:
-    """A_t = Σ_{k≥t} γ^{k-t} r_k, whitened over all tokens in the loss (REINFORCE++, arXiv 2501.03262): no critic, and
-    no comparison within a group.
+    """Return A_t = Σ_{k≥t} γ^{k-t} r_k, whitened over all tokens in the loss (REINFORCE++, arXiv 2501.03262).
+
+    It needs no critic and no groups.
+
+    Args:
+        batch: with `loss_mask` and `turn_ids` [T], `reward` and `episode_id` [B].
+        gamma: γ.
 
     Returns:
         [T] in the dtype of `reward`, 0 outside `loss_mask`.
     """
     actions = _Actions.of(batch)
     rewards = _rewards(batch, actions)
-    found = _backwards(rewards, torch.zeros_like(rewards), actions.episode, gamma, 1.0)
-    return whitened(actions.spread(batch, found), batch["loss_mask"]).to(batch["reward"].dtype)
+    returns = _backwards(rewards, torch.zeros_like(rewards), actions.episode, gamma, 1.0)
+    return whitened(actions.spread(batch, returns), batch["loss_mask"]).to(batch["reward"].dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class _Actions:
-    """The N actions of a batch, episode by episode and in order within each.
+    """The N actions of a batch, by episode and in order within each episode.
 
     Attributes:
-        place: [N] int64, the position of each in the batch.
+        position: [N] int64, position of each action in the batch.
         row: [N] int64, its sequence.
         episode: [N] int64, its episode, numbered from 0.
         turn: [N] int64, its turn, numbered from 0 through the whole batch in this order.
     """
 
-    place: torch.Tensor
+    position: torch.Tensor
     row: torch.Tensor
     episode: torch.Tensor
     turn: torch.Tensor
@@ -86,52 +98,53 @@ class _Actions:
         order = torch.argsort(torch.zeros_like(episode) if part is None else part, stable=True)
         order = order[torch.argsort(episode[order], stable=True)]
         rank = torch.argsort(order)
-        place = batch["loss_mask"].nonzero()[:, 0]
+        position = batch["loss_mask"].nonzero()[:, 0]
         row = batch.tokens.row_index
-        place = place[torch.argsort(rank[row[place]], stable=True)]
-        row, written = row[place], batch["turn_ids"][place]
-        begins = torch.ones_like(place, dtype=torch.bool)
-        begins[1:] = (row[1:] != row[:-1]) | (written[1:] != written[:-1])
-        return cls(place, row, episode[row], begins.cumsum(0) - 1)
+        position = position[torch.argsort(rank[row[position]], stable=True)]
+        row, turn_ids = row[position], batch["turn_ids"][position]
+        begins = torch.ones_like(position, dtype=torch.bool)
+        begins[1:] = (row[1:] != row[:-1]) | (turn_ids[1:] != turn_ids[:-1])
+        return cls(position, row, episode[row], begins.cumsum(0) - 1)
 
     def spread(self, batch: PackedBatch, values: torch.Tensor) -> torch.Tensor:
-        """Values [N] of the actions at their places, [T], 0 elsewhere."""
-        return values.new_zeros(batch.token_count).index_copy(0, self.place, values)
+        """Return the values [N] of the actions at their positions, [T], with 0 elsewhere."""
+        return values.new_zeros(batch.token_count).index_copy(0, self.position, values)
 
 
 def _rewards(batch: PackedBatch, actions: _Actions) -> torch.Tensor:
-    """[N] float64: what each action earns."""
-    single = token_rewards(batch)
-    count = len(actions.place)
-    earned = torch.zeros(count, dtype=torch.float64, device=actions.place.device)
-    paid = earned.new_zeros(len(batch))
+    """Return the reward that each action earns, [N] float64."""
+    per_token = token_rewards(batch)
+    count = len(actions.position)
+    rewards_of_actions = torch.zeros(count, dtype=torch.float64, device=actions.position.device)
+    paid_by_episode = rewards_of_actions.new_zeros(len(batch))
     if batch.turns is not None and "turn_rewards" in batch.turns.values:
-        turn = batch["turn_ids"][actions.place].long()
-        known = ((turn >= 0) & (turn < batch.turns.lengths[actions.row])).nonzero()[:, 0]
-        place = (batch.turns.offsets[actions.row] + turn)[known]
+        turn = batch["turn_ids"][actions.position].long()
+        has_reward = ((turn >= 0) & (turn < batch.turns.lengths[actions.row])).nonzero()[:, 0]
+        turn_index = (batch.turns.offsets[actions.row] + turn)[has_reward]
         rewards = batch.turns.values["turn_rewards"].double()
-        last = torch.full_like(rewards, -1, dtype=torch.int64).scatter_reduce(0, place, known, "amax")
+        last = torch.full_like(rewards, -1, dtype=torch.int64).scatter_reduce(0, turn_index, has_reward, "amax")
         ended, rewards = last[last >= 0], rewards[last >= 0]
-        earned = earned.index_add(0, ended, rewards)
-        paid = paid.index_add(0, actions.episode[ended], rewards)
-    ends = torch.ones(count, dtype=torch.bool, device=earned.device)
+        rewards_of_actions = rewards_of_actions.index_add(0, ended, rewards)
+        paid_by_episode = paid_by_episode.index_add(0, actions.episode[ended], rewards)
+    ends = torch.ones(count, dtype=torch.bool, device=rewards_of_actions.device)
     ends[:-1] = actions.episode[1:] != actions.episode[:-1]
     episode = by_agent(batch, "episode_id")
-    left = (-paid).index_add(0, episode, batch["reward"].double() / torch.bincount(episode)[episode])
-    return earned + torch.where(ends, left[actions.episode], 0.0) + (0.0 if single is None else single[actions.place])
+    rest = (-paid_by_episode).index_add(0, episode, batch["reward"].double() / torch.bincount(episode)[episode])
+    rewards_of_actions = rewards_of_actions + torch.where(ends, rest[actions.episode], 0.0)
+    return rewards_of_actions + (0.0 if per_token is None else per_token[actions.position])
 
 
 def _backwards(
     rewards: torch.Tensor, values: torch.Tensor, episode: torch.Tensor, gamma: float, gae_lambda: float
 ) -> torch.Tensor:
-    """The recursion over [S] steps that stand episode by episode: one round for each step of the longest episode."""
+    """Run the recursion over [S] steps in the order of episodes, in as many rounds as the longest episode has steps."""
     if not len(rewards):
         return rewards
     counts = torch.bincount(episode)
     number = torch.arange(len(episode), device=episode.device) - (counts.cumsum(0) - counts)[episode]
-    # Episodes side by side, [steps of the longest, episodes]; behind an episode's end all is 0, and so is what it adds.
+    # Episodes side by side, [steps of the longest, episodes]. After the end of an episode all values are 0.
     empty = rewards.new_zeros(int(counts.max()), len(counts))
-    reward, value = (empty.index_put((number, episode), each) for each in (rewards, values))
+    reward, value = (empty.index_put((number, episode), column) for column in (rewards, values))
     advantages = torch.empty_like(empty)
     later = following = empty.new_zeros(len(counts))
     for step in reversed(range(len(empty))):

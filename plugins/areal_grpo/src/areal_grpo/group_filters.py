@@ -1,4 +1,4 @@
-"""Group filters: which finished groups are trained on, and which of their answers. Pure functions of the episodes."""
+"""Group filters: pure functions that drop finished groups, or take answers out of the loss."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ if TYPE_CHECKING:
     from areal_core.data import Episode, Trajectory
 
 CUT = (FinishReason.LENGTH, FinishReason.ABORT)
-"""How a trajectory ends that the policy has not ended, nor a tool."""
+"""Finish reasons of a trajectory that neither the policy nor a tool has ended."""
 
 
 def zero_variance(episodes: Sequence[Episode]) -> Sequence[Episode] | None:
-    """Drops a group whose rewards are all equal: all advantages would be 0 (dynamic sampling, arXiv 2503.14476).
+    """Drop a group whose rewards are all equal, because all its advantages would be 0 (dynamic sampling, arXiv
+    2503.14476).
 
-    Rewards of tokens count with them. Where the policy plays several parts, those of each are compared. What is
-    compared is the sum of the rewards: a group whose named rewards differ and cancel out is dropped, although
-    `gdpo`, which normalizes each of them, would learn from it.
+    Rewards of tokens count. If the policy plays several agents, the rewards of each agent are compared. The sum of the
+    named rewards is compared: a group whose named rewards differ but cancel out is dropped, although `gdpo`, which
+    normalizes each of them, could learn from it.
+
+    Returns:
+        The group, or None to drop it.
     """
     first: dict[str, float] = {}
     pairs = [(t.agent_id, e.reward + t.reward + _token_rewards(t)) for e in episodes for t in e.trajectories]
@@ -31,13 +35,13 @@ def zero_variance(episodes: Sequence[Episode]) -> Sequence[Episode] | None:
 
 
 def mask_truncated(episodes: Sequence[Episode]) -> list[Episode] | None:
-    """Takes trajectories out of the loss that were cut off, at the longest length or by an abort (overlong filtering,
-    DAPO, arXiv 2503.14476, section 3.4): by the finish reason of their last generation, not by their length.
+    """Take truncated trajectories out of the loss (overlong filtering, DAPO, arXiv 2503.14476, section 3.4).
 
-    Their rewards still count in the group's statistics.
+    A trajectory is truncated if its last generation reached the maximum length or was aborted. Its reward still counts
+    in the statistics of the group.
 
     Returns:
-        The group; None where no token of it is left in the loss.
+        The group; None if no token of it is left in the loss.
     """
     shaped = [replace(e, trajectories=[_masked(t) if _is_cut(t) else t for t in e.trajectories]) for e in episodes]
     left = (bool(t.tokens["loss_mask"].any()) for episode in shaped for t in episode.trajectories)
@@ -45,7 +49,7 @@ def mask_truncated(episodes: Sequence[Episode]) -> list[Episode] | None:
 
 
 def _token_rewards(trajectory: Trajectory) -> float:
-    """The sum over the tokens in the loss."""
+    """Return the sum of the rewards of the tokens in the loss."""
     rewards = trajectory.tokens.get("token_rewards")
     return 0.0 if rewards is None else float(rewards[trajectory.tokens["loss_mask"]].sum())
 

@@ -1,4 +1,4 @@
-"""Settings of policy losses, regularizers and minibatch transforms. Imports no torch, as `areal_grpo.config`."""
+"""Settings of policy losses, regularizers and minibatch transforms. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 class ClippingSettings(PolicyLossSettings):
-    """The base of losses whose ratio is to the proximal policy, so that with one update on a batch it is 1."""
+    """Settings of losses with a ratio to the proximal policy. With one update per batch this ratio is always 1."""
 
     def notes(self, config: RunConfig) -> Iterable[str]:
-        """With one update on a batch the policy is the proximal one: the ratio is 1, and nothing is ever clipped."""
+        """Note that clip ranges have no effect with one update per batch, because the ratio is then always 1."""
         defaults = {name: field.default for name, field in type(self).model_fields.items()}
         written = sorted(name for name in self.model_fields_set if getattr(self, name) != defaults[name])
         proximal = getattr(config.algorithm.settings, "proximal", "recomputed")
         updates = config.training.num_minibatches * config.training.num_epochs
         if written and updates == 1 and proximal == "recomputed":
             yield (
-                f"{' and '.join(written)} without effect: with one update on a batch every ratio is 1, so nothing is "
+                f"{' and '.join(written)} without effect: with one update per batch every ratio is 1, so nothing is "
                 "clipped; see training.num_minibatches and training.num_epochs"
             )
 
 
 class ReinforceSettings(PolicyLossSettings):
-    """`losses.reinforce` has none."""
+    """Settings of `losses.reinforce`, which has none."""
 
     anchor = "none"
 
@@ -75,7 +75,7 @@ class SAPOLossSettings(ClippingSettings):
 
 
 class GSPOLossSettings(ClippingSettings):
-    """Settings of `sequence_losses.gspo`. Averaged by `core/sequence_mean`, as the algorithm `gspo` does."""
+    """Settings of `sequence_losses.gspo`. Use it with `core/sequence_mean`, as the algorithm `gspo` does."""
 
     is_of_sequences = True
     clip_low: float = Field(
@@ -87,7 +87,7 @@ class GSPOLossSettings(ClippingSettings):
 
 
 class GMPOLossSettings(ClippingSettings):
-    """Settings of `sequence_losses.gmpo`. Averaged by `core/sequence_mean`, as the algorithm `gmpo` does."""
+    """Settings of `sequence_losses.gmpo`. Use it with `core/sequence_mean`, as the algorithm `gmpo` does."""
 
     is_of_sequences = True
     clip_low: float = Field(
@@ -166,25 +166,25 @@ class ReferenceKLSettings(Settings):
 
     @field_validator("estimator", mode="before")
     @classmethod
-    def _has_a_gradient(cls, value: object) -> object:
+    def _refuse_k1(cls, value: object) -> object:
         if value == "k1":
             raise ValueError(
-                "k1 (d itself) has a gradient of 0 in expectation, so in a loss it pulls nowhere and only adds noise; "
-                "choose k2 or unbiased for the gradient of KL(policy ‖ reference), k3 for that of "
-                "KL(reference ‖ policy), or put k1 into the reward: batch_transforms: [kl_in_reward]"
+                "k1 (d itself) has a gradient of 0 in expectation, so in a loss it only adds noise; choose k2 or "
+                "unbiased for the gradient of KL(policy ‖ reference), k3 for that of KL(reference ‖ policy), or put k1 "
+                "into the reward: batch_transforms: [kl_in_reward]"
             )
         return value
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
-        """What the reference says of each token."""
+        """Return the forward pass that computes the reference's log-probabilities."""
         return (ForwardPass(REFERENCE, "logprobs", "reference_logprobs"),)
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The unbiased estimate needs the ratio to the proximal policy, which such losses do without."""
+        """Check that the loss has a proximal policy if the estimator is `unbiased`, which needs the ratio to it."""
         loss: Any = getattr(config.algorithm.settings, "policy_loss", None)
         anchor = getattr(getattr(loss, "settings", None), "anchor", "proximal")
         if self.estimator == "unbiased" and anchor == "behavior" and config.training.updates > 1:
-            yield f"unbiased takes the ratio to the proximal policy, and '{loss.target}' knows none; choose k2 or k3"
+            yield f"unbiased needs the ratio to the proximal policy, which '{loss.target}' lacks; choose k2 or k3"
 
 
 class EntropyBonusSettings(Settings):
@@ -211,7 +211,7 @@ class M2POTransformSettings(BatchTransformSettings):
     )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
-        """What the policy says just before each update; the transform asks for it itself."""
+        """Return the policy, because the transform itself requests a forward pass just before each update."""
         return (ACTOR,)
 
 
@@ -223,21 +223,21 @@ class EntropyTargetSettings(Settings):
     maximum: float = Field(1.0, gt=0, description="Upper bound of the entropy coefficient.")
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
-        """The policy; the transform asks for its entropy itself."""
+        """Return the policy, because the transform itself requests its entropy."""
         return (ACTOR,)
 
     def notes(self, config: RunConfig) -> Iterable[str]:
-        """A coefficient is for a regularizer."""
+        """Note that the coefficient has no effect without a regularizer."""
         if not getattr(config.algorithm.settings, "regularizers", ()):
-            yield "entropy_target leads a coefficient that nothing reads: add regularizers: [adaptive_entropy]"
+            yield "entropy_target sets a coefficient that nothing reads: add regularizers: [adaptive_entropy]"
 
 
 class AdaptiveEntropySettings(Settings):
-    """`regularizers.adaptive_entropy` has none; its coefficient comes from a minibatch transform."""
+    """Settings of `regularizers.adaptive_entropy`, which has none. A minibatch transform sets its coefficient."""
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """Something has to lead the coefficient."""
+        """Check that a transform sets the coefficient."""
         transforms: list[Selection] = getattr(config.algorithm.settings, "minibatch_transforms", [])
-        # What a transform that is named by import does nobody knows.
-        if all(one.record is not None and one.target != "grpo/entropy_target" for one in transforms):
+        # A transform that is named by import may set it.
+        if all(transform.record is not None and transform.target != "grpo/entropy_target" for transform in transforms):
             yield "adaptive_entropy reads a coefficient that nothing sets: add minibatch_transforms: [entropy_target]"

@@ -1,6 +1,6 @@
-"""Losses of tokens by the ratio of each token: pure functions of `PolicyTerms`, flat [T] in and out.
+"""Token losses with one ratio for each token: pure functions of `PolicyTerms`, flat [T] in and out.
 
-What a loss logs is averaged over the mask. `sequence_losses` has those with one ratio for a sequence,
+The values that a loss logs are averaged over the mask. `sequence_losses` has the losses with one ratio for a sequence,
 `weighted_losses` those in which the ratio is a weight without a gradient.
 """
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 def ppo_clip(
     terms: PolicyTerms, *, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """L_t = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = π / π_prox (PPO, arXiv 1707.06347, equation 7).
+    """Return L_t = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = π / π_prox (PPO, arXiv 1707.06347, eq. 7).
 
-    The ratio is to the proximal policy, whoever sampled the token: clipping is decoupled from the correction for
-    stale data (arXiv 2110.00641; AReaL, arXiv 2505.24298). Bounds of their own for each side are DAPO's
+    The ratio is to the proximal policy, whichever policy sampled the token: clipping is decoupled from the correction
+    for stale data (arXiv 2110.00641; AReaL, arXiv 2505.24298). Separate bounds for each side are DAPO's
     (arXiv 2503.14476). For A < 0 `dual_clip` c gives min(L_t, c |A|) (arXiv 1912.09729).
 
     Returns:
-        The loss, and `ratio`, `clip_fraction` (tokens on which clipping takes the gradient away), its parts
+        The loss, and `ratio`, `clip_fraction` (tokens whose gradient is clipped away), its parts
         `clip_fraction_positive` and `clip_fraction_negative` by the advantage's sign and, with `dual_clip`,
         `dual_clip_fraction`.
     """
@@ -47,10 +47,10 @@ def ppo_clip(
 def sapo(
     terms: PolicyTerms, *, temperature_positive: float, temperature_negative: float
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """L_t = -(4 / τ) σ(τ (r - 1)) A, r = π / π_prox: a soft gate in place of clipping (SAPO, arXiv 2511.20347).
+    """Return L_t = -(4 / τ) σ(τ (r - 1)) A, r = π / π_prox: a soft gate instead of clipping (SAPO, arXiv 2511.20347).
 
-    τ is `temperature_positive` where A > 0, else `temperature_negative`. The gradient is that of -r A times the gate
-    4 σ (1 - σ), which is 1 where r is 1 and fades on both sides of it, the faster the higher τ is.
+    τ is `temperature_positive` if A > 0, else `temperature_negative`. The gradient is that of -r A times the gate
+    4 σ (1 - σ), which is 1 at r = 1 and fades on both sides, faster for higher τ.
 
     Returns:
         The loss, and `ratio` and `gate`.
@@ -64,9 +64,9 @@ def sapo(
 
 
 def reinforce(terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """L_t = -A log π(y_t) (Williams, "Simple statistical gradient-following algorithms", 1992).
+    """Return L_t = -A log π(y_t) (Williams, "Simple statistical gradient-following algorithms", 1992).
 
-    It knows no ratio: from the second update on a batch the samples are no longer the policy's own, and the gradient
-    is biased. With several updates use `ppo_clip`.
+    It has no ratio: from the second update on a batch, the samples are no longer the policy's own, so the gradient is
+    biased. With several updates use `ppo_clip`.
     """
     return -terms.advantages * torch.where(terms.mask, terms.logprobs, 0.0), {}

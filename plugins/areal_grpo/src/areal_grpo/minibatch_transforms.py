@@ -1,4 +1,4 @@
-"""Minibatch transforms: columns of one optimizer update's sequences, computed with the policy just before it."""
+"""Minibatch transforms: compute columns of an optimizer update's sequences, with the policy just before the update."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ if TYPE_CHECKING:
 
 
 def m2po(minibatch: PackedBatch, context: Context, *, threshold: float, among: str) -> dict[str, torch.Tensor]:
-    """Leave out of an update the tokens with the largest (log π - log μ)², until the mean of the others is at most
-    `threshold` (M2PO, arXiv 2510.01161, Algorithm 1).
+    """Mask the tokens with the largest (log π - log μ)², until the mean of the others is at most `threshold` (M2PO,
+    arXiv 2510.01161, Algorithm 1).
 
-    π is the policy just before the update, μ the one that sampled. Only tokens that the update would take further away
-    are averaged and left out: those with A > 0 and π > μ, or A < 0 and π < μ, which a trust region would bound. With
-    `among: all` all tokens of the update are, as in AReaL; that also leaves out tokens which the update would bring
-    back. One pass over the update's tokens is needed. Tokens with equal ratios stay or go together, so that their order
-    does not matter; where even the smallest is over the threshold, all are left out. Denominators stay as they are.
+    π is the policy just before the update, μ the one that sampled. Only tokens that the update would move further away
+    are averaged and masked: those with A > 0 and π > μ, or A < 0 and π < μ, as a trust region would. With `among: all`
+    all tokens of the update are averaged and may be masked, as in AReaL; that also masks tokens which the update would
+    bring back. Tokens with equal ratios are kept or masked together, so their order does not matter. If even the
+    smallest value is above the threshold, all are masked. Denominators do not change. This takes one forward pass over
+    the update's tokens.
 
     Args:
         minibatch: with `logprobs` [T] of the policy that sampled, `advantages` [T] and `loss_mask` [T].
-        context: its `forward` is asked for the policy's log-probabilities.
-        threshold: in squared nats.
+        context: its `forward` computes the policy's log-probabilities.
+        threshold: maximum mean in squared nats.
         among: `trust_region` or `all`.
 
     Returns:
@@ -51,27 +52,29 @@ def m2po(minibatch: PackedBatch, context: Context, *, threshold: float, among: s
 def entropy_target(
     minibatch: PackedBatch, context: Context, *, target: float, step: float, maximum: float
 ) -> dict[str, torch.Tensor]:
-    """The coefficient c of an entropy bonus, led by the entropy H just before each update (Skywork-OR1, 2505.22312).
+    """Set the coefficient c of an entropy bonus from the entropy H just before each update (Skywork-OR1, 2505.22312).
 
-    c begins at 0; where H is below `target` it grows by `step`, where it is above it shrinks by as much, between 0 and
-    `maximum`. An update has the bonus only where H is at most `target`, and uses c after its own change: Skywork-OR1
-    and TRL use c before the change, so they are one update behind. It is for the regularizer `adaptive_entropy`.
+    c starts at 0. It grows by `step` if H is below `target`, else it shrinks by `step`, between 0 and `maximum`. An
+    update has the bonus only if H is at most `target`, and uses c after its own change. Skywork-OR1 and TRL use c
+    before the change, so they are one update behind. Use it with the regularizer `adaptive_entropy`.
 
     Args:
         minibatch: with `loss_mask` [T].
-        context: its `forward` is asked for the policy's entropy, one pass for each update; `state` keeps c.
-        target, step, maximum: H in nats per token; the others of c.
+        context: its `forward` computes the policy's entropy, one pass for each update; its `state` stores c.
+        target: target entropy in nats per token.
+        step: change of c with each update.
+        maximum: upper bound of c.
 
     Returns:
         `entropy_coefficient`: [T] float32, the same for all tokens.
     """
     mask = minibatch["loss_mask"]
-    found = context.forward("actor", minibatch, ["entropy"])["entropy"]
-    entropy = float(torch.where(mask, found, 0.0).double().sum() / mask.sum().clamp(min=1))
-    before = float(context.state.get("entropy_target/coefficient", torch.zeros(())))
+    token_entropy = context.forward("actor", minibatch, ["entropy"])["entropy"]
+    entropy = float(torch.where(mask, token_entropy, 0.0).double().sum() / mask.sum().clamp(min=1))
+    previous = float(context.state.get("entropy_target/coefficient", torch.zeros(())))
     change = step if entropy < target else -step
-    after = torch.tensor(before + change, dtype=torch.float64).clamp(0.0, maximum)
-    context.state["entropy_target/coefficient"] = after
-    used = float(after) if entropy <= target else 0.0
+    updated = torch.tensor(previous + change, dtype=torch.float64).clamp(0.0, maximum)
+    context.state["entropy_target/coefficient"] = updated
+    used = float(updated) if entropy <= target else 0.0
     context.log("entropy_coefficient", Metric.mean(used))
     return {"entropy_coefficient": torch.full(mask.shape, used)}

@@ -1,4 +1,4 @@
-"""What this plugin supplies: the GRPO family and fine-tuning, whole and in parts. Imports nothing heavy."""
+"""Components of this plugin: the GRPO family and its parts, and the demonstration. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,61 +11,61 @@ _NO_SETTINGS = "areal_core.config:NoSettings"
 
 @hookimpl
 def areal_algorithms() -> list[Component]:
-    """Compositions with the defaults of their papers."""
+    """Algorithms: compositions with the defaults of their papers."""
     return ALGORITHMS
 
 
 @hookimpl
 def areal_advantages() -> list[Component]:
-    """From the rewards of a batch to the advantage of each sequence."""
+    """Estimators of advantages from the rewards of a batch."""
     return ADVANTAGES
 
 
 @hookimpl
 def areal_policy_losses() -> list[Component]:
-    """The loss of a token."""
+    """Losses of single tokens."""
     return POLICY_LOSSES
 
 
 @hookimpl
 def areal_corrections() -> list[Component]:
-    """Weights for tokens that another policy has sampled."""
+    """Corrections for tokens that another policy has sampled."""
     return CORRECTIONS
 
 
 @hookimpl
 def areal_regularizers() -> list[Component]:
-    """Terms beside the loss."""
+    """Terms that are added to the policy loss."""
     return REGULARIZERS
 
 
 @hookimpl
 def areal_reward_shaping() -> list[Component]:
-    """Other rewards for finished groups."""
+    """Functions that change the rewards of finished groups."""
     return REWARD_SHAPING
 
 
 @hookimpl
 def areal_group_filters() -> list[Component]:
-    """Which finished groups are trained on."""
+    """Filters that drop finished groups or mask answers."""
     return GROUP_FILTERS
 
 
 @hookimpl
 def areal_batch_transforms() -> list[Component]:
-    """What is computed from a batch before its advantages."""
+    """Functions that compute columns of a batch before its advantages, or of a minibatch before its update."""
     return [*BATCH_TRANSFORMS, *MINIBATCH_TRANSFORMS]
 
 
 @hookimpl
 def areal_auxiliary_losses() -> list[Component]:
-    """What learns beside the policy."""
+    """Losses that are trained together with the policy."""
     return AUXILIARY_LOSSES
 
 
 @hookimpl
 def areal_datasets() -> list[Component]:
-    """The demonstration's problems."""
+    """Data sets of the demonstration."""
     return [
         Component(
             "additions",
@@ -90,7 +90,7 @@ def areal_datasets() -> list[Component]:
 
 @hookimpl
 def areal_reward_functions() -> list[Component]:
-    """The demonstration's rewards."""
+    """Rewards of the demonstration."""
     return [
         Component(
             "right_result",
@@ -115,7 +115,7 @@ def areal_reward_functions() -> list[Component]:
 
 @hookimpl
 def areal_models() -> list[Component]:
-    """The demonstration's models."""
+    """Models of the demonstration."""
     return [
         Component(
             "addition_model",
@@ -140,7 +140,7 @@ def areal_models() -> list[Component]:
 
 @hookimpl
 def areal_presets() -> list[Preset]:
-    """Runs to start with."""
+    """Complete configs to start with."""
     return [
         Preset(
             "addition",

@@ -1,4 +1,4 @@
-"""The records of algorithms, policy losses, corrections and regularizers, for `plugin`. Imports nothing heavy."""
+"""Components for algorithms, policy losses, corrections and regularizers, for `plugin`. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _POLICY_GRADIENT = "areal_core.algorithms.composition:PolicyGradient"
 
 
 def _algorithm(name: str, summary: str, settings: str) -> Component:
-    """A composition: its settings are all there is of it."""
+    """Return the component of an algorithm, which consists of its settings."""
     return Component(name, summary, target=_POLICY_GRADIENT, config=f"areal_grpo.config:{settings}")
 
 
 def _part(name: str, summary: str, target: str, settings: str | None) -> Component:
-    """A function of its record's name, in module `target`, and its settings, both of this package."""
+    """Return the component of a function of the same name in module `target` of this package, with its settings."""
     config = f"areal_grpo.{settings}" if settings else "areal_core.config:NoSettings"
     return Component(name, summary, target=f"areal_grpo.{target}:{name}", config=config)
 
@@ -184,4 +184,4 @@ PRESETS = [
     Preset(record.name, record.summary, path=f"areal_grpo:presets/{record.name}.yaml", plugins=("hf", "fsdp", "view"))
     for record in ALGORITHMS
 ]
-"""A complete run of each algorithm on the demonstration's task."""
+"""Complete run of each algorithm on the demonstration's task."""

@@ -1,8 +1,8 @@
-"""Terms that are added to the loss of a token: pure functions of `PolicyTerms`, flat [T] in and out.
+"""Regularizers: terms that are added to the loss of a token. Pure functions of `PolicyTerms`, flat [T] in and out.
 
-What counts in a loss is the gradient. For tokens that the policy itself has sampled the expected gradient of each
-estimator is said with it. The importance weights of corrections multiply these terms as they multiply the policy loss;
-their masks leave these terms alone.
+In a loss only the gradient matters. Each docstring has the expected gradient for tokens that the policy itself has
+sampled. The importance weights of corrections multiply these terms as they multiply the policy loss; masks of
+corrections do not affect them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 def reference_kl(
     terms: PolicyTerms, *, coefficient: float, estimator: str
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """β times an estimate of KL(π ‖ reference) from one sample; d = log π - log reference.
+    """Return β times an estimate of KL(π ‖ reference) from one sample, with d = log π - log reference.
 
     - k2 = d² / 2: its expected gradient is that of KL(π ‖ reference), which seeks a mode of the reference.
     - k3 = exp(-d) - 1 + d (Schulman, "Approximating KL divergence", 2020; GRPO, arXiv 2402.03300, equation 4): never
       negative; its expected gradient is that of KL(reference ‖ π), which covers the reference.
     - unbiased = r k3 with r = π / π_prox (DeepSeek-V3.2, arXiv 2512.02556): the ratio makes value and gradient those of
-      KL(π ‖ reference) also when π has left the policy that sampled.
+      KL(π ‖ reference) also if π differs from the policy that sampled.
 
-    As values all three estimate KL(π ‖ reference); d is cut at ±20 in exponentials. `unbiased` is the default because
-    only its value and its gradient are both those of this divergence: the gradient of k3 is that of another one, and
-    the value of k2 is biased.
+    As values all three estimate KL(π ‖ reference); d is clamped to ±20 in exponentials. `unbiased` is the default
+    because only its value and its gradient both belong to this divergence: the gradient of k3 belongs to another one,
+    and the value of k2 is biased.
     """
     difference = torch.where(terms.mask, terms.logprobs - terms.columns["reference_logprobs"], 0.0)
     if estimator == "k2":
@@ -43,12 +43,12 @@ def reference_kl(
 
 
 def entropy_bonus(terms: PolicyTerms, *, coefficient: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """-η H_t with the entropy H_t of the policy's distribution (Mnih et al., arXiv 1602.01783): keeps it exploring."""
+    """Return -η H_t with the entropy H_t of the policy's distribution (Mnih et al., arXiv 1602.01783)."""
     assert terms.entropy is not None
     return -coefficient * torch.where(terms.mask, terms.entropy, 0.0), {}
 
 
 def adaptive_entropy(terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """-c H_t, as `entropy_bonus`, with the coefficient of the column `entropy_coefficient`: see `entropy_target`."""
+    """Return -c H_t like `entropy_bonus`, with c from the column `entropy_coefficient`; see `entropy_target`."""
     assert terms.entropy is not None
     return -terms.columns["entropy_coefficient"] * torch.where(terms.mask, terms.entropy, 0.0), {}

@@ -1,6 +1,6 @@
-"""Reward shaping: other rewards for a finished group before it is trained on. Pure functions of its episodes.
+"""Reward shaping: pure functions that change the rewards of a finished group before it is trained on.
 
-An episode's length is the number of tokens that the policy has sampled in all of its trajectories.
+The length of an episode is the number of tokens that the policy has sampled in all of its trajectories.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 
 def overlong_penalty(episodes: Sequence[Episode], *, max_length: int, buffer: int, factor: float) -> list[Episode]:
-    """R ← R - factor clip((length - (max_length - buffer)) / buffer, 0, 1): soft overlong punishment (DAPO, arXiv
-    2503.14476, equation 13, whose factor is 1).
+    """Lower the reward of overlong answers: R ← R - factor clip((length - (max_length - buffer)) / buffer, 0, 1).
+
+    This is DAPO's soft overlong punishment (arXiv 2503.14476, equation 13, with a factor of 1).
 
     Args:
-        episodes: of one prompt.
-        max_length: tokens from which the whole penalty is due.
-        buffer: tokens before it, over which the penalty grows from 0.
-        factor: the largest penalty, in the unit of the reward.
+        episodes: episodes of one prompt.
+        max_length: length in tokens from which the full penalty applies.
+        buffer: number of tokens below it over which the penalty grows from 0.
+        factor: full penalty, in units of the reward.
     """
     lengths = [_length(episode) for episode in episodes]
     shares = [min(max((length - (max_length - buffer)) / buffer, 0.0), 1.0) for length in lengths]
@@ -30,37 +31,39 @@ def overlong_penalty(episodes: Sequence[Episode], *, max_length: int, buffer: in
 
 
 def length_penalty(episodes: Sequence[Episode], *, coefficient: float, right_above: float) -> list[Episode]:
-    """Among the answers to one prompt shorter ones earn more and longer ones less (Kimi k1.5, arXiv 2501.12599, section
-    2.3.3): R ← R + coefficient λ for a right answer and R + coefficient min(0, λ) for a wrong one,
-    λ = 1/2 - (length - shortest) / (longest - shortest), and 0 where all are equally long.
+    """Raise the reward of shorter answers to a prompt and lower that of longer ones (Kimi k1.5, arXiv 2501.12599,
+    section 2.3.3).
+
+    R ← R + coefficient λ for a correct answer and R + coefficient min(0, λ) for a wrong one, with
+    λ = 1/2 - (length - shortest) / (longest - shortest), or 0 if all lengths are equal.
 
     Args:
-        episodes: of one prompt.
-        coefficient: how much the shortest right answer earns over the longest.
-        right_above: answers with a greater reward count as right.
+        episodes: episodes of one prompt.
+        coefficient: difference in reward between the shortest and the longest correct answer.
+        right_above: an answer with a reward above this is correct.
     """
     lengths = [_length(episode) for episode in episodes]
     spread = max(lengths) - min(lengths)
     shaped = []
     for episode, length in zip(episodes, lengths, strict=True):
-        earned = 0.5 - (length - min(lengths)) / spread if spread else 0.0
-        earned = earned if episode.reward > right_above else min(0.0, earned)
-        shaped.append(replace(episode, reward=episode.reward + coefficient * earned))
+        bonus = 0.5 - (length - min(lengths)) / spread if spread else 0.0
+        bonus = bonus if episode.reward > right_above else min(0.0, bonus)
+        shaped.append(replace(episode, reward=episode.reward + coefficient * bonus))
     return shaped
 
 
 def reward_bounds(episodes: Sequence[Episode], *, low: float | None, high: float | None) -> list[Episode]:
-    """R ← min(max(R, low), high), each bound where it is given; named rewards stay as they are.
+    """Bound the reward: R ← min(max(R, low), high). Named rewards are not changed.
 
     Args:
-        episodes: of one prompt.
-        low, high: in the unit of the reward.
+        episodes: episodes of one prompt.
+        low, high: bounds in units of the reward; None: no bound.
     """
-    raised = [episode.reward if low is None else max(episode.reward, low) for episode in episodes]
-    bounded = [reward if high is None else min(reward, high) for reward in raised]
+    at_least_low = [episode.reward if low is None else max(episode.reward, low) for episode in episodes]
+    bounded = [reward if high is None else min(reward, high) for reward in at_least_low]
     return [replace(episode, reward=reward) for episode, reward in zip(episodes, bounded, strict=True)]
 
 
 def _length(episode: Episode) -> int:
-    # By the versions: a workflow may have masked tokens that were sampled.
+    # Count by versions, not by `loss_mask`: a workflow may have masked sampled tokens.
     return sum(int((trajectory.tokens["versions"] >= 0).sum()) for trajectory in episode.trajectories)

@@ -1,6 +1,6 @@
-"""Losses of tokens by one ratio for the whole sequence: pure functions of `PolicyTerms`, flat [T] in and out.
+"""Token losses with one ratio for the whole sequence: pure functions of `PolicyTerms`, flat [T] in and out.
 
-Their papers define one loss for a sequence. Here each of its tokens has that loss, and a gradient of its own; so the
+The papers define one loss for a sequence. Here each token of a sequence has that loss, and its own gradient. So the
 loss aggregation `core/sequence_mean`, the mean over a sequence's tokens, gives the paper's loss and gradient.
 """
 
@@ -17,18 +17,19 @@ if TYPE_CHECKING:
 
 
 def gspo(terms: PolicyTerms, *, clip_low: float, clip_high: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """L_t = -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A), s = exp(mean_t log π / π_prox) (GSPO, arXiv 2507.18071).
+    """Return L_t = -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A), with s = exp(mean_t log π / π_prox) (GSPO, arXiv
+    2507.18071).
 
-    s is the same for all tokens of a sequence. As in the paper's GSPO-token each token carries the gradient of its own
-    log-probability, s_t = sg(s) π / sg(π), so that advantages may differ within a sequence; where they do not, the
-    mean over the tokens has the gradient of GSPO itself. The mean of log-ratios moves far less than one log-ratio:
-    bounds are a thousandth of PPO's.
+    s is the same for all tokens of a sequence. As in the paper's GSPO-token, each token has the gradient of its own
+    log-probability, s_t = sg(s) π / sg(π), so that advantages may differ within a sequence. If they do not, the mean
+    over the tokens has the gradient of GSPO. A mean of log-ratios moves far less than one log-ratio, so the bounds are
+    a thousandth of PPO's.
 
     Returns:
         The loss, and `ratio` (s), and the clip fractions of `ppo_clip`.
     """
-    each = log_ratio(terms.logprobs, terms.proximal_logprobs, terms.mask)
-    ratio = (_mean(terms, each) + each - each.detach()).exp()
+    log_ratios = log_ratio(terms.logprobs, terms.proximal_logprobs, terms.mask)
+    ratio = (_mean(terms, log_ratios) + log_ratios - log_ratios.detach()).exp()
     plain = -ratio * terms.advantages
     clipped = -ratio.clamp(1 - clip_low, 1 + clip_high) * terms.advantages
     logged = {"ratio": ratio.detach(), **clip_shares(clipped > plain, terms.advantages)}
@@ -36,23 +37,23 @@ def gspo(terms: PolicyTerms, *, clip_low: float, clip_high: float) -> tuple[torc
 
 
 def gmpo(terms: PolicyTerms, *, clip_low: float, clip_high: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """L_t = -A exp(mean_t l_t), l_t = log(π / π_prox), clipped by token (GMPO, arXiv 2507.20673).
+    """Return L_t = -A exp(mean_t l_t), with l_t = log(π / π_prox) clipped by token (GMPO, arXiv 2507.20673).
 
-    Where A > 0, l_t is at most `clip_high`, else at least -`clip_low`: like the minimum in PPO's loss this bounds what
-    a token can gain, not what it can lose. The bounds are those of log-ratios, 0.4 in the paper. A clipped token has
-    no gradient and still counts in the mean.
+    l_t is at most `clip_high` if A > 0, else at least -`clip_low`. Like the minimum in PPO's loss, this bounds what a
+    token can gain, not what it can lose. The bounds apply to log-ratios; the paper has 0.4. A clipped token has no
+    gradient but still counts in the mean.
 
     Returns:
         The loss, and `ratio` (the geometric mean), and the clip fractions of `ppo_clip`.
     """
-    each = log_ratio(terms.logprobs, terms.proximal_logprobs, terms.mask)
+    log_ratios = log_ratio(terms.logprobs, terms.proximal_logprobs, terms.mask)
     gains = terms.advantages > 0
-    bounded = torch.where(gains, each.clamp(max=clip_high), each.clamp(min=-clip_low))
+    bounded = torch.where(gains, log_ratios.clamp(max=clip_high), log_ratios.clamp(min=-clip_low))
     ratio = (_mean(terms, bounded) + bounded - bounded.detach()).exp()
-    clipped = torch.where(gains, each > clip_high, each < -clip_low)
+    clipped = torch.where(gains, log_ratios > clip_high, log_ratios < -clip_low)
     return -ratio * terms.advantages, {"ratio": ratio.detach(), **clip_shares(clipped, terms.advantages)}
 
 
 def _mean(terms: PolicyTerms, values: torch.Tensor) -> torch.Tensor:
-    """[T] without gradients: of each token, the mean over its sequence's tokens in the mask."""
+    """Return for each token the mean over its sequence's tokens in the mask, [T] without gradients."""
     return terms.row_mean(values.detach()).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)[terms.row_index]

@@ -1,4 +1,4 @@
-"""What advantages are computed from: rewards of episodes, and means and deviations over the whole batch."""
+"""Statistics for advantages: rewards of episodes, and means and deviations over the whole batch."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from areal_core.data import PackedBatch
 
 EPSILON = 1e-8
-"""Added to a variance before its root."""
+"""Added to a variance before its square root."""
 
 
 def token_rewards(batch: PackedBatch) -> torch.Tensor | None:
-    """`token_rewards` [T] float64 on the tokens in the loss, 0 elsewhere; None where the batch has none.
+    """Return `token_rewards` [T] float64 with 0 outside the loss; None if the batch has none.
 
-    Position t holds what was earned by writing `targets[t]`: a penalty that a transform has added, or what a workflow
-    gave for single tokens. Tokens that are not learned from earn nothing.
+    Position t holds the reward for `targets[t]`: a penalty that a transform has added, or a reward that a workflow gave
+    to a single token.
     """
     rewards = batch.get("token_rewards")
     return None if rewards is None else torch.where(batch["loss_mask"], rewards.double(), 0.0)
 
 
 def episode_token_rewards(batch: PackedBatch) -> torch.Tensor:
-    """[B] float64: the sum of `token_rewards` over all trajectories of each one's episode and agent, or else 0."""
+    """Return the sum of `token_rewards` over all trajectories of each sequence's episode and agent, [B] float64."""
     total = torch.zeros(len(batch), dtype=torch.float64, device=batch.lengths.device)
     rewards = token_rewards(batch)
     if rewards is None:
@@ -36,18 +36,18 @@ def episode_token_rewards(batch: PackedBatch) -> torch.Tensor:
 
 
 def episode_rewards(batch: PackedBatch) -> torch.Tensor:
-    """[B] float64: `reward`, and what the episode's tokens have earned beside it.
+    """Return `reward` plus the rewards of the episode's tokens, [B] float64.
 
-    In float32 the rounding of a mean would no longer be small beside an ε where all rewards are equal.
+    In float32 the rounding error of a mean would not be small compared with ε if all rewards are equal.
     """
     return batch["reward"].double() + episode_token_rewards(batch)
 
 
 def batch_moments(batch: PackedBatch, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and unbiased standard deviation over all episodes of the batch, each [B]; for each agent by itself.
+    """Return mean and unbiased standard deviation over all episodes of the batch, each [B], separately for each agent.
 
     Args:
-        batch: has `group_id` and `episode_id`.
+        batch: with `group_id` and `episode_id`.
         values: [B].
     """
     whole = batch.with_sequences(group_id=torch.zeros_like(batch["group_id"]))
@@ -55,14 +55,15 @@ def batch_moments(batch: PackedBatch, values: torch.Tensor) -> tuple[torch.Tenso
 
 
 def whitened(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """(x - mean x) / sqrt(var x + 1e-8) over the masked tokens of a batch, var unbiased, as in TRL's and verl's PPO.
+    """Return (x - mean x) / sqrt(var x + 1e-8) over the masked tokens of a batch, with the unbiased variance, as in
+    TRL's and verl's PPO.
 
     Args:
-        values: [T], anything where the mask is off.
+        values: [T], any values outside the mask.
         mask: [T] bool.
 
     Returns:
-        [T], 0 outside the mask; 0 everywhere where there are fewer than two tokens, or no two differ.
+        [T], 0 outside the mask; 0 everywhere if there are fewer than two tokens, or if all values are equal.
     """
     inside = values[mask]
     deviation = inside - inside.mean()

@@ -1,4 +1,4 @@
-"""Settings of reward shaping, group filters and batch transforms. Imports no torch, as `areal_grpo.config`."""
+"""Settings of reward shaping, group filters and batch transforms. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class ZeroVarianceSettings(Settings):
-    """`group_filters.zero_variance` has none; it checks that groups can vary."""
+    """Settings of `group_filters.zero_variance`, which has none. It needs groups of several episodes."""
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """A group of one episode always has equal rewards: every group would be dropped."""
+        """Refuse groups of one episode: their rewards are always equal, so every group would be dropped."""
         if config.rollout.group_size == 1:
             yield (
-                "zero_variance drops groups whose rewards are all equal, and with rollout.group_size 1 that is every "
-                "group; set rollout.group_size to 2 or more, or leave it out"
+                "zero_variance drops groups whose rewards are all equal. With rollout.group_size 1 these are all "
+                "groups; set rollout.group_size to 2 or more, or remove it"
             )
 
     def notes(self, config: RunConfig) -> Iterable[str]:
-        """An advantage that compares each reward learns from groups that this filter drops."""
+        """Note that gdpo could learn from some of the groups that this filter drops."""
         if getattr(getattr(config.algorithm.settings, "advantage", None), "target", None) == "grpo/gdpo":
             yield (
-                "zero_variance compares the sum of the rewards, and gdpo each of them: groups whose rewards differ and "
+                "zero_variance compares the sum of the rewards, but gdpo each of them: groups whose rewards differ but "
                 "cancel out are dropped"
             )
 
@@ -48,18 +48,18 @@ class OverlongPenaltySettings(Settings):
     factor: float = Field(1.0, gt=0, description="Full penalty, in units of the reward.")
 
     @model_validator(mode="after")
-    def _fits(self) -> OverlongPenaltySettings:
+    def _check_buffer(self) -> OverlongPenaltySettings:
         if self.buffer > self.max_length:
-            raise ValueError("buffer must be at most max_length, or an answer without a token would be too long")
+            raise ValueError("buffer must be at most max_length, or even an empty answer would be penalized")
         return self
 
     def notes(self, config: RunConfig) -> Iterable[str]:
-        """An answer that is cut before the penalty begins is never punished."""
+        """Note that the penalty has no effect if answers are cut before it begins."""
         longest = config.sampling.max_new_tokens
         if longest <= self.max_length - self.buffer:
             yield (
-                f"the penalty begins above {self.max_length - self.buffer} tokens, and one generation has at most "
-                f"{longest} (sampling.max_new_tokens): with one turn it is never due"
+                f"the penalty begins above {self.max_length - self.buffer} tokens, but one generation has at most "
+                f"{longest} (sampling.max_new_tokens): with one turn it never applies"
             )
 
 
@@ -75,10 +75,10 @@ class LengthPenaltySettings(Settings):
     right_above: float = Field(0.0, description="An answer with a reward above this counts as correct.")
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """A group of one has nothing to compare its length with."""
+        """Refuse groups of one episode, which have no other answers to compare lengths with."""
         if config.rollout.group_size == 1:
             yield (
-                "length_penalty compares the answers to one prompt, and rollout.group_size is 1; set "
+                "length_penalty compares the answers to one prompt, but rollout.group_size is 1; set "
                 "rollout.group_size to 2 or more, or choose overlong_penalty"
             )
 
@@ -90,7 +90,7 @@ class RewardBoundsSettings(Settings):
     high: float | None = Field(None, description="Upper bound of the reward. null: none.")
 
     @model_validator(mode="after")
-    def _ordered(self) -> RewardBoundsSettings:
+    def _check_order(self) -> RewardBoundsSettings:
         if self.low is None and self.high is None:
             raise ValueError("low or high must be set")
         if self.low is not None and self.high is not None and self.low >= self.high:
@@ -122,7 +122,7 @@ class KLInRewardSettings(BatchTransformSettings):
     )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
-        """What the policy at the start of the batch and the reference say of each token."""
+        """Return the forward passes of the policy at the start of the batch and of the reference."""
         return (
             ForwardPass(ACTOR, "logprobs", "proximal_logprobs"),
             ForwardPass(REFERENCE, "logprobs", "reference_logprobs"),

@@ -1,1 +1,1 @@
-"""What a laptop can watch a language model learn: to show its working before it answers."""
+"""Demonstration for a laptop: a small language model learns to show its working before it answers."""

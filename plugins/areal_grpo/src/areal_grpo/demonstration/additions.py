@@ -1,4 +1,4 @@
-"""Two-digit additions, answered directly (`85`) or worked (`{7+8=15;4+3+1=8}85`)."""
+"""Two-digit additions, answered directly (`85`) or with working (`{7+8=15;4+3+1=8}85`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SPLIT_SEED = 20240
 
 
 def worked(first: int, second: int) -> str:
-    """The working of an addition, units before tens, and its result."""
+    """Return the working of an addition, units before tens, and its result."""
     units = first % 10 + second % 10
     carry = units // 10
     carried = f"+{carry}" if carry else ""
@@ -24,17 +24,17 @@ def worked(first: int, second: int) -> str:
 
 
 def problems(split: str) -> list[tuple[int, int]]:
-    """All additions of two-digit numbers: 200 held out, the other 7,900 for training."""
-    everything = [(first, second) for first in range(10, 100) for second in range(10, 100)]
-    random.Random(_SPLIT_SEED).shuffle(everything)
-    return everything[:HELD_OUT] if split == "held_out" else everything[HELD_OUT:]
+    """Return the additions of a split: 200 are held out, the other 7,900 are for training."""
+    pairs = [(first, second) for first in range(10, 100) for second in range(10, 100)]
+    random.Random(_SPLIT_SEED).shuffle(pairs)
+    return pairs[:HELD_OUT] if split == "held_out" else pairs[HELD_OUT:]
 
 
 class Additions:
-    """Rows `{"prompt": "47+38=", "answer": "85"}`.
+    """A `Dataset` of rows `{"prompt": "47+38=", "answer": "85"}`.
 
     Args:
-        settings: which split.
+        settings: the split.
     """
 
     def __init__(self, settings: SplitSettings) -> None:
@@ -49,21 +49,21 @@ class Additions:
 
 
 class AdditionLessons:
-    """Rows with a `completion`, for fine-tuning: first only worked answers, then mostly direct ones.
+    """A `Dataset` of rows with a `completion`, for fine-tuning: first answers with working, then mostly direct ones.
 
-    The first part teaches the procedure. The second makes answering directly the habit, which leaves it to
-    reinforcement learning to find out that working pays.
+    The first part teaches the procedure. The second makes direct answers the habit, so that reinforcement learning has
+    to discover that working pays off.
 
     Args:
-        settings: how many rows, and how they are answered.
+        settings: number of rows, and share of answers with working.
     """
 
     def __init__(self, settings: AdditionLessonsSettings) -> None:
-        choice, train, rows = random.Random(settings.seed), problems("train"), settings.rows
+        generator, train, rows = random.Random(settings.seed), problems("train"), settings.rows
         self._rows = []
         for row in range(rows):
-            first, second = choice.choice(train)
-            is_worked = row < rows * settings.worked_share or choice.random() < settings.worked_later
+            first, second = generator.choice(train)
+            is_worked = row < rows * settings.worked_share or generator.random() < settings.worked_later
             completion = worked(first, second) if is_worked else str(first + second)
             self._rows.append({"prompt": f"{first}+{second}=", "completion": completion})
 
@@ -75,10 +75,10 @@ class AdditionLessons:
 
 
 def right_result(completion: str, answer: str, finish_reason: str) -> float:
-    """1 if what follows the last `}` is the answer and the model ended by itself, else 0."""
+    """Return 1 if the text after the last `}` is the answer and the model ended it itself, else 0."""
     return float(finish_reason == "stop" and completion.rsplit("}", 1)[-1].strip() == answer)
 
 
 def shows_working(completion: str) -> float:
-    """1 if the answer has a working; given weight 0, it is only watched."""
+    """Return 1 if the answer has a working, else 0. With weight 0 it is only logged."""
     return float("}" in completion)

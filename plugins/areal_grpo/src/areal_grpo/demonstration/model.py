@@ -1,4 +1,4 @@
-"""The demonstration's model: a Qwen3 of 0.2 M parameters over characters, fine-tuned by areal itself."""
+"""Model of the demonstration: a Qwen3 of 0.2 M parameters over characters, which areal itself fine-tunes."""
 
 from __future__ import annotations
 
@@ -39,8 +39,17 @@ def make_model(
 ) -> Path:
     """Write a character model with random weights as a Hugging Face folder.
 
-    The head size is 32 because vLLM's kernels for CPUs have none for smaller ones. Phrases are one token each, wherever
-    they stand. With experts each layer is an MoE of Qwen3-MoE's kind.
+    The head size is 32 because vLLM's CPU kernels support no smaller one.
+
+    Args:
+        folder: folder to create.
+        hidden: size of hidden states.
+        layers: number of layers.
+        heads: number of attention heads.
+        head_size: size of an attention head.
+        seed: random seed of the weights.
+        phrases: texts that become one token each.
+        experts: number of experts of each layer, which is then an MoE of Qwen3-MoE's kind; 0: no MoE.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -52,7 +61,7 @@ def make_model(
         Qwen3MoeForCausalLM,
     )
 
-    # Some releases of transformers have types for these, some have not.
+    # Only some releases of transformers have type annotations for these.
     build_tokenizer: Any = PreTrainedTokenizerFast
     build_model: Any = Qwen3MoeForCausalLM if experts else Qwen3ForCausalLM
     kind: Any = Qwen3MoeConfig if experts else Qwen3Config
@@ -92,7 +101,7 @@ def make_model(
 
 
 def _moe(experts: int) -> dict[str, Any]:
-    """Of a config: two of the experts are as wide as the MLP without them."""
+    """Return the MoE fields of a config. Two experts are as wide as the MLP of a model without experts."""
     return {
         "num_experts": experts,
         "num_experts_per_tok": min(2, experts),
@@ -102,10 +111,10 @@ def _moe(experts: int) -> dict[str, Any]:
 
 
 class AdditionModel:
-    """A `ModelSource`: random weights, then supervised fine-tuning by the preset `grpo/addition_lessons`; cached.
+    """A `ModelSource` that makes random weights and fine-tunes them with the preset `grpo/addition_lessons`; cached.
 
     Args:
-        settings: length of the fine-tuning and seed.
+        settings: length of the fine-tuning, seed and number of experts.
     """
 
     name = "addition_model"
@@ -116,26 +125,27 @@ class AdditionModel:
         self._experts = settings.experts
 
     def find(self, cache: Path) -> Path | None:
-        """The fine-tuned model's folder, where it is whole; see `ModelResolver.find`."""
+        """Return the folder of the fine-tuned model if it is complete, else None; see `ModelResolver.find`."""
         model = cache / self.name / self._key() / "model"
         return model if (model / "config.json").is_file() else None
 
     def prepare(self, cache: Path) -> Path:
-        """The fine-tuned model's folder; see `ModelSource.prepare`."""
+        """Return the folder of the fine-tuned model, after training it if necessary; see `ModelSource.prepare`."""
         from areal_core.programs import execute
 
-        if found := self.find(cache):
-            return found
+        folder = self.find(cache)
+        if folder is not None:
+            return folder
         trained = cache / self.name / self._key()
         initial = trained.with_name(f"{trained.name}-initial")
-        if not initial.is_dir():  # it takes its name when it is whole
-            fresh = trained.with_name(f".{initial.name}")
-            shutil.rmtree(fresh, ignore_errors=True)
-            self._make(fresh).rename(initial)
+        if not initial.is_dir():  # renamed to this name when it is complete
+            temporary = trained.with_name(f".{initial.name}")
+            shutil.rmtree(temporary, ignore_errors=True)
+            self._make(temporary).rename(initial)
         shutil.rmtree(trained, ignore_errors=True)
         resolved = self._lessons(initial)
         minutes = self._steps / 800 * (2 if self._experts else 1)
-        print(f"fine-tuning it once, {self._steps} steps: {minutes:.1f} minutes on two cores", flush=True)  # noqa: T201
+        print(f"fine-tuning the model once, {self._steps} steps: about {minutes:.1f} minutes on two cores", flush=True)  # noqa: T201
         execute(resolved, run_dir=trained)
         return trained / "model"
 
@@ -143,27 +153,27 @@ class AdditionModel:
         return make_model(folder, seed=self._seed, experts=self._experts)
 
     def _key(self) -> str:
-        """Of what is learned in the fine-tuning alone: not of where the cache lies, who asks, or how it is started."""
+        """Return a hash of what affects the fine-tuning: not of the cache's path, the caller or the launcher."""
         config = self._lessons("initial").config
-        made = f" {self._experts} experts" if self._experts else ""
-        return hashlib.sha256((config.model_dump_json(exclude={"launcher"}) + made).encode()).hexdigest()[:16]
+        experts = f" {self._experts} experts" if self._experts else ""
+        return hashlib.sha256((config.model_dump_json(exclude={"launcher"}) + experts).encode()).hexdigest()[:16]
 
     def _lessons(self, initial: Path | str) -> Resolved:
         from areal_core.config import resolve
 
-        words = [f"model.path={initial}", f"steps={self._steps}", f"seed={self._seed}", *self._taught()]
-        return resolve("grpo/addition_lessons", ["grpo"], words, environment={})
+        overrides = [f"model.path={initial}", f"steps={self._steps}", f"seed={self._seed}", *self._dataset_overrides()]
+        return resolve("grpo/addition_lessons", ["grpo"], overrides, environment={})
 
-    def _taught(self) -> list[str]:
-        """What is taught, as words of a command line."""
+    def _dataset_overrides(self) -> list[str]:
+        """Return config overrides that choose the data set."""
         return [f"dataset.rows={64 * self._steps}"]
 
 
 class TaughtModel(AdditionModel):
-    """The same, taught by lessons of a user's.
+    """A `ModelSource` like `AdditionModel`, fine-tuned on the user's lessons.
 
     Args:
-        settings: whose lessons, and which phrases are one token each.
+        settings: the lessons, and phrases that become one token each.
     """
 
     name = "taught_model"
@@ -176,14 +186,14 @@ class TaughtModel(AdditionModel):
         return make_model(folder, seed=self._seed, phrases=self._settings.phrases, experts=self._experts)
 
     def _key(self) -> str:
-        """A file of lessons counts by what is in it: each run has a copy of its own."""
+        """Return a hash of the fine-tuning. A file of lessons counts by its contents, because each run has a copy."""
         lessons = self._settings.lessons.to_tree()
-        place, colon, name = lessons.pop("type").rpartition(":")
-        if place.endswith(".py"):
-            place = Path(place).read_text(encoding="utf-8")
-        left_out = {"lessons"} if self._experts else {"lessons", "experts"}
-        told = [place, colon, name, lessons, self._settings.model_dump(mode="json", exclude=left_out)]
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+        module, colon, name = lessons.pop("type").rpartition(":")
+        if module.endswith(".py"):
+            module = Path(module).read_text(encoding="utf-8")
+        excluded = {"lessons"} if self._experts else {"lessons", "experts"}
+        content = [module, colon, name, lessons, self._settings.model_dump(mode="json", exclude=excluded)]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
-    def _taught(self) -> list[str]:
+    def _dataset_overrides(self) -> list[str]:
         return [f"dataset={json.dumps(self._settings.lessons.to_tree())}"]

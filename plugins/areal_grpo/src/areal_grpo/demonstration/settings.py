@@ -1,4 +1,4 @@
-"""Settings of the demonstration's parts."""
+"""Settings of the demonstration's components."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from areal_core.config import Selection, Settings, component
 
 
 class SplitSettings(Settings):
-    """Which part of the problems."""
+    """Settings of a data set with a training split and a held-out split."""
 
     split: Literal["train", "held_out"] = Field(
         default="train", description="Split of the data. The two splits share no problem."
@@ -18,7 +18,7 @@ class SplitSettings(Settings):
 
 
 class AdditionLessonsSettings(Settings):
-    """First only worked answers, then mostly direct ones."""
+    """Settings of the lessons: first only answers with working, then mostly direct ones."""
 
     rows: int = Field(default=51200, ge=1, description="Number of rows, one lesson each.")
     worked_share: float = Field(
@@ -34,7 +34,7 @@ class AdditionLessonsSettings(Settings):
 
 
 class AdditionModelSettings(Settings):
-    """The fine-tuned character model."""
+    """Settings of the fine-tuned character model."""
 
     steps: int = Field(default=800, ge=1, description="Number of fine-tuning steps, with 64 lessons each.")
     seed: int = Field(default=0, ge=0, description="Random seed of the initial weights and the lessons.")
@@ -47,7 +47,7 @@ class AdditionModelSettings(Settings):
 
 
 class TaughtModelSettings(AdditionModelSettings):
-    """The same model over characters, fine-tuned on lessons of yours."""
+    """Settings of the same character model, fine-tuned on your lessons."""
 
     lessons: Selection = component(
         "datasets",

