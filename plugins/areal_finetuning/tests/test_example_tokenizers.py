@@ -173,12 +173,12 @@ def test_what_is_too_long_is_refused_or_cut(name, build, tokenizer, written):
     row = {"prompt": "2+2=", "completion": "four", "chosen": "four", "rejected": "five"}
     fits = build("example_tokenizers", name, max_tokens=9)(row, tokenizer)
     assert written(fits[0]) == ("2+2=four<eos>", ["four<eos>"])
-    with pytest.raises(ValueError, match=r"it has 9 tokens, and 8 are allowed by .*overlong to truncate"):
+    with pytest.raises(ValueError, match=r"it has 9 tokens, but 8 are allowed by .*overlong to truncate"):
         build("example_tokenizers", name, max_tokens=8)(row, tokenizer)
     for cut in build("example_tokenizers", name, max_tokens=6, overlong="truncate")(row, tokenizer):
         assert written(cut)[1] in (["fo"], ["fi"])
         assert int(cut.sequence["finish_reason"]) == FinishReason.LENGTH
-    with pytest.raises(ValueError, match="nothing to learn in it within the 4 tokens that it was cut to"):
+    with pytest.raises(ValueError, match="nothing to learn in it within the first 4 tokens, to which it was cut"):
         build("example_tokenizers", name, max_tokens=4, overlong="truncate")(row, tokenizer)
 
 
@@ -186,7 +186,7 @@ def test_what_is_too_long_is_refused_or_cut(name, build, tokenizer, written):
 def test_without_a_length_it_is_the_models_context(name, build, make_tokenizer):
     row = {"prompt": "2+2=", "completion": "four", "chosen": "4", "rejected": "five"}
     assert build("example_tokenizers", name)(row, make_tokenizer(model_max_length=9))
-    with pytest.raises(ValueError, match=r"it has 9 tokens, and 8 are allowed by .* or the model's context"):
+    with pytest.raises(ValueError, match=r"it has 9 tokens, but 8 are allowed by .* or the model's context"):
         build("example_tokenizers", name)(row, make_tokenizer(model_max_length=8))
     assert build("example_tokenizers", name, overlong="skip")(row, make_tokenizer(model_max_length=8)) == []
 

@@ -78,7 +78,10 @@ def test_defaults_are_those_of_the_papers(read):
     [
         (("algorithm=dpo", "algorithm.beta=0"), r"algorithm\.beta"),
         (("algorithm=dpo", "algorithm.label_smoothing=0.5"), r"algorithm\.label_smoothing"),
-        (("algorithm=ipo", "algorithm.label_smoothing=0.1"), "label_smoothing is of loss: sigmoid, and loss is ipo"),
+        (
+            ("algorithm=ipo", "algorithm.label_smoothing=0.1"),
+            "label_smoothing works only with loss: sigmoid, but loss is ipo",
+        ),
         (("algorithm=dpo", "algorithm.loss=hinge"), r"algorithm\.loss"),
         (("algorithm=reward_model", "algorithm.centering=-1"), r"algorithm\.centering"),
         (("algorithm=sft", "algorithm.example_tokenizer.max_tokens=1"), r"algorithm\.example_tokenizer\.max_tokens"),

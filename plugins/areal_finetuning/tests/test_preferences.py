@@ -173,7 +173,7 @@ def test_a_batch_without_pairs_is_refused(pairs, build, one_update):
     algorithm = build("algorithms", "dpo")
     with pytest.raises(ValueError, match="two sequences a row, with the column is_chosen"):
         one_update(algorithm, pairs.with_units(None))
-    with pytest.raises(ValueError, match="one chosen and one rejected sequence; here are 2 and 0"):
+    with pytest.raises(ValueError, match="one chosen and one rejected sequence; this unit has 2 and 0"):
         one_update(algorithm, pairs.with_sequences(is_chosen=torch.ones(8, dtype=torch.bool)))
-    with pytest.raises(ValueError, match="here are 1 and 2"):
+    with pytest.raises(ValueError, match="this unit has 1 and 2"):
         one_update(algorithm, pairs.select([0, 1, 2, 3, 4, 5]).with_units(torch.tensor([0, 0, 1, 0, 1, 1])))

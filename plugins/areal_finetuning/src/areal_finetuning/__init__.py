@@ -1,1 +1,1 @@
-"""Fine-tuning on what a data set's rows say: supervised, on preferences, and of reward models."""
+"""Fine-tuning for areal: supervised, on preferences, reward models and distillation."""

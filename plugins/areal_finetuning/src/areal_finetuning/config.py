@@ -1,7 +1,8 @@
-"""Settings of the algorithms and example tokenizers. Imports no torch, so that a config is checked anywhere.
+"""Settings of algorithms and example tokenizers. This module does not import torch, so that configs can be checked
+anywhere.
 
-In the formulas π is the model that learns, x a prompt, y_c the chosen and y_r the rejected answer, U the pairs of an
-update, σ(z) = 1 / (1 + exp(-z)).
+In the formulas π is the trained model, x a prompt, y_c the chosen and y_r the rejected answer, U the number of pairs of
+an update, σ(z) = 1 / (1 + exp(-z)).
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from areal_core.engines import StoredModel
 
 REWARD_MODEL = Role("reward", head="scalar", trains=True)
-"""Says of a whole sequence how good it is, at its last token."""
+"""Model that scores a whole sequence at its last token."""
 TEACHER = Role("teacher", needs_path=True)
-"""The model that a policy is distilled from."""
+"""Model that a policy is distilled from."""
 
 
 class EncodingSettings(TemplateSettings):
@@ -46,12 +47,12 @@ class EncodingSettings(TemplateSettings):
     )
 
     def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
-        """A sequence cannot be longer than the model's context."""
+        """Check that max_tokens is within the model's context."""
         context = text_config(model.description).get("max_position_embeddings")
         if self.max_tokens is not None and isinstance(context, int) and self.max_tokens > context:
             yield (
-                f"max_tokens is {self.max_tokens}, and the model's context has {context} tokens: set max_tokens to at "
-                "most as many, or to null"
+                f"max_tokens is {self.max_tokens}, but the model's context has {context} tokens: set max_tokens to at "
+                f"most {context}, or to null"
             )
 
     def check_row(self, row: Mapping[str, Any], tokenizer: Any = None) -> str:
@@ -63,23 +64,23 @@ class EncodingSettings(TemplateSettings):
 
 
 class RowsSettings(Settings):
-    """What algorithms have in common that learn from rows as they are."""
+    """Settings of algorithms that train on the rows of a data set."""
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """Nothing is to be generated."""
+        """Refuse a workflow, because nothing is generated."""
         return _with_a_workflow(config)
 
 
 def _with_a_workflow(config: RunConfig) -> Iterable[str]:
     if config.workflow is not None:
-        yield "it learns from the data set's rows, and nothing generates: leave workflow and inference_engine out"
+        yield "it trains on the rows of the data set and generates nothing: remove workflow and inference_engine"
 
 
 class SupervisedSettings(RowsSettings):
-    """Supervised fine-tuning: L = -Σ_t w_t log π(y_t), the negative log-likelihood of what the rows say.
+    """Supervised fine-tuning: L = -Σ_t w_t log π(y_t), the negative log-likelihood of the answers in the rows.
 
-    On answers that a stronger model has written it is supervised distillation (sequence-level knowledge distillation,
-    arXiv 1606.07947).
+    On answers of a stronger model this is supervised distillation (sequence-level knowledge distillation, arXiv
+    1606.07947).
     """
 
     default_learning_rate: ClassVar[float] = 2e-5
@@ -94,7 +95,7 @@ class SupervisedSettings(RowsSettings):
     )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
-        """The model that learns."""
+        """Return the model that is trained."""
         return (ACTOR,)
 
 
@@ -102,7 +103,7 @@ class DPOSettings(RowsSettings):
     """Direct preference optimization (arXiv 2305.18290, equation 7).
 
     L = -1/U Σ log σ(β h), with h = log π(y_c) / π_ref(y_c) - log π(y_r) / π_ref(y_r), each a sum over the tokens of an
-    answer. The reference is the run's own model as it began, or that of `roles.reference.path`.
+    answer. The reference is the run's initial model, or the model of `roles.reference.path`.
     """
 
     default_learning_rate: ClassVar[float] = 5e-7
@@ -135,13 +136,13 @@ class DPOSettings(RowsSettings):
     )
 
     @model_validator(mode="after")
-    def _smooths_a_sigmoid(self) -> DPOSettings:
+    def _check_label_smoothing(self) -> DPOSettings:
         if self.label_smoothing and self.loss != "sigmoid":
-            raise ValueError(f"label_smoothing is of loss: sigmoid, and loss is {self.loss}: set it to 0")
+            raise ValueError(f"label_smoothing works only with loss: sigmoid, but loss is {self.loss}: set it to 0")
         return self
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
-        """The model that learns, and what the reference says of each token."""
+        """Return the model that is trained, and the forward pass of the reference if there is one."""
         yield ACTOR
         if not self.reference_free:
             yield ForwardPass(REFERENCE, "logprobs", "reference_logprobs")
@@ -150,20 +151,20 @@ class DPOSettings(RowsSettings):
 class IPOSettings(DPOSettings):
     """Identity preference optimization (arXiv 2310.12036, equation 17): L = 1/U Σ (h - 1 / (2τ))², with β for τ.
 
-    DPO drives h without end where labels never contradict each other; here h has an end, 1 / (2β). In the paper h is a
-    sum over the tokens of each answer, as in DPO. The authors' experiments took the mean over its tokens, as they have
-    confirmed to TRL, which takes the mean too: `length_normalized: true` is for their results and values of β.
+    DPO increases h without bound if labels never contradict each other; here the optimum of h is 1 / (2β). In the paper
+    h is a sum over the tokens of each answer, as in DPO. The authors' experiments used the mean over its tokens (they
+    confirmed it to TRL, which uses the mean, too): set `length_normalized: true` for their results and values of β.
     """
 
     loss: Literal["sigmoid", "ipo"] = Field("ipo", description=str(DPOSettings.model_fields["loss"].description))
 
 
 class RewardModelSettings(RowsSettings):
-    """A reward model of Bradley and Terry: L = -1/U Σ [log σ(s_c - s_r - m) - c (s_c + s_r)²].
+    """Bradley-Terry reward model: L = -1/U Σ [log σ(s_c - s_r - m) - c (s_c + s_r)²].
 
     s is the score at the last token of a sequence (InstructGPT, arXiv 2203.02155, equation 1). m is the row's `margin`,
-    0 where it has none (Llama 2, arXiv 2307.09288, section 3.2.2). c keeps scores around 0, which the
-    first term leaves open (arXiv 2312.09244).
+    0 if it has none (Llama 2, arXiv 2307.09288, section 3.2.2). c keeps scores around 0, which the first term does not
+    determine (arXiv 2312.09244).
     """
 
     default_learning_rate: ClassVar[float] = 1e-5
@@ -178,7 +179,7 @@ class RewardModelSettings(RowsSettings):
     )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
-        """The model that learns: the run's own, with a head of one value."""
+        """Return the model that is trained: the run's model with a head of one value."""
         return (REWARD_MODEL,)
 
 
@@ -188,7 +189,7 @@ class TeacherKLSettings(Settings):
     coefficient: float = Field(1.0, gt=0, description="Factor that the advantage is multiplied by.")
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
-        """What the teacher and the policy say of each token."""
+        """Return the forward passes of the teacher and the policy."""
         return (
             ForwardPass(TEACHER, "logprobs", "teacher_logprobs"),
             ForwardPass(ACTOR, "logprobs", "proximal_logprobs"),
@@ -196,24 +197,24 @@ class TeacherKLSettings(Settings):
 
 
 class DistillationSettings(PolicyLossSettings):
-    """`distillation.distillation` has none; it logs what the teacher says."""
+    """Settings of `distillation.distillation`, which has none."""
 
     anchor = "none"
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
-        """What the teacher says of each token."""
+        """Return the forward pass of the teacher, for the logged distance."""
         return (ForwardPass(TEACHER, "logprobs", "teacher_logprobs"),)
 
 
 class DistillSettings(PolicyGradientSettings):
-    """On-policy distillation (GKD, arXiv 2306.13649, with the reverse KL): the policy writes, a teacher judges tokens.
+    """On-policy distillation (GKD, arXiv 2306.13649, with the reverse KL): a teacher scores the policy's tokens.
 
     A_t = -(log π_prox(y_t) - log π_teacher(y_t));  L = -1/N Σ_t w_t A_t log π(y_t) over the N tokens of an update, with
     w_t = min(π_prox / μ, 2), where μ is the policy that sampled and π_prox the one at the start of the batch.
 
-    In expectation over a token this is the gradient of KL(π ‖ π_teacher) behind the text before it. What a token does
-    to the tokens after it is left out; MiniLLM (arXiv 2306.08543) sums that up in returns. The paper differentiates
-    the KL over the whole vocabulary; one sampled token has the same expectation and more variance.
+    In expectation over a token this is the gradient of KL(π ‖ π_teacher) given the text before it. Effects of a token
+    on later tokens are ignored; MiniLLM (arXiv 2306.08543) adds them up in returns. The paper differentiates the KL
+    over the whole vocabulary; one sampled token has the same expectation and more variance.
     """
 
     default_learning_rate: ClassVar[float] = 1e-5
@@ -235,11 +236,11 @@ class DistillSettings(PolicyGradientSettings):
 class GKDSettings(Settings):
     """Generalized knowledge distillation (GKD, arXiv 2306.13649): L = Σ_t w_t D_β(p_teacher, π).
 
-    Distributions are compared over the whole vocabulary. With M = β p_teacher + (1 - β) π behind the text before a
-    token, D_β = β KL(p_teacher ‖ M) + (1 - β) KL(π ‖ M); at the ends, where that is 0, KL(p_teacher ‖ π) for β = 0 and
-    KL(π ‖ p_teacher) for β = 1. The policy writes the text itself (the paper's λ = 1), or it is that of
-    the data set's rows (λ = 0). No gradient flows through the sampling, so that stale text costs nothing but its being
-    stale. β = 0.5 is TRL's default; the paper finds the best β to depend on the task.
+    Distributions are compared over the whole vocabulary, given the text before a token. With M = β p_teacher + (1 - β)
+    π, D_β = β KL(p_teacher ‖ M) + (1 - β) KL(π ‖ M). At the ends, where that is 0, D_β is KL(p_teacher ‖ π) for β = 0
+    and KL(π ‖ p_teacher) for β = 1. The policy generates the text (the paper's λ = 1), or it is the text of the rows
+    (λ = 0). No gradient flows through the sampling, so stale text needs no correction. β = 0.5 is TRL's default; in
+    the paper the best β depends on the task.
     """
 
     default_learning_rate: ClassVar[float] = 1e-5
@@ -261,11 +262,11 @@ class GKDSettings(Settings):
     )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
-        """The model that learns and the one that it learns from."""
+        """Return the model that is trained, and the teacher."""
         return (ACTOR, TEACHER)
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """There is something to learn from."""
+        """Check that the text comes either from a workflow or from the rows."""
         if self.example_tokenizer is not None:
             yield from _with_a_workflow(config)
         elif config.workflow is None:

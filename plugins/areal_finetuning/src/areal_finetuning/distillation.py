@@ -1,4 +1,4 @@
-"""Distillation: a policy learns what a teacher says of tokens, from the tokens alone or from whole distributions."""
+"""Distillation of a teacher into a policy, from sampled tokens or from whole distributions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def teacher_kl(batch: PackedBatch, *, coefficient: float) -> torch.Tensor:
-    """A_t = -c (log π_prox(y_t) - log π_teacher(y_t)), an estimate of -c KL(π_prox ‖ π_teacher) from one token.
+    """Return A_t = -c (log π_prox(y_t) - log π_teacher(y_t)), an estimate of -c KL(π_prox ‖ π_teacher) from one token.
 
-    For a token that π itself has sampled E[A_t ∇ log π(y_t)] = -c ∇ KL(π ‖ π_teacher), the reverse KL behind the text
-    before it (on-policy distillation, arXiv 2306.13649). Rewards do not count.
+    For a token that π itself has sampled, E[A_t ∇ log π(y_t)] = -c ∇ KL(π ‖ π_teacher), the reverse KL given the text
+    before it (on-policy distillation, arXiv 2306.13649). Rewards are not used.
 
     Args:
         batch: with `proximal_logprobs` and `teacher_logprobs`, [T].
@@ -37,9 +37,9 @@ def teacher_kl(batch: PackedBatch, *, coefficient: float) -> torch.Tensor:
 
 
 def distillation(terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """L_t = -A log π(y_t), for one update a batch (Williams, "Simple statistical gradient-following algorithms", 1992).
+    """Return L_t = -A log π(y_t) (Williams, "Simple statistical gradient-following algorithms", 1992).
 
-    With several updates choose a loss that clips, such as `grpo/ppo_clip`.
+    It is meant for one update per batch. With several updates choose a loss that clips, such as `grpo/ppo_clip`.
 
     Returns:
         The loss, and `teacher_kl`, log π - log π_teacher: its mean estimates KL(π ‖ π_teacher) in nats per token.
@@ -49,7 +49,7 @@ def distillation(terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tens
 
 
 class GeneralizedDistillation(Supervised):
-    """An `Algorithm` that learns the teacher's whole distribution: L = Σ w_t D_β(teacher, π) behind the t-th token.
+    """An `Algorithm` that learns the teacher's whole distribution: L = Σ_t w_t D_β(teacher, π).
 
     D_β is the generalized Jensen-Shannon divergence, which the training engine computes from both models' logits (GKD,
     arXiv 2306.13649, equations 1 and 4); no gradient flows through the sampling.
@@ -60,7 +60,7 @@ class GeneralizedDistillation(Supervised):
         self.outputs = (f"divergence:{TEACHER.name}:{settings.beta}",)
 
     def loss(self, batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
-        """The summed loss of a micro-batch."""
+        """Return the summed loss of a micro-batch."""
         divergence = torch.where(batch["loss_mask"], outputs[self.outputs[0]], 0.0)
         mean = Metric.mean(divergence, batch["loss_mask"])
         return LossResult((divergence * batch["loss_weights"]).sum(), {"teacher_divergence": mean})

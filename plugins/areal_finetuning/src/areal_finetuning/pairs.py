@@ -1,6 +1,6 @@
-"""Pairs of sequences, one chosen and one rejected: a unit of a batch each, so that no split parts them.
+"""Pairs of a chosen and a rejected sequence. Each pair is a unit of a batch, so that splits keep it together.
 
-Which is which says the column `is_chosen` [B] bool, and not their order.
+The column `is_chosen` [B] bool says which is which; their order does not matter.
 """
 
 from __future__ import annotations
@@ -16,37 +16,41 @@ if TYPE_CHECKING:
 
 
 def weigh_pairs(minibatch: PackedBatch) -> PackedBatch:
-    """Add `pair_weights` [U] float32, 1 / U for the U pairs of an update, which add up over any split of it.
+    """Add `pair_weights` [U] float32, 1 / U for the U pairs of an update. They add up over any split of it.
 
     Raises:
-        ValueError: a unit is no pair.
+        ValueError: a unit is not a pair.
     """
     pairs = minibatch.unit_count
     index = minibatch.unit_index
     is_chosen = minibatch.get("is_chosen")
     if index is None or is_chosen is None:
         raise ValueError(
-            "preferences need an example tokenizer that gives two sequences a row, with the column is_chosen"
+            "preferences need an example tokenizer that returns two sequences a row, with the column is_chosen"
         )
     sides = index.new_zeros(pairs, 2).index_put((index, is_chosen.long()), index.new_ones(()), accumulate=True)
     if not bool((sides == 1).all()):
-        odd = int((sides != 1).any(1).nonzero()[0])
-        rejected, chosen = sides[odd].tolist()
-        raise ValueError(f"a preference is one chosen and one rejected sequence; here are {chosen} and {rejected}")
+        unit = int((sides != 1).any(1).nonzero()[0])
+        rejected, chosen = sides[unit].tolist()
+        raise ValueError(f"a preference is one chosen and one rejected sequence; this unit has {chosen} and {rejected}")
     return minibatch.with_units(index, **{**minibatch.units, "pair_weights": torch.full((pairs,), 1 / pairs)})
 
 
 def refuse_pairs(batch: PackedBatch) -> None:
-    """Raises: ValueError: the rows are preferences, where single sequences are learned."""
+    """Refuse a batch of preferences for an algorithm that trains on single sequences.
+
+    Raises:
+        ValueError: the batch has the column `is_chosen`.
+    """
     if "is_chosen" in batch:
         raise ValueError(
-            "these sequences are pairs of a chosen and a rejected one; the rejected would be learned too: choose an "
+            "these sequences are pairs of a chosen and a rejected one, so the rejected would be learned too: choose an "
             "example tokenizer of one sequence a row, such as finetuning/conversations"
         )
 
 
 def sides_of(batch: PackedBatch, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values [B] of the chosen and of the rejected sequence of each pair, both [U], with gradients."""
+    """Return the values [B] of the chosen and of the rejected sequence of each pair, both [U], with gradients."""
     index, is_chosen = batch.unit_index, batch["is_chosen"]
     assert index is not None
     empty = values.new_zeros(len(batch["pair_weights"]))
@@ -55,7 +59,7 @@ def sides_of(batch: PackedBatch, values: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def pair_metrics(chosen: torch.Tensor, rejected: torch.Tensor) -> dict[str, Metric]:
-    """Means over pairs of their rewards, [U] each; a tie counts half as right."""
+    """Return the means over pairs of the rewards [U] each. A tie counts as half right."""
     margin = (chosen - rejected).detach()
     right = (margin > 0).double() + (margin == 0).double() / 2
     return {

@@ -1,4 +1,4 @@
-"""What this plugin supplies: fine-tuning, whole and in parts. Imports nothing heavy."""
+"""Components of this plugin: fine-tuning algorithms and their parts. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from areal_core.plugins import Component, Preset, hookimpl
 
 @hookimpl
 def areal_algorithms() -> list[Component]:
-    """What is learned from a data set as it is, and from a teacher."""
+    """Algorithms that train on a data set as it is, or on a teacher."""
     return [
         Component(
             "sft",
@@ -50,7 +50,7 @@ def areal_algorithms() -> list[Component]:
 
 @hookimpl
 def areal_advantages() -> list[Component]:
-    """What a teacher says of tokens."""
+    """Advantages from a teacher."""
     return [
         Component(
             "teacher_kl",
@@ -63,7 +63,7 @@ def areal_advantages() -> list[Component]:
 
 @hookimpl
 def areal_policy_losses() -> list[Component]:
-    """The loss of a token."""
+    """Losses of single tokens."""
     return [
         Component(
             "distillation",
@@ -76,14 +76,14 @@ def areal_policy_losses() -> list[Component]:
 
 @hookimpl
 def areal_reward_functions() -> list[Component]:
-    """For workflows that ask for a reward where nothing is learned from it."""
+    """Reward for workflows whose algorithm uses no reward."""
     target, config = "areal_finetuning.rewards:no_reward", "areal_core.config:NoSettings"
     return [Component("no_reward", "0 for every answer", target=target, config=config)]
 
 
 @hookimpl
 def areal_example_tokenizers() -> list[Component]:
-    """From a row to tokens."""
+    """Example tokenizers."""
     settings = "areal_finetuning.config:EncodingSettings"
     return [
         Component(
@@ -103,7 +103,7 @@ def areal_example_tokenizers() -> list[Component]:
 
 @hookimpl
 def areal_presets() -> list[Preset]:
-    """Runs to start from; each needs a model and rows, named where it is started."""
+    """Complete configs to start with. Each needs a model and rows."""
     others = ("fsdp", "rewards", "view")
     return [
         Preset(

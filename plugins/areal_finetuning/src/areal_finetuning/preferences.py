@@ -1,4 +1,4 @@
-"""Direct preference optimization: a policy learns from pairs of answers, without a reward model or sampling."""
+"""Direct preference optimization: train a policy on pairs of answers, without a reward model or sampling."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class Preferences:
         self._settings = settings
 
     def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:
-        """Ask the reference; see `Algorithm.prepare`."""
+        """Run the reference's forward pass; see `Algorithm.prepare`."""
         return run_passes(batch, needs_of(self._settings, context.updates), context)
 
     def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[LossSpec]]:
-        """See `Algorithm.updates`."""
+        """Yield one update for each minibatch; see `Algorithm.updates`."""
         for minibatch in context.minibatches(batch):
             yield [LossSpec(ACTOR.name, weigh_pairs(minibatch), ("logprobs",), self.loss)]
 
     def loss(self, batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
-        """The summed loss of a micro-batch, and means over its pairs."""
+        """Return the summed loss of a micro-batch, and means over its pairs."""
         settings = self._settings
         logprobs = outputs["logprobs"]
         reference = torch.zeros_like(logprobs) if settings.reference_free else batch["reference_logprobs"]
-        # Token by token the two are close, as sums they are large: the difference comes first.
+        # Subtract before summing: single log-probabilities are close, their sums large, so rounding would matter.
         log_ratios = _row_sums(batch, logprobs - reference)
         if settings.length_normalized:
             log_ratios = log_ratios / _row_sums(batch, torch.ones_like(logprobs)).clamp(min=1)
@@ -64,12 +64,12 @@ class Preferences:
 
 
 def preference_losses(log_ratios: torch.Tensor, *, loss: str, beta: float, label_smoothing: float) -> torch.Tensor:
-    """The loss of each pair.
+    """Return the loss of each pair.
 
     With h = log π(y_c) / π_ref(y_c) - log π(y_r) / π_ref(y_r):
 
     - sigmoid: -(1 - ε) log σ(β h) - ε log σ(-β h). With ε = 0 it is DPO (arXiv 2305.18290, equation 7); ε is the
-      share of labels that are the wrong way round (Mitchell, "A note on DPO with noisy preferences & relationship to
+      share of labels that are assumed to be swapped (Mitchell, "A note on DPO with noisy preferences & relationship to
       IPO", 2023).
     - ipo: (h - 1 / (2β))² (arXiv 2310.12036, equation 17, where β is called τ).
 
@@ -88,6 +88,6 @@ def preference_losses(log_ratios: torch.Tensor, *, loss: str, beta: float, label
 
 
 def _row_sums(batch: PackedBatch, values: torch.Tensor) -> torch.Tensor:
-    """[B]: sums of a flat tensor over the tokens of each sequence that are in the loss."""
+    """Return the sums of a flat tensor over the tokens of each sequence that are in the loss, [B]."""
     inside = torch.where(batch["loss_mask"], values, 0.0)
     return values.new_zeros(len(batch)).index_add(0, batch.tokens.row_index, inside)

@@ -1,4 +1,4 @@
-"""A reward model: one score for a whole sequence, learned from pairs of which one is the better."""
+"""Reward model: one score for a whole sequence, trained on pairs of a better and a worse one."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class RewardModel:
         self._centering = settings.centering
 
     def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:
-        """Nothing to prepare."""
+        """Return the batch; nothing has to be prepared."""
         return batch
 
     def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[LossSpec]]:
-        """See `Algorithm.updates`."""
+        """Yield one update for each minibatch; see `Algorithm.updates`."""
         for minibatch in context.minibatches(batch):
             yield [LossSpec(REWARD_MODEL.name, weigh_pairs(minibatch), ("values",), self.loss)]
 
     def loss(self, batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
-        """The summed loss of a micro-batch, and means over its pairs.
+        """Return the summed loss of a micro-batch, and means over its pairs.
 
-        The value at a position is of all tokens up to it, so that the last one of a sequence has seen the whole.
+        The score of a sequence is the value at its last token, which depends on all tokens.
         """
         chosen, rejected = sides_of(batch, outputs["values"][batch.tokens.offsets[1:] - 1])
         margins = batch.get("margin")
@@ -52,11 +52,11 @@ class RewardModel:
 def reward_losses(
     chosen: torch.Tensor, rejected: torch.Tensor, margin: torch.Tensor, *, centering: float
 ) -> torch.Tensor:
-    """-log σ(s_c - s_r - m) + c (s_c + s_r)²; see `RewardModelSettings` for the papers.
+    """Return -log σ(s_c - s_r - m) + c (s_c + s_r)²; see `RewardModelSettings` for the papers.
 
     Args:
-        chosen, rejected: [U], the scores of each pair.
-        margin: [U], by how much the chosen one is to be better.
+        chosen, rejected: [U], scores of each pair.
+        margin: [U], amount by which the chosen score should be larger.
         centering: c.
 
     Returns:

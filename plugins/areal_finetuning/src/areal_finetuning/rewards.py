@@ -1,8 +1,8 @@
-"""A reward for those who learn without one. Imports no torch: rewards have a process of their own."""
+"""Reward for algorithms that use none. This module does not import torch, because reward processes load it."""
 
 from __future__ import annotations
 
 
 def no_reward() -> float:
-    """0 for every answer: workflows ask for a reward, and distillation does not look at it."""
+    """Return 0 for every answer. Workflows need a reward; distillation ignores it."""
     return 0.0
