@@ -1,1 +1,1 @@
-"""TensorBoard, wandb, trackio and Prometheus for areal."""
+"""Trackers for areal: TensorBoard, Weights & Biases, Trackio, MLflow and Prometheus."""

@@ -1,4 +1,4 @@
-"""Settings of the trackers. Imports no torch and none of their libraries."""
+"""Settings of the trackers. This module imports neither torch nor the trackers' libraries."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class TensorBoardSettings(Settings):
     )
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The library must be there."""
+        """Check that the library is installed."""
         return missing_library("tensorboard")
 
 
 class WandbSettings(Settings):
-    """Settings of `wandb.WandbTracker`; who is logged in is wandb's own business (`wandb login`, WANDB_API_KEY)."""
+    """Settings of `wandb.WandbTracker`. wandb itself handles the login (`wandb login`, WANDB_API_KEY)."""
 
     project: str = Field(default="areal", min_length=1, description="Project in which Weights & Biases shows the run.")
     name: str | None = Field(default=None, description="Name of the run. null: the name of the run folder.")
@@ -52,7 +52,7 @@ class WandbSettings(Settings):
     )
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The library must be there."""
+        """Check that the library is installed."""
         return missing_library("wandb")
 
 
@@ -72,7 +72,7 @@ class TrackioSettings(Settings):
     )
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The library must be there."""
+        """Check that the library is installed."""
         return missing_library("trackio")
 
 
@@ -89,7 +89,7 @@ class MLflowSettings(Settings):
     )
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The library must be there."""
+        """Check that the library is installed."""
         return missing_library("mlflow")
 
 
@@ -109,5 +109,5 @@ class PrometheusSettings(Settings):
     )
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The library must be there."""
+        """Check that the library is installed."""
         return missing_library("prometheus")

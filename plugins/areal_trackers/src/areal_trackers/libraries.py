@@ -1,4 +1,4 @@
-"""The trackers' libraries: imported when a run starts, missed in words that name the extra."""
+"""Import the trackers' libraries when a run starts, with an error that names the extra if one is missing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIBRARIES = {"prometheus": "prometheus_client"}
-"""Where the library is not called as the tracker."""
+"""Import names that differ from the name of the tracker."""
 
 
 def missing_library(name: str) -> Iterator[str]:
-    """What is wrong when a library is not installed, and how to mend it, in one line; nothing when it is installed.
+    """Yield an error message with the install command if a tracker's library is not installed; else yield nothing.
 
     Args:
-        name: of the tracker and of the extra that brings its library.
+        name: name of the tracker, and of the extra that installs its library.
     """
     library = LIBRARIES.get(name, name)
     if importlib.util.find_spec(library) is None:
@@ -29,10 +29,10 @@ def missing_library(name: str) -> Iterator[str]:
 
 
 def load_library(name: str, module: str | None = None) -> Any:
-    """Import a tracker's library, or the `module` through which it is used.
+    """Import a tracker's library, or its submodule `module`.
 
     Raises:
-        ConfigError: it is not installed; the message names the extra that brings it.
+        ConfigError: it is not installed. The message names the extra to install.
     """
     for problem in missing_library(name):
         raise ConfigError(problem)

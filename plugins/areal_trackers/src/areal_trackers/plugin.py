@@ -1,4 +1,4 @@
-"""What this plugin supplies: trackers, each with a library of its own. Imports nothing heavy."""
+"""Components of this plugin: trackers, each with its own library. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from areal_core.plugins import Component, hookimpl
 
 @hookimpl
 def areal_trackers() -> list[Component]:
-    """Where metrics go beside the run folder."""
+    """Trackers that log metrics in addition to the run folder."""
     return [
         Component(
             "tensorboard",

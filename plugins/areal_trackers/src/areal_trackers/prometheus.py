@@ -1,4 +1,4 @@
-"""Metrics of a running run for Prometheus: served over HTTP by rank 0 of the trainer, gone with it."""
+"""Tracker for Prometheus: rank 0 of the trainer serves the metrics over HTTP while the run lasts."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from areal_trackers.config import PrometheusSettings
 
 ADDRESS_FILE = "prometheus.txt"
-"""In the run folder: where metrics are served now."""
+"""File in the run folder with the URL of the metrics."""
 ROLE = "trainer"
-"""The role of the process that trackers are told in."""
+"""Role of the process that calls trackers, for the label `role`."""
 COUNTED = {"batch/sequences": "sequences", "batch/tokens": "tokens"}
-"""Metrics of a step whose sums are counters as well."""
+"""Metrics of a step that are also summed in a counter."""
 
 
 class PrometheusTracker:
-    """A `Tracker`. The last value of each metric is a gauge `areal_NAME`, steps and what was trained on are counters.
+    """A `Tracker` for Prometheus. The last value of each metric is a gauge `areal_NAME`.
 
-    Every one has the labels `run`, the name of the run folder, and `role`. Counters begin anew with each process, as
-    Prometheus expects of counters; `areal_step` does not.
+    Steps, sequences and tokens are also counted. All have the labels `run`, the name of the run folder, and `role`.
+    Counters restart at 0 with each process, as Prometheus expects; `areal_step` does not.
 
     Raises:
         ConfigError: prometheus_client is not installed.
@@ -40,16 +40,16 @@ class PrometheusTracker:
         self._settings = settings
         self._library = load_library("prometheus", "prometheus_client")
         self._registry = self._library.CollectorRegistry()
-        self._known: dict[str, Any] = {}
+        self._metrics: dict[str, Any] = {}
         self._labels: dict[str, str] = {}
         self._server: Any = None
         self._thread: Any = None
 
     def start(self, run_dir: Path, config: Mapping[str, object]) -> None:
-        """See `Tracker.start`.
+        """Start the server; see `Tracker.start`.
 
         Raises:
-            RunError: nobody can listen there.
+            RunError: the address is not available.
         """
         host, port = self._settings.host, self._settings.port
         self._labels = {"run": run_dir.name, "role": ROLE}
@@ -57,27 +57,29 @@ class PrometheusTracker:
             self._server, self._thread = self._library.start_http_server(port, addr=host, registry=self._registry)
         except OSError as error:
             is_host = isinstance(error, socket.gaierror)
-            cure = f"no address of this machine is called '{host}': set host" if is_host else "choose another port"
-            also = "" if is_host else ", or port: 0 for a free one"
-            raise RunError(f"metrics cannot be served at {host}:{port}: {error.strerror}; {cure}{also}") from error
+            hint = f"no address of this machine is called '{host}': set host" if is_host else "choose another port"
+            if not is_host:
+                hint += ", or port: 0 for a free one"
+            raise RunError(f"metrics cannot be served at {host}:{port}: {error.strerror}; {hint}") from error
         address = f"{http_address(host, self._server.server_port)}/metrics"
         (run_dir / ADDRESS_FILE).write_text(f"{address}\n")
         sys.stderr.write(f"metrics for Prometheus: {address}\n")
-        epochs = sum(path.name.isdigit() for path in (run_dir / "attempts").glob("*"))
-        self._gauge("recoveries", "times that the run was gone on with, by itself or by hand").set(max(0, epochs - 1))
+        attempts = sum(path.name.isdigit() for path in (run_dir / "attempts").glob("*"))
+        recoveries = self._gauge("recoveries", "times that the run was resumed, automatically or by a user")
+        recoveries.set(max(0, attempts - 1))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Tracker.log`."""
+        """Set the gauges and increase the counters; see `Tracker.log`."""
         self._gauge("step", "the last step").set(step)
         if "time/step_s" in metrics:
-            self._counter("steps", "trained by this process").inc()
+            self._counter("steps", "steps trained by this process").inc()
         for name, value in metrics.items():
-            self._gauge(plain_name(name), f"{name}, of the last step that has it").set(value)
+            self._gauge(plain_name(name), f"{name} of the last step that has it").set(value)
             if name in COUNTED and math.isfinite(value) and value > 0:
-                self._counter(COUNTED[name], f"{name}, summed over the steps of this process").inc(value)
+                self._counter(COUNTED[name], f"{name} summed over the steps of this process").inc(value)
 
     def close(self) -> None:
-        """See `Tracker.close`."""
+        """Stop the server; see `Tracker.close`."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -85,18 +87,18 @@ class PrometheusTracker:
             self._server = None
 
     def _gauge(self, name: str, text: str) -> Any:
-        return self._one(self._library.Gauge, f"areal_{name}", text)
+        return self._metric(self._library.Gauge, f"areal_{name}", text)
 
     def _counter(self, name: str, text: str) -> Any:
-        return self._one(self._library.Counter, f"areal_trained_{name}", text)
+        return self._metric(self._library.Counter, f"areal_trained_{name}", text)
 
-    def _one(self, kind: Any, name: str, text: str) -> Any:
-        """The metric of a name, made when it is first seen."""
-        if name not in self._known:
-            self._known[name] = kind(name, text, list(self._labels), registry=self._registry)
-        return self._known[name].labels(**self._labels)
+    def _metric(self, kind: Any, name: str, text: str) -> Any:
+        """Return the metric of a name; create it the first time."""
+        if name not in self._metrics:
+            self._metrics[name] = kind(name, text, list(self._labels), registry=self._registry)
+        return self._metrics[name].labels(**self._labels)
 
 
 def plain_name(name: str) -> str:
-    """A metric's name as Prometheus takes it: `train/loss` is `train_loss`."""
+    """Return a metric's name in Prometheus's form: `train/loss` becomes `train_loss`."""
     return re.sub(r"[^a-zA-Z0-9_]", "_", name)

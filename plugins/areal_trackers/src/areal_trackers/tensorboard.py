@@ -1,4 +1,4 @@
-"""Event files for TensorBoard, in the run folder: `tensorboard --logdir RUN_DIR`."""
+"""Tracker for TensorBoard: event files in the run folder, for `tensorboard --logdir RUN_DIR`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class TensorBoardTracker:
-    """A `Tracker`. A resumed run goes on in the same folder, and what lies behind its first step is hidden there.
+    """A `Tracker` for TensorBoard. A resumed run continues in the same folder.
+
+    TensorBoard then hides what an earlier attempt logged from the first resumed step on.
 
     Raises:
         ConfigError: TensorBoard is not installed.
@@ -29,11 +31,12 @@ class TensorBoardTracker:
         self._writer: Any = None
 
     def start(self, run_dir: Path, config: Mapping[str, object]) -> None:
-        """See `Tracker.start`. The files are opened at the first step, whose number a resume needs."""
-        self._folder, self._config = run_dir / self._settings.folder, config
+        """See `Tracker.start`. The files are opened at the first step, because a resume needs its number."""
+        self._folder = run_dir / self._settings.folder
+        self._config = config
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Tracker.log`; every metric is a scalar of its own name."""
+        """Log every metric as a scalar of its name; see `Tracker.log`."""
         if self._writer is None:
             self._writer = self._open(step)
         for name, value in metrics.items():
@@ -48,13 +51,13 @@ class TensorBoardTracker:
             purge_step=step if resumed else None,
             flush_secs=self._settings.flush_every_s,
         )
-        # Four spaces make a block of code of it in TensorBoard's Markdown.
+        # In TensorBoard's Markdown, four leading spaces make a code block.
         text = json.dumps(self._config, indent=2, default=str)
         writer.add_text("config", "\n".join(f"    {line}" for line in text.splitlines()), step)
         return writer
 
     def close(self) -> None:
-        """See `Tracker.close`."""
+        """Close the files; see `Tracker.close`."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

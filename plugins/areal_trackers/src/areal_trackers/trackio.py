@@ -1,4 +1,4 @@
-"""Metrics for Trackio: `trackio show` opens the dashboard of this machine."""
+"""Tracker for Trackio. `trackio show` opens the dashboard on this machine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from areal_trackers.config import TrackioSettings
 
 NAME_FILE = "trackio_name.txt"
-"""In the run folder: the name under which Trackio knows the run, by which a resumed run goes on as the same one."""
+"""File in the run folder with the run's name in Trackio, so that a resumed run continues it."""
 
 
 class TrackioTracker:
-    """A `Tracker`.
+    """A `Tracker` for Trackio that also logs completions.
 
     Raises:
         ConfigError: trackio is not installed.
@@ -32,12 +32,12 @@ class TrackioTracker:
         self._completions: Completions | None = None
 
     def start(self, run_dir: Path, config: Mapping[str, object]) -> None:
-        """See `Tracker.start`."""
-        known = run_dir / NAME_FILE
-        resumed = known.exists()
+        """Start Trackio's run, or continue it; see `Tracker.start`."""
+        name_file = run_dir / NAME_FILE
+        resumed = name_file.exists()
         self._run = self._library.init(
             project=self._settings.project,
-            name=known.read_text() if resumed else self._settings.name or run_dir.name,
+            name=name_file.read_text() if resumed else self._settings.name or run_dir.name,
             group=self._settings.group,
             space_id=self._settings.space_id,
             config=dict(config),
@@ -46,22 +46,22 @@ class TrackioTracker:
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
-        known.write_text(self._run.name)
+        name_file.write_text(self._run.name)
         self._completions = Completions(run_dir, self._settings.completions_every)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Tracker.log`."""
+        """Log metrics; see `Tracker.log`."""
         self._run.log(dict(metrics), step=step)
 
     def log_batch(self, step: int, batch: PackedBatch) -> None:
-        """See `BatchTracker.log_batch`."""
+        """Log a table of completions; see `BatchTracker.log_batch`."""
         import pandas as pd
 
         if self._completions and (rows := self._completions.rows(step, batch)):
             self._run.log({"completions": self._library.Table(dataframe=pd.DataFrame(rows, columns=COLUMNS))}, step)
 
     def close(self) -> None:
-        """See `Tracker.close`; waits until everything is stored."""
+        """Wait until everything is stored, and end Trackio's run; see `Tracker.close`."""
         if self._run is not None:
             self._run.finish()
             self._run = None

@@ -1,4 +1,4 @@
-"""Metrics for Weights & Biases."""
+"""Tracker for Weights & Biases."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from areal_trackers.config import WandbSettings
 
 IDENTITY_FILE = "wandb_id.txt"
-"""In the run folder: by it a resumed run goes on as the same run."""
+"""File in the run folder with the id of wandb's run, so that a resumed run continues it."""
 
 
 class WandbTracker:
-    """A `Tracker`. Steps are a metric of their own, because wandb drops what is logged for a step that it has passed,
-    and a resumed run passes some steps twice.
+    """A `Tracker` for Weights & Biases that also logs completions.
+
+    Steps are logged as a metric: wandb drops values of a step that it has passed, and a resumed run repeats some steps.
 
     Raises:
         ConfigError: wandb is not installed.
@@ -34,7 +35,7 @@ class WandbTracker:
         self._completions: Completions | None = None
 
     def start(self, run_dir: Path, config: Mapping[str, object]) -> None:
-        """See `Tracker.start`."""
+        """Start wandb's run, or continue it; see `Tracker.start`."""
         identity = run_dir / IDENTITY_FILE
         if not identity.exists():
             identity.write_text(secrets.token_hex(8))
@@ -56,17 +57,17 @@ class WandbTracker:
         self._completions = Completions(run_dir, settings.completions_every)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Tracker.log`."""
+        """Log metrics; see `Tracker.log`."""
         self._run.log({**metrics, "step": step})
 
     def log_batch(self, step: int, batch: PackedBatch) -> None:
-        """See `BatchTracker.log_batch`."""
+        """Log a table of completions; see `BatchTracker.log_batch`."""
         if self._completions and (rows := self._completions.rows(step, batch)):
             table = self._library.Table(columns=list(COLUMNS), data=rows)
             self._run.log({"completions": table, "step": step})
 
     def close(self) -> None:
-        """See `Tracker.close`."""
+        """End wandb's run; see `Tracker.close`."""
         if self._run is not None:
             self._run.finish()
             self._run = None
