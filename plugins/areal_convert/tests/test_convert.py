@@ -178,7 +178,7 @@ def test_json_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     [
         ("steps: 3\nmodel: {path: x}\n", "no section actor, rollout, gconfig, train_dataset"),
         ("train_dataset: {}\ngconfig: {}\nrollout: {}\nactor: {}\n", "train_dataset.batch_size"),
-        ("- a\n", "no config of AReaL's"),
+        ("- a\n", "not a config of AReaL's"),
         ("a: [", "not valid YAML"),
         ("a: 1\na: 2\n", "'a' occurs twice"),
     ],

@@ -1,1 +1,1 @@
-"""Configs of other frameworks as configs of areal."""
+"""Convert configs of other frameworks to configs of areal."""

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the command; its exit code."""
+def main(argv: Sequence[str]) -> int:
+    """Run `areal convert` with these arguments and return its exit code."""
     parser = argparse.ArgumentParser(prog="areal convert", description=__doc__)
     parser.add_argument("framework", choices=["areal"], help="framework that the config was written for")
     parser.add_argument("config", metavar="CONFIG", type=Path, help="the YAML file to convert")
@@ -38,10 +38,10 @@ def main(words: Sequence[str]) -> int:
         help="number of rows of the training data, to convert AReaL's epochs to areal's steps",
     )
     parser.add_argument("--json", action="store_true", help="print the config and the outcome of each key as JSON")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     source = Source(read(arguments.config), arguments.rows)
-    found = {"config": convert(source), **account(source)}
-    text = json.dumps(found, indent=2, default=str) if arguments.json else _yaml(arguments.config.name, found)
+    outcome = {"config": convert(source), **account(source)}
+    text = json.dumps(outcome, indent=2, default=str) if arguments.json else _yaml(arguments.config.name, outcome)
     try:
         if arguments.output:
             with arguments.output.open("x", encoding="utf-8") as file:
@@ -50,29 +50,29 @@ def main(words: Sequence[str]) -> int:
             print_out(text)
     except OSError as error:
         raise UsageError(f"{arguments.output} cannot be written: {error.strerror}") from error
-    counts = ", ".join(f"{len(keys)} {part.replace('_', ' ')}" for part, keys in found.items() if part != "config")
-    print_error("\n".join([f"keys of {arguments.config}: {counts}", *_lines(found, "by_default", "lost")]))
+    counts = ", ".join(f"{len(keys)} {part.replace('_', ' ')}" for part, keys in outcome.items() if part != "config")
+    print_error("\n".join([f"keys of {arguments.config}: {counts}", *_lines(outcome, "by_default", "lost")]))
     return 0
 
 
-def _count(word: str) -> int:
-    """A number above 0, of the command line."""
-    if not word.isdecimal() or not int(word):
-        raise argparse.ArgumentTypeError(f"{word} is no number above 0")
-    return int(word)
+def _count(text: str) -> int:
+    """Parse a positive integer of the command line."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
+    return int(text)
 
 
-def _yaml(name: str, found: dict[str, dict[str, Any]]) -> str:
-    text = yaml.safe_dump(found["config"], sort_keys=False, width=116, default_flow_style=None)
-    head = f"# From AReaL's {name}. Look at workflow and rewards, which AReaL has in a script."
-    lines = _lines(found, "by_default", "lost", "not_needed")
+def _yaml(name: str, outcome: dict[str, dict[str, Any]]) -> str:
+    text = yaml.safe_dump(outcome["config"], sort_keys=False, width=116, default_flow_style=None)
+    head = f"# Converted from AReaL's {name}. Check workflow and rewards, which AReaL defines in a script."
+    lines = _lines(outcome, "by_default", "lost", "not_needed")
     comments = [textwrap.fill(line, 116, initial_indent="# ", subsequent_indent="#   ") for line in lines]
     return "\n".join([head, text, *comments])
 
 
-def _lines(found: dict[str, dict[str, Any]], *parts: str) -> Iterator[str]:
-    """Key by key what became of it; keys of which the same is to be said together."""
+def _lines(outcome: dict[str, dict[str, Any]], *parts: str) -> Iterator[str]:
+    """Yield a line for each reason, with all keys that share it."""
     for part in parts:
-        for words in dict.fromkeys(found[part].values()):
-            keys = ", ".join(key for key, said in found[part].items() if said == words)
-            yield f"{part.replace('_', ' ')}: {keys} - {words}"
+        for reason in dict.fromkeys(outcome[part].values()):
+            keys = ", ".join(key for key, other in outcome[part].items() if other == reason)
+            yield f"{part.replace('_', ' ')}: {keys} - {reason}"

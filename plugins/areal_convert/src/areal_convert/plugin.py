@@ -1,4 +1,4 @@
-"""What this plugin supplies: one command. Imports nothing heavy."""
+"""Command of this plugin. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from areal_core.plugins import Command, hookimpl
 
 @hookimpl
 def areal_commands() -> list[Command]:
-    """`areal convert areal CONFIG`."""
+    """The command `areal convert`."""
     return [
         Command("convert", "convert one of AReaL's configs to an areal config", target="areal_convert.command:main")
     ]
