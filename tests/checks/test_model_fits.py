@@ -76,11 +76,11 @@ REFUSED = [
     ("text", ["inference_engine.routed_experts=true"], "model type qwen3 has no routers whose choices are known"),
     ("text", ["inference_engine={type: sglang, routed_experts: true}"], "has no routers whose choices are known"),
     ("text", ["inference_engine={type: vllm, routed_experts: true}"], "has no routers whose choices are known"),
-    ("text", IMAGES, "sees no images: choose one of Qwen's families"),
+    ("text", IMAGES, "is not a vision-language model: choose one of Qwen's"),
     (
         "images",
         ["train_engine={type: deepspeed, config: {zero_optimization: {stage: 2}}}"],
-        "sees images, which the deepspeed engine does not show it: take the train engine fsdp/fsdp",
+        "is a vision-language model, which the deepspeed engine does not support: use the train engine fsdp/fsdp",
     ),
 ]
 TAKEN = [

@@ -125,7 +125,7 @@ def test_a_checkpoint_continues_bit_for_bit(ranks):
 
 def test_a_checkpoint_of_another_number_of_ranks_is_refused(ranks):
     for result in ranks[1]:
-        assert "trainer_processes=1, and DeepSpeed loads it with as many alone; here it is 2" in result["refused"]
+        assert "trainer_processes=1; DeepSpeed needs the same number to load it, but here it is 2" in result["refused"]
         assert "set launcher.trainer_processes to 1" in result["refused"]
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints in DeepSpeed's own format, and beside them what it does not keep."""
+"""Checkpoints in DeepSpeed's format, and the engine's state that DeepSpeed does not store."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def write(folder: Path, zero: Any, state: dict[str, Any]) -> None:
     """Write everything that a resumed engine needs; collective.
 
     Args:
-        folder: its place.
-        zero: DeepSpeed's engine, None where the role has none.
-        state: as of `areal_fsdp.checkpoint.checkpoint_state`.
+        folder: folder of the checkpoint.
+        zero: DeepSpeed's engine, or None if the role has none.
+        state: state from `areal_fsdp.checkpoint.checkpoint_state`.
 
     Raises:
         RunError: the folder cannot be written.
@@ -34,16 +34,16 @@ def write(folder: Path, zero: Any, state: dict[str, Any]) -> None:
 
 
 def read(folder: Path, zero: Any, state: dict[str, Any]) -> None:
-    """Restore what `write` wrote; collective. The arguments are the same.
+    """Restore what `write` has written; collective. The arguments are those of `write`.
 
     Raises:
-        RunError: there is no checkpoint, it is damaged, or of another number of ranks or another stage of ZeRO.
+        RunError: there is no checkpoint, it is damaged, or it has another number of ranks or another stage of ZeRO.
     """
     written, (_, ranks) = len([*(folder / _TAG).glob("*_optim_states.pt")]), rank_and_ranks()
     if written not in (0, ranks):
         raise RunError(
-            f"the checkpoint '{folder}' was written with launcher.trainer_processes={written}, and DeepSpeed loads it "
-            f"with as many alone; here it is {ranks}",
+            f"the checkpoint '{folder}' was written with launcher.trainer_processes={written}; DeepSpeed needs the "
+            f"same number to load it, but here it is {ranks}",
             hints=[f"set launcher.trainer_processes to {written}, or train={written} in placement"],
         )
     read_checkpoint(folder, state)
@@ -57,10 +57,11 @@ def _load(folder: Path, zero: Any) -> None:
         raise FileNotFoundError("DeepSpeed finds none of its files there")
 
 
-def _together(work: Callable[[], object], what: str) -> None:
+def _together(call: Callable[[], object], action: str) -> None:
+    """Call a function on all ranks; if it fails on one of them, raise an error on all."""
     failure: Exception | None = None
     try:
-        work()
-    except Exception as error:  # noqa: BLE001 - whatever unpickling a damaged file may raise
+        call()
+    except Exception as error:  # noqa: BLE001 - unpickling a damaged file may raise anything
         failure = error
-    fail_together(failure, what)
+    fail_together(failure, action)

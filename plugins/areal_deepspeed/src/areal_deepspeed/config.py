@@ -1,4 +1,4 @@
-"""Settings of the DeepSpeed engine. Imports neither torch nor DeepSpeed, so that a config is checked anywhere."""
+"""Settings of the DeepSpeed engine. This module imports neither torch nor DeepSpeed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DeepSpeedConfig(LearningSettings):
-    """A DeepSpeed config as one has it, and what it leaves open."""
+    """Settings of the DeepSpeed engine: an existing DeepSpeed config, and settings for what it leaves open."""
 
     config: LocalPath | dict[str, Any] = Field(
         description='DeepSpeed JSON file, relative to the config, or its content. Missing and "auto" values are '
@@ -31,32 +31,32 @@ class DeepSpeedConfig(LearningSettings):
 
     @property
     def chosen(self) -> set[str]:
-        """Settings that are not at their defaults. Which ones somebody wrote is not known: a run writes all of them."""
+        """Settings that differ from their defaults. Which ones the user wrote is unknown, because runs write all."""
         fields = type(self).model_fields
         return {name for name, field in fields.items() if getattr(self, name) != field.get_default()}
 
     def document(self) -> Document:
-        """The DeepSpeed config with these settings beside it.
+        """Return the DeepSpeed config together with these settings.
 
         Raises:
-            ValueError: the file cannot be read, or a section or a value of it is of another kind.
+            ValueError: the file cannot be read, or a section or value has the wrong type.
         """
         return Document(read_document(self.config), self)
 
     def problems(self, dtype: str) -> list[str]:
-        """Whatever in the JSON contradicts a model of this dtype or these settings, each with what to do about it."""
+        """Return all contradictions between the JSON and a model of this dtype or these settings, with their fixes."""
         try:
             return list(refusals(self.document(), dtype))
         except ValueError as error:
             return [str(error)]
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """What is known not to work is told before the start; what DeepSpeed refuses, when it is set up."""
+        """Check for contradictions before the run starts. DeepSpeed itself refuses other errors when it is set up."""
         yield from self.problems(config.model.dtype)
         yield from super().check(config)
 
     def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
-        """A VLM is trained by another engine."""
+        """Refuse vision-language models, which this engine does not support."""
         yield from super().check_model(config, model)
         if model.description.get("vision_config") is not None:
             yield no_images(str(model.description.get("model_type")))

@@ -1,4 +1,4 @@
-"""The training engine: one model in one role, on every rank of the trainer."""
+"""DeepSpeed training engine: one model in one role, on every rank of the trainer."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 
 class DeepSpeedEngine(RoleEngine):
-    """Trains a Hugging Face causal model by ZeRO 2 or 3, or serves it frozen, on all ranks of `torch.distributed`.
+    """Trains a Hugging Face causal model with ZeRO 2 or 3, or runs it frozen, on all ranks of `torch.distributed`.
 
-    See `areal_core.engines.TrainEngine` for what each method promises.
+    See `areal_core.engines.TrainEngine` for the contract of each method.
 
     Args:
         settings: the engine's section of the config.
@@ -63,9 +63,10 @@ class DeepSpeedEngine(RoleEngine):
         self._average: Masters | None = None
 
     def setup(self, model: ModelReference, role: Role, settings: OptimizerSettings) -> None:
-        """Load and check the model, and give it to ZeRO where it learns, or where stage 3 divides it."""
+        """Load and check the model. ZeRO wraps it if it is trained, or if stage 3 shards it."""
         os.environ.setdefault("LOCAL_RANK", "0")
-        if problems := self._config.problems(model.dtype):
+        problems = self._config.problems(model.dtype)
+        if problems:
             raise RunError(problems[0], hints=problems[1:])
         self._document = self._config.document()
         self._config = self._document.settings
@@ -82,41 +83,44 @@ class DeepSpeedEngine(RoleEngine):
             self._divide(module)
         elif role.changes:
             learning = dict(module.model.named_parameters())
-            kept = kept_in_float32(module.model, self._dtype)
-            self._average = Masters(module.model, learning, self._dtype, self._device, kept=kept, is_compiled=False)
+            float32_names = kept_in_float32(module.model, self._dtype)
+            self._average = Masters(
+                module.model, learning, self._dtype, self._device, kept=float32_names, is_compiled=False
+            )
         module.eval()
         self._module = module
         if settings.is_exported:
             rehearse_export(module.model, model)
 
     def _load(self, model: ModelReference, role: Role, temperature: float, *, is_divided: bool) -> RoleModule:
-        """The model, compared with transformers where it is before ZeRO has it: on the CPU if it is to be divided."""
+        """Return the model, compared with transformers before ZeRO wraps it: on the CPU if it will be sharded."""
         loaded, _ = load_model(model, role)
         if is_vlm(loaded.config):
             raise RunError(no_images(loaded.config.model_type))
-        if (kept := kept_in_float32(loaded, self._dtype)) and (role.trains or is_divided):
+        kept = kept_in_float32(loaded, self._dtype)
+        if kept and (role.trains or is_divided):
             raise RunError(no_float32(loaded.config.model_type, next(iter(kept))))
         round_frozen(loaded, self._dtype)
         has_kernels = self._device.type == "cuda" and self._dtype != torch.float32
         text = loaded.config.get_text_config()
         kernel = choose_attention(text, FSDPConfig.model_validate({}), self._device, has_kernels=has_kernels)
-        again = len(decoder_layers(loaded)) if role.trains and self._config.activation_checkpointing else 0
-        prepare_layers(loaded, compile_them=False, recomputing=Recomputing(whole=again))
+        recomputed = len(decoder_layers(loaded)) if role.trains and self._config.activation_checkpointing else 0
+        prepare_layers(loaded, compile_them=False, recomputing=Recomputing(whole=recomputed))
         module = RoleModule(loaded, role, temperature=temperature, chunk_tokens=self._config.logprob_chunk_tokens)
-        place = torch.device("cpu") if is_divided else self._device
+        device = torch.device("cpu") if is_divided else self._device
         module.kernel = "" if is_divided else kernel
-        choose_rung(module.to(place), place, next(module.parameters()).dtype)
+        choose_rung(module.to(device), device, next(module.parameters()).dtype)
         module.kernel = kernel
         return module
 
     def _divide(self, module: RoleModule) -> None:
-        """Give the module to DeepSpeed; collective."""
+        """Wrap the module in DeepSpeed's engine; collective."""
         size, trains = module.model.config.get_text_config().hidden_size, self._role.trains
         run: Any = {"dtype": self._reference.dtype, "total_updates": self._run.total_updates, "trains": trains}
         config = self._document.filled(hidden_size=size, **run)
         if rank_and_ranks()[0] == 0:
-            told = {**config, "optimizer": adamw_settings(self._config), "weight_decay": self._config.weight_decay}
-            sys.stderr.write(f"deepspeed, {self._role.name}: it is given {json.dumps(told)}\n")
+            shown = {**config, "optimizer": adamw_settings(self._config), "weight_decay": self._config.weight_decay}
+            sys.stderr.write(f"deepspeed, {self._role.name}: config {json.dumps(shown)}\n")
         self._zero = initialize(module, config, self._config, trains=trains)
 
     def _rate(self) -> float:
@@ -126,10 +130,10 @@ class DeepSpeedEngine(RoleEngine):
         self._zero.set_gradient_accumulation_boundary(is_last)
 
     def _backward(self, found: Mapping[str, torch.Tensor], loss: torch.Tensor | None, outputs: Sequence[str]) -> None:
-        # ZeRO 3's collectives follow the outputs through which a backward pass comes: so all ranks go through all,
-        # whatever a loss has read of them.
+        # ZeRO 3's collectives follow the outputs through which a backward pass goes. So all ranks must go through all
+        # outputs, whether or not the loss has read them.
         total: Any = sum(value.sum() * 0 for value in found.values() if value.requires_grad)
-        # DeepSpeed divides by the ranks: it means an average, and losses here are parts of one sum.
+        # DeepSpeed divides by the number of ranks for an average; losses here are parts of one sum.
         self._zero.backward((total if loss is None else total + loss) * rank_and_ranks()[1])
 
     def _update(self, rate: float) -> dict[str, Metric]:
@@ -142,9 +146,11 @@ class DeepSpeedEngine(RoleEngine):
 
     @torch.no_grad()
     def update_ema(self, source: TrainEngine, decay: float) -> None:
-        """Move towards another engine of this kind; see `TrainEngine.update_ema`."""
+        """Move this engine's weights towards those of another engine; see `TrainEngine.update_ema`."""
         if not isinstance(source, DeepSpeedEngine):
-            raise RunError(f"the deepspeed engine is an EMA only of one of its own kind, not {type(source).__name__}")
+            raise RunError(
+                f"the deepspeed engine can be an EMA only of a deepspeed engine, not of {type(source).__name__}"
+            )
         assert self._average is not None
         for name, parameter in source._ready().model.named_parameters():
             master = deepspeed().utils.safe_get_full_fp32_param(parameter)
@@ -159,18 +165,18 @@ class DeepSpeedEngine(RoleEngine):
     def _read_by(self, outputs: Sequence[str]) -> list[RoleEngine]:
         if compared_roles(outputs):
             raise RunError(
-                "the deepspeed engine compares no roles over the whole vocabulary",
-                hints=["take the train engine fsdp/fsdp for this algorithm"],
+                "the deepspeed engine does not compare roles over the whole vocabulary",
+                hints=["use the train engine fsdp/fsdp for this algorithm"],
             )
         return [self]
 
     def named_full_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and whole tensor of each parameter and stored buffer, as in the files."""
+        """Yield the name and the whole tensor of each parameter and stored buffer, as in model files."""
         buffers = stored_buffers(self._ready().model).items()
         return named_as_in_files(self._ready().model, chain(self._gathered(), buffers))
 
     def named_meta_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `TrainEngine`: a parameter that stage 3 divides is empty, and knows its whole shape."""
+        """Yield names and meta tensors; see `TrainEngine`. Stage 3 keeps the shape of its parameters in `ds_shape`."""
         named = self._ready().model.named_parameters()
         shapes = ((name, getattr(parameter, "ds_shape", parameter.shape), parameter.dtype) for name, parameter in named)
         empty = ((name, torch.empty(shape, dtype=dtype, device="meta")) for name, shape, dtype in shapes)
@@ -179,17 +185,17 @@ class DeepSpeedEngine(RoleEngine):
 
     def _gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._ready().model.named_parameters():
-            # One at a time, of which stage 2's are whole; a layer's are put together behind the gathering.
+            # One at a time: stage 2's are whole, and the caller assembles those of a layer after the gathering.
             with nullcontext() if self._zero is None else deepspeed().zero.GatheredParameters([parameter]):
                 whole = parameter.detach() if self._zero is None else parameter.detach().clone()
             yield name, whole
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint; collective."""
+        """Write a checkpoint; collective. Raises RunError if the folder cannot be written."""
         checkpoint.write(folder, self._zero, self._state())
 
     def load(self, folder: Path) -> None:
-        """Restore a checkpoint of as many ranks; collective."""
+        """Restore a checkpoint of the same number of ranks; collective."""
         checkpoint.read(folder, self._zero, self._state())
         if self._average is not None:
             self._average.sync()
@@ -203,7 +209,7 @@ class DeepSpeedEngine(RoleEngine):
         write_model(folder, self._ready().model, self._reference, self.named_full_parameters())
 
     def close(self) -> None:
-        """Free model and optimizer; safe to call twice."""
+        """Free model and optimizer. May be called twice."""
         if self._zero is not None:
             self._zero.destroy()
         self._module = self._zero = self._average = None

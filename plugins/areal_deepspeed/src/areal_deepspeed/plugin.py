@@ -1,4 +1,4 @@
-"""What this plugin supplies: the training engine `deepspeed`. Imports nothing heavy."""
+"""Component of this plugin: the training engine `deepspeed`. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from areal_core.plugins import Component, hookimpl
 
 @hookimpl
 def areal_train_engines() -> list[Component]:
-    """The training engine, as a record."""
+    """The training engine `deepspeed`."""
     return [
         Component(
             "deepspeed",

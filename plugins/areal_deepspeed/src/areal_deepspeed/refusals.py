@@ -1,7 +1,7 @@
-"""What of a DeepSpeed config is refused, and what to do about it.
+"""Refuse parts of a DeepSpeed config, and say how to fix them.
 
-Only what would silently train otherwise than it says. Other keys and values that DeepSpeed does not know, it refuses
-itself when the engine is set up.
+Only what would silently train differently from what the config says is refused here. DeepSpeed itself refuses other
+keys and values that it does not know when the engine is set up.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _KNOWN = {
     **{key: {"type", "params"} for key in ("optimizer", "scheduler")},
     "optimizer.params": {"lr", "betas", "eps", "weight_decay", "torch_adam", "adam_w_mode"},
 }
-"""Keys of the sections in which DeepSpeed would ignore one, or do what this engine does not expect."""
+"""Known keys of the sections in which DeepSpeed would ignore an unknown key, or do what this engine does not expect."""
 _ONLY: dict[str, dict[str, tuple[object, ...]]] = {
-    "the run decides it, and max_tokens_per_microbatch how many go at once": dict.fromkeys(_BATCHES, ()),
-    "its loss scaling skips updates by itself, and model.dtype: bfloat16 needs none": {"fp16.enabled": (False,)},
+    "areal computes it; max_tokens_per_microbatch sets the size of micro-batches": dict.fromkeys(_BATCHES, ()),
+    "its loss scaling skips updates, and model.dtype: bfloat16 needs none": {"fp16.enabled": (False,)},
     "this engine trains with AdamW, whose decay is decoupled": {
         "optimizer.type": ("AdamW", "Adam", "adamw", "adam"),
         "optimizer.params.adam_w_mode": (True,),
     },
-    "other schedules than these do not know the updates of a run": {"scheduler.type": tuple(SCHEDULERS)},
-    "this engine offloads to the host's memory, by PyTorch's AdamW": {
+    "other schedules do not follow the updates of a run": {"scheduler.type": tuple(SCHEDULERS)},
+    "this engine offloads to the host's memory, with PyTorch's AdamW": {
         "zero_optimization.offload_param.device": ("cpu", "none"),
         "zero_optimization.offload_optimizer.device": ("cpu", "none"),
         "zero_optimization.offload_optimizer.super_offload": (False,),
         "zero_optimization.zenflow": (None,),
     },
-    "what is computed, or read from a checkpoint, would not be what this engine takes it for": {
+    "this engine would misinterpret the gradients or the checkpoint": {
         "zero_optimization.compute_grad_norm": (True,),
         "zero_optimization.load_from_fp32_weights": (True,),
         "zero_optimization.elastic_checkpoint": (False,),
@@ -54,59 +54,64 @@ _ONLY: dict[str, dict[str, tuple[object, ...]]] = {
         "zero_optimization.zero_quantized_gradients": (False,),
     },
 }
-"""Values that this engine works with, beside "auto" and none at all, by why it does with no other."""
+"""Values that this engine supports, in addition to "auto" and a missing value, by the reason for refusing others."""
 
 
 def no_images(kind: str) -> str:
-    """Why a model of this type is refused, which sees images."""
+    """Return why a vision-language model of this type is refused."""
     return (
-        f"model type '{kind}' sees images, which the deepspeed engine does not show it: take the train engine "
-        "fsdp/fsdp for it"
+        f"model type '{kind}' is a vision-language model, which the deepspeed engine does not support: use the train "
+        "engine fsdp/fsdp"
     )
 
 
 def no_float32(kind: str, name: str) -> str:
-    """Why a model is refused of which a parameter stays float32."""
+    """Return why a model with a parameter that must stay float32 is refused."""
     return (
-        f"model type '{kind}' keeps '{name}' in float32, and DeepSpeed casts all parameters to bfloat16: take the "
-        "train engine fsdp/fsdp for it, or set model.dtype to float32"
+        f"model type '{kind}' keeps '{name}' in float32, but DeepSpeed casts all parameters to bfloat16: use the train "
+        "engine fsdp/fsdp, or set model.dtype to float32"
     )
 
 
 def refusals(document: Document, dtype: str) -> Iterator[str]:
-    """What contradicts the run, our settings or this engine, a sentence each, with its repair.
+    """Yield each contradiction to the run, our settings or this engine, with its fix.
 
     Args:
-        document: the config and our settings.
-        dtype: of the model.
+        document: the DeepSpeed config and our settings.
+        dtype: dtype of the model.
 
     Raises:
-        ValueError: a section is no object.
+        ValueError: a section is not an object.
     """
-    for path, known in _KNOWN.items():
-        for key in sorted(document.section(path).keys() - known):
+    for path, keys in _KNOWN.items():
+        for key in sorted(document.section(path).keys() - keys):
             yield (
-                f"the DeepSpeed config has `{f'{path}.{key}'.strip('.')}`, which this engine does not know: leave it "
-                "out. Precision, activation checkpointing, division of layers, checkpoints and trackers are settings "
-                "of the run"
+                f"the DeepSpeed config has `{f'{path}.{key}'.strip('.')}`, which this engine does not support: remove "
+                "it. Precision, activation checkpointing, sharding of layers, checkpoints and trackers are settings of "
+                "the run"
             )
     of_dtype: dict[str, tuple[object, ...]] = {"bf16.enabled": (dtype == "bfloat16",)}
-    for why, taken in {**_ONLY, f"model.dtype is {dtype}": of_dtype}.items():
-        for path, values in taken.items():
+    for reason, allowed in {**_ONLY, f"model.dtype is {dtype}": of_dtype}.items():
+        for path, values in allowed.items():
             if (value := document.at(path)) not in (AUTO, *values):
-                wanted = " or ".join(json.dumps(each) for each in (*values, AUTO))
-                yield f"the DeepSpeed config has {path}: {_short(value)}, but {why}: make it {wanted}, or leave it out"
+                alternatives = " or ".join(json.dumps(choice) for choice in (*values, AUTO))
+                yield (
+                    f"the DeepSpeed config has {path}: {_short(value)}, but {reason}: make it {alternatives}, "
+                    "or remove it"
+                )
     if document.stage not in (2, 3):
-        yield f"the DeepSpeed config has zero_optimization.stage: {_short(document.stage)}: take 2 or 3, or fsdp/fsdp"
-    own = document.own.chosen & {"schedule", "minimum_learning_rate_ratio"}
-    if document.has_scheduler and own:
-        yield f"the DeepSpeed config has a scheduler, and train_engine sets {' and '.join(sorted(own))}: keep one"
-    for name, path in document.said.items():
-        ours, value = getattr(document.own, name), _short(document.at(path))
-        if name in document.own.chosen and ours != getattr(document.settings, name):
+        yield f"the DeepSpeed config has zero_optimization.stage: {_short(document.stage)}: use 2 or 3, or fsdp/fsdp"
+    scheduled = document.own_settings.chosen & {"schedule", "minimum_learning_rate_ratio"}
+    if document.has_scheduler and scheduled:
+        yield (
+            f"the DeepSpeed config has a scheduler, but train_engine sets {' and '.join(sorted(scheduled))}: keep one"
+        )
+    for name, path in document.paths.items():
+        ours, value = getattr(document.own_settings, name), _short(document.at(path))
+        if name in document.own_settings.chosen and ours != getattr(document.settings, name):
             yield (
-                f"the DeepSpeed config has {path}: {value}, and train_engine.{name} is {ours}: make the former "
-                '"auto", or leave the latter out'
+                f"the DeepSpeed config has {path}: {value}, but train_engine.{name} is {ours}: make the former "
+                '"auto", or remove the latter'
             )
 
 

@@ -1,4 +1,4 @@
-"""DeepSpeed as this engine uses it: ZeRO around a module, with PyTorch's AdamW and nothing that must be compiled."""
+"""DeepSpeed as this engine uses it: ZeRO with PyTorch's AdamW, and nothing that has to be compiled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @cache
 def deepspeed() -> Any:
-    """The library; imported late, because it looks at the machine when it is.
+    """Return the library. It is imported late, because the import inspects the machine.
 
     Raises:
         RunError: it is not installed.
@@ -37,23 +37,23 @@ def deepspeed() -> Any:
             f"the train engine deepspeed/deepspeed needs DeepSpeed, which cannot be imported: {error}",
             hints=["DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed"],
         ) from error
-    # On a CPU it would compile collectives of its own when it starts: for that it needs a compiler and minutes, and a
-    # process that is killed meanwhile leaves a lock behind, which all later ones wait for. Gloo is there anyway.
+    # On a CPU DeepSpeed would compile its own collectives, which needs a compiler and minutes. A process that is killed
+    # during this leaves a lock behind, and all later ones wait for it. Gloo is available anyway.
     operations["deepspeed_shm_comm"] = False
     return library
 
 
 def initialize(module: torch.nn.Module, config: dict[str, Any], settings: DeepSpeedConfig, *, trains: bool) -> Any:
-    """DeepSpeed's engine around a module; collective. PyTorch's fused AdamW trains it, for it is there everywhere.
+    """Return DeepSpeed's engine around a module; collective. PyTorch's fused AdamW trains it: it needs no compiler.
 
     Args:
         module: the model in its role.
-        config: what DeepSpeed is given.
-        settings: of the optimizer.
-        trains: whether there is one.
+        config: complete config for DeepSpeed.
+        settings: settings of the optimizer.
+        trains: whether the module is trained.
 
     Raises:
-        RunError: DeepSpeed does not take the config.
+        RunError: DeepSpeed refuses the config.
     """
     optimizer = None
     if trains:
@@ -65,24 +65,30 @@ def initialize(module: torch.nn.Module, config: dict[str, Any], settings: DeepSp
     except (AssertionError, ValueError, TypeError, KeyError, AttributeError, library.DeepSpeedConfigError) as error:
         source = f"'{settings.config}'" if isinstance(settings.config, Path) else "in train_engine.config"
         raise RunError(
-            f"DeepSpeed does not take the config {source}: {_words(error)}",
-            hints=["correct the key that it names, or leave it out"],
+            f"DeepSpeed refuses the config {source}: {_describe(error)}",
+            hints=["correct the key that it names, or remove it"],
         ) from error
     if optimizer is not None:
         optimizer.register_step_pre_hook(_still_without_gradient(engine.optimizer))
     return engine
 
 
-def _words(error: Exception) -> str:
-    """What DeepSpeed says of a config."""
+def _describe(error: Exception) -> str:
+    """Return DeepSpeed's message about a config."""
     if isinstance(error, ValidationError):
-        found = [f"{'.'.join(map(str, each['loc']))}: {each['input']!r:.60}: {each['msg']}" for each in error.errors()]
-        return "; ".join(found)
+        problems = [
+            f"{'.'.join(map(str, detail['loc']))}: {detail['input']!r:.60}: {detail['msg']}"
+            for detail in error.errors()
+        ]
+        return "; ".join(problems)
     return str(error).strip() or type(error).__name__
 
 
 def _still_without_gradient(zero: Any) -> Callable[..., None]:
-    """A hook that keeps momentum from moving parameters where no token counts: the fused kernel then does nothing."""
+    """Return a hook that skips a step whose gradient is 0, because momentum would still move the parameters.
+
+    It sets `found_inf`, with which the fused kernel does nothing.
+    """
 
     def hook(optimizer: Any, *_: object) -> None:
         norm = torch.as_tensor(zero._global_grad_norm)
