@@ -219,7 +219,7 @@ def test_what_a_lost_node_had_is_placed_anew_and_who_survives_keeps_its_gpus(
             print(f"noticed after {noticed - began:.2f} s")
 
     run(work())
-    assert re.search("waiting since .* s for room in the Ray cluster for 1 x .*'GPU': 1.0", capfd.readouterr().err)
+    assert re.search("waiting for room in the Ray cluster for 1 x .*'GPU': 1.0.*, since .* s", capfd.readouterr().err)
 
 
 @pytest.mark.nightly

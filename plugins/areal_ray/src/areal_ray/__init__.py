@@ -1,1 +1,1 @@
-"""Runs of areal on a Ray cluster."""
+"""Launcher that runs areal on a Ray cluster, and a command that submits a run as a Ray job."""

@@ -1,7 +1,7 @@
-"""On a node of the cluster: an actor for each member of the run, so that Ray shows them by name.
+"""Ray actor that starts one member of the run on a node of the cluster, so that Ray shows it by name.
 
-Ray kills an actor's children with it, at once and only those. So the member's guard is no child (`setsid --fork`): it
-sees that the driver's hub is gone, and has the time to end everything.
+Ray kills an actor's children immediately with the actor, but not their children. So the member's guard is not a child
+(`setsid --fork`): it notices that the connection to the driver's hub is closed, and has time to end everything.
 """
 
 from __future__ import annotations
@@ -17,35 +17,38 @@ from areal_core.processes import kill_tree
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-WORDS_BYTES = 2000
+OUTPUT_BYTES = 2000
+"""Bytes of the end of a member's output that its outcome contains."""
 SET_BY_RAY = ("RAY_", "__RAY", "OMP_NUM_THREADS", "PYTHONBREAKPOINT")
+"""Prefixes of environment variables that Ray sets and that members do not inherit."""
 
 
 class Member:
-    """Starts a member of the run beside itself; its methods run in threads of one process."""
+    """Starts one member of the run. Its methods run in threads of one process."""
 
     process: subprocess.Popen[bytes] | None = None
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], folder: str) -> str:
-        """Start the member and wait until it has ended; how, with the end of what it wrote into no log.
+        """Start the member and wait until it exits. Return how it ended, with the end of its unlogged output.
 
         Args:
-            command: the program first.
-            environment: added to the node's own, without what Ray sets in it.
-            folder: for it to work in.
+            command: program and arguments.
+            environment: environment variables in addition to the node's own.
+            folder: working directory.
         """
-        own = {name: value for name, value in os.environ.items() if not name.startswith(SET_BY_RAY)}
-        words = ["setsid", "--fork", "--wait", "env", "-C", folder, *command]  # `env` says what it cannot find
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(SET_BY_RAY)}
+        # `env` reports a missing program or folder on standard error.
+        full_command = ["setsid", "--fork", "--wait", "env", "-C", folder, *command]
         with tempfile.TemporaryFile() as file:
             self.process = subprocess.Popen(
-                words, env={**own, **environment}, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+                full_command, env={**inherited, **environment}, stdin=subprocess.DEVNULL, stdout=file, stderr=file
             )
-            how = describe_exit(self.process.wait())
-            file.seek(max(0, file.seek(0, os.SEEK_END) - WORDS_BYTES))
-            return f"{how} {file.read().decode(errors='replace')}".strip()
+            outcome = describe_exit(self.process.wait())
+            file.seek(max(0, file.seek(0, os.SEEK_END) - OUTPUT_BYTES))
+            return f"{outcome} {file.read().decode(errors='replace')}".strip()
 
     def end(self) -> None:
-        """Kill the member, its guard and everything that they have started; returns when they are gone."""
+        """Kill the member, its guard and everything that they have started, and wait until they are gone."""
         if self.process is not None and self.process.poll() is None:
             kill_tree(self.process.pid)
             self.process.wait()

@@ -21,15 +21,16 @@ from areal_ray.config import INSTALL, RaySettings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-STOP_S = "600"  # for a run that is stopped (`ray job stop`) to write its checkpoint; Ray would kill it after 3 s
+STOP_S = "600"
+"""Seconds that a run may take to write its checkpoint after `ray job stop`. Ray's default is 3."""
 
 
-def main(words: Sequence[str]) -> int:
-    """Check the run as its dry run does, submit it, and say how it is followed; the exit code.
+def main(argv: Sequence[str]) -> int:
+    """Check the run like its dry run, submit it, and print the commands to follow and stop it. Return the exit code.
 
     Raises:
         UsageError: the run would not use the cluster.
-        RunError: Ray does not take the job.
+        RunError: Ray refuses the job.
     """
     from areal_core.config import load_run, resolve
 
@@ -38,26 +39,31 @@ def main(words: Sequence[str]) -> int:
     )
     add_run_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    arguments = parser.parse_intermixed_args(words)
+    arguments = parser.parse_intermixed_args(argv)
     (config, overrides, plugins), folder = read_request(arguments), arguments.resume
     resolved = load_run(folder, overrides, plugins) if folder else resolve(config, plugins, overrides)
     settings = resolved.config.launcher.settings
     if not isinstance(settings, RaySettings) or settings.address is None:
         hints = ["add: launcher.type=ray launcher.address=auto"]
         raise UsageError("the launcher of this run would not use the cluster that runs it", hints=hints)
-    is_dry, arguments.dry_run = arguments.dry_run, True
-    if (code := execute_run(arguments)) or is_dry:
+    is_dry = arguments.dry_run
+    arguments.dry_run = True
+    code = execute_run(arguments)
+    if code or is_dry:
         return code
-    # `exec`: a shell would die of the signal that asks the run to stop, and Ray lose sight of the run.
-    line = ["exec", "env", "-C", str(Path.cwd()), sys.executable, "-m", "areal_core", "run", *words]
-    passed, own = settings.passed(os.environ), settings.runtime_env.get("env_vars", {})  # Ray takes no name twice
-    variables = {name: passed[name] for name in passed.keys() - own.keys()} | {"RAY_JOB_STOP_WAIT_TIME_S": STOP_S}
+    # `exec`: a shell would die of the signal that asks the run to stop, and Ray would lose track of the run.
+    line = ["exec", "env", "-C", str(Path.cwd()), sys.executable, "-m", "areal_core", "run", *argv]
+    inherited = settings.passed(os.environ)
+    set_by_config = settings.runtime_env.get("env_vars", {})  # Ray accepts each name only once
+    variables = {name: inherited[name] for name in inherited.keys() - set_by_config.keys()} | {
+        "RAY_JOB_STOP_WAIT_TIME_S": STOP_S
+    }
     from ray.job_submission import JobSubmissionClient
 
     try:
         job = JobSubmissionClient().submit_job(entrypoint=shlex.join(line), runtime_env={"env_vars": variables})
     except (OSError, RuntimeError, ValueError) as error:
-        hints = ["say where Ray takes jobs: RAY_API_SERVER_ADDRESS=http://HEAD:8265", f"jobs need: {INSTALL}"]
-        raise RunError(f"Ray does not take the job: {error}", hints=hints) from error
+        hints = ["set Ray's address for jobs: RAY_API_SERVER_ADDRESS=http://HEAD:8265", f"jobs need: {INSTALL}"]
+        raise RunError(f"Ray refuses the job: {error}", hints=hints) from error
     print_out(f"submitted as {job}\n  ray job logs --follow {job}\n  ray job status {job}\n  ray job stop {job}")
     return 0

@@ -1,4 +1,4 @@
-"""Settings of the Ray launcher. Imports neither Ray nor torch."""
+"""Settings of the Ray launcher. This module imports neither Ray nor torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INSTALL = install_command("ray", extra="ray")
 
 
 class RaySettings(LauncherSettings):
-    """Processes on a Ray cluster: one placement group with a bundle for each rank and server that has GPUs."""
+    """Settings of the Ray launcher: a placement group with a bundle for each rank and each server that has GPUs."""
 
     nodes: int | None = Field(None, ge=1)
     """Number of machines that the run is spread over in equal parts. null: Ray decides where the GPUs are, and a run
@@ -46,16 +46,16 @@ class RaySettings(LauncherSettings):
     """Seconds to wait until the cluster has room for the run. Raise it if machines are started on demand."""
 
     def passed(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """The variables of an environment that nodes are given."""
-        names = [name for name in environment if any(fnmatchcase(name, one) for one in self.pass_environment)]
+        """Return the variables of an environment that nodes get."""
+        names = [name for name in environment if any(fnmatchcase(name, pattern) for pattern in self.pass_environment)]
         return {name: environment[name] for name in names}
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The library is there, and what is asked for can be at all."""
+        """Check that Ray is installed and that the settings are consistent."""
         if importlib.util.find_spec("ray") is None:
             yield f"the launcher ray needs the library ray, which is not installed: {INSTALL}"
         if self.address is None and (self.nodes or 1) > 1:
-            yield "a cluster of this machine alone (launcher.address: null) has one machine: leave launcher.nodes out"
+            yield "a cluster of this machine only (launcher.address: null) has one machine: remove launcher.nodes"
         if "://" in (self.address or ""):
             yield f"{self.address} is not an address: write HOST:PORT, auto or null, on a node of the cluster"
         yield from super().check(config)

@@ -1,4 +1,4 @@
-"""What this plugin supplies: a launcher, and the command that submits a run as a job. Imports nothing heavy."""
+"""Components of this plugin: a launcher, and the command that submits a run as a job. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from areal_core.plugins import Command, Component, hookimpl
 
 @hookimpl
 def areal_launchers() -> list[Component]:
-    """Processes on a Ray cluster."""
+    """The launcher `ray`."""
     summary = "processes on a Ray cluster, or on a Ray of this machine alone that the run starts"
     return [Component("ray", summary, target="areal_ray.launcher:RayLauncher", config="areal_ray.config:RaySettings")]
 
 
 @hookimpl
 def areal_commands() -> list[Command]:
-    """`areal ray submit`."""
+    """The command `areal ray submit`."""
     return [Command("submit", "run `areal run` as a job of a Ray cluster", target="areal_ray.command:main")]
