@@ -48,7 +48,7 @@ def test_nodes_that_are_lost(state):
 
 def test_a_missing_program_is_told(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(RunError, match="there is no scontrol on this machine"):
+    with pytest.raises(RunError, match="the command scontrol was not found on this machine"):
         slurm("scontrol", "ping")
 
 

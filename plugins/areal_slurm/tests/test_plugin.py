@@ -14,6 +14,6 @@ class TestPlugin(PluginSuite):
 
 def test_outside_of_an_allocation_the_way_to_one_is_told(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with pytest.raises(UsageError, match="not inside of an allocation") as caught:
+    with pytest.raises(UsageError, match="not inside an allocation") as caught:
         _ = SlurmLauncher(SlurmSettings()).host
     assert "areal slurm submit CONFIG" in str(caught.value)

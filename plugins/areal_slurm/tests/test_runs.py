@@ -224,7 +224,7 @@ def test_a_time_limit_shorter_than_the_run_changes_no_bit_of_it(
     cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=60")
     log = workplace.finish(job)
     assert cluster.job(job)["Restarts"] == "1"
-    assert f"the job {job} is queued again and goes on after step " in log
+    assert f"the job {job} is requeued and resumes after step " in log
     assert workplace.steps() == list(range(1, 17))
     assert workplace.weights() == workplace.weights("whole")
     workplace.audit()
@@ -256,7 +256,7 @@ def test_a_preempted_job_comes_again(workplace: Workplace, cluster: Any, wait_fo
     cluster.wait_for_job(said.split()[-1], ["COMPLETED"], workplace.log)
     log = workplace.finish(job)
     assert "was sent SIGTERM" in log
-    assert f"the job {job} is queued again and goes on after step " in log
+    assert f"the job {job} is requeued and resumes after step " in log
     assert workplace.steps() == list(range(1, 13))
     workplace.audit()
     assert not workplace.processes()
@@ -306,7 +306,7 @@ def test_a_turn_without_progress_is_not_repeated(
     cluster.wait_for_job(job, ["FAILED"], workplace.log)
     log = workplace.log.read_text()
     assert f"no step was committed within the time limit of the job {job}" in log
-    assert "so the job is not queued again; give it more: go on with: areal slurm submit --resume" in log
+    assert "so the job is not requeued; use a longer one: resume with: areal slurm submit --resume" in log
     assert not workplace.processes()
 
 
@@ -326,7 +326,7 @@ def test_a_lost_node_of_the_driver_begins_the_job_again(
     if not is_reported:
         cluster.kill(host)
     log = workplace.finish(job)
-    assert "the job was queued again; its turn 2 goes on after step " in log
+    assert "the job was requeued; start 2 resumes after step " in log
     assert cluster.job(job)["BatchHost"] != host
     assert workplace.steps() == list(range(1, 13))
     workplace.audit()

@@ -82,7 +82,7 @@ def test_an_array_of_something_else_is_refused():
 
 @pytest.mark.slow
 def test_a_refused_submission_leaves_nothing():
-    with pytest.raises(RunError, match="there is no sbatch on this machine"):
+    with pytest.raises(RunError, match="the command sbatch was not found on this machine"):
         main(["--plugins", "grpo", "run_dir=run"])
     assert not Path("run").exists()
 
@@ -107,7 +107,7 @@ def test_a_config_s_other_launcher_gives_way_with_its_settings(folder):
 
 
 def test_a_launcher_that_was_chosen_stays():
-    with pytest.raises(UsageError, match="the launcher of the run is local, which knows nothing of a job"):
+    with pytest.raises(UsageError, match="the launcher of the run is local, which does not use the nodes of a job"):
         main(["run.yaml", "launcher.type=local", "--dry-run"])
 
 
@@ -142,9 +142,9 @@ def test_a_job_that_is_large_enough_or_says_it_in_another_way(placed, words):
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        (["--nodes=2", "--gres=gpu:8"], "needs 24 GPUs, and --nodes 2 --gres gpu:8 asks for 16\n", "--nodes 3"),
-        (["--nodes=5-9", "--gres=gpu:h200:4"], "--nodes 5-9 --gres gpu:h200:4 asks for 20 at least", "--nodes 6"),
-        (["--gres=gpu:8"], "--nodes 1 --gres gpu:8 asks for 8\n", "--nodes 3, or a placement on fewer GPUs"),
+        (["--nodes=2", "--gres=gpu:8"], "needs 24 GPUs, but --nodes 2 --gres gpu:8 requests 16\n", "--nodes 3"),
+        (["--nodes=5-9", "--gres=gpu:h200:4"], "--nodes 5-9 --gres gpu:h200:4 requests 20 at least", "--nodes 6"),
+        (["--gres=gpu:8"], "--nodes 1 --gres gpu:8 requests 8\n", "--nodes 3, or a placement on fewer GPUs"),
     ],
 )
 def test_a_job_that_is_too_small_is_refused(placed, words, message, hint):

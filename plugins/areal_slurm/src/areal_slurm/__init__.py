@@ -1,1 +1,1 @@
-"""Runs of areal on SLURM: the launcher within an allocation, and the batch jobs that hold one."""
+"""Runs of areal on SLURM: a launcher for the nodes of an allocation, and batch jobs that requeue themselves."""

@@ -1,7 +1,7 @@
-"""The allocation that this program is inside of: its job, nodes and their GPUs, as SLURM's controller knows them.
+"""The SLURM allocation of this process: its job, nodes and GPUs, as SLURM's controller reports them.
 
-Everything is read with SLURM's own commands, not from the environment, which describes the moment of the start: nodes
-go while a job with `--no-kill` lasts, and options for GPUs have many names.
+Everything is read with SLURM's commands instead of from the environment. The environment describes the start: a job
+with `--no-kill` may lose nodes later, and options for GPUs have many names.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TIMEOUT_S = 60.0
-"""A controller that is busy or fails over to another one answers late."""
-ANSWER_S = 3.0
+"""Seconds that a SLURM command may take. A busy controller, or one that fails over, answers late."""
+CONNECT_TIMEOUT_S = 3.0
+"""Seconds to connect to SLURM's daemon on a node."""
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _GPUS = re.compile(r"\bgpu(?::[^:(),\s]+)?:\d+")
 
 
 class Share(NamedTuple):
-    """What the job has of a node.
+    """Resources of the job on a node.
 
     Attributes:
-        gres: its GPUs, as `srun --gres` takes them; `none` where it has none.
-        component: which one of a heterogeneous job has the node; empty for other jobs.
+        gres: GPUs, in the format of `srun --gres`; `none` without GPUs.
+        component: component of a heterogeneous job that has the node; empty for other jobs.
     """
 
     gres: str = "none"
@@ -38,12 +39,12 @@ class Share(NamedTuple):
 
     @property
     def gpus(self) -> int:
-        """How many there are."""
+        """Number of GPUs."""
         return sum(int(part.rpartition(":")[2]) for part in self.gres.split(",") if part != "none")
 
 
 class NodeState(NamedTuple):
-    """A node as SLURM's controller knows it; `port` is that of its daemon."""
+    """State of a node, as SLURM's controller reports it. `port` is the port of its daemon."""
 
     address: str
     port: int
@@ -51,43 +52,44 @@ class NodeState(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the controller does not reach it or has given it up, which takes minutes."""
+        """True if the controller has lost or given up the node, which it notices only after minutes."""
         return "*" in self.state or "NOT_RESPONDING" in self.state or self.state.startswith("DOWN")
 
 
 def slurm(*command: str) -> str:
-    """What one of SLURM's commands answers.
+    """Run one of SLURM's commands and return its output.
 
     Raises:
-        RunError: it is not there, refuses, or does not answer in time.
+        RunError: the command is missing, fails, or takes too long.
     """
     try:
         done = subprocess.run(command, input="", capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except FileNotFoundError:
-        hint = "run this where SLURM's commands are, in its PATH"
-        raise RunError(f"there is no {command[0]} on this machine", hints=[hint]) from None
+        hint = "run this on a machine that has SLURM's commands in its PATH"
+        raise RunError(f"the command {command[0]} was not found on this machine", hints=[hint]) from None
     except subprocess.TimeoutExpired:
         message = f"{' '.join(command)}: no answer within {TIMEOUT_S:g} s"
-        raise RunError(message, hints=["ask SLURM: scontrol ping"]) from None
+        raise RunError(message, hints=["check SLURM's controller: scontrol ping"]) from None
     if done.returncode:
         raise RunError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
 
 
 def own_job() -> str:
-    """The number of the job.
+    """Return the id of the job that this process belongs to.
 
     Raises:
-        UsageError: this program is inside of none.
+        UsageError: this process is not inside an allocation.
     """
-    if not (number := os.environ.get("SLURM_JOB_ID")):
+    job_id = os.environ.get("SLURM_JOB_ID")
+    if not job_id:
         hints = ["submit it: areal slurm submit CONFIG --nodes=N", "or get an allocation: salloc --nodes=N --no-kill"]
-        raise UsageError("launcher.type is slurm, and this program is not inside of an allocation", hints=hints)
-    return number
+        raise UsageError("launcher.type is slurm, but this program is not inside an allocation", hints=hints)
+    return job_id
 
 
 def read_job(number: str) -> tuple[dict[str, str], dict[str, Share]]:
-    """A job as it is now: its fields, and what it has of which nodes.
+    """Return the present fields of a job, and its share of each node, by node name.
 
     Raises:
         RunError: SLURM does not answer.
@@ -97,11 +99,15 @@ def read_job(number: str) -> tuple[dict[str, str], dict[str, Share]]:
 
 
 def parse_job(number: str, text: str) -> tuple[dict[str, str], list[tuple[str, Share]]]:
-    """A job, as `scontrol show job --details` tells of it, and for the last one of an array of all others as well.
+    """Parse the output of `scontrol show job --details`, which for the last job of an array lists the others, too.
+
+    Args:
+        number: id of the job.
+        text: output of the command.
 
     Returns:
-        Its fields, of a heterogeneous one those of the first component; expressions of nodes of all components, each
-        with what the job has of every one of them.
+        The fields of the job (of a heterogeneous one those of the first component), and pairs of a node expression and
+        the job's share of each of these nodes.
     """
     components: list[dict[str, str]] = []
     parts, is_own = [], False
@@ -118,15 +124,15 @@ def parse_job(number: str, text: str) -> tuple[dict[str, str], list[tuple[str, S
 
 
 def expand(expression: str) -> list[str]:
-    """The names of nodes, written as SLURM does: `n[1-3,7]`."""
+    """Return the node names of an expression of SLURM, such as `n[1-3,7]`."""
     return slurm("scontrol", "show", "hostnames", expression).split() if expression else []
 
 
 def read_nodes(names: Sequence[str]) -> dict[str, NodeState]:
-    """What SLURM says of some nodes.
+    """Return the states of nodes, by name.
 
     Raises:
-        RunError: it does not answer, or does not know one of them.
+        RunError: SLURM does not answer, or does not know a node.
     """
     port = dict(re.findall(r"^(\w+) *= (\S+)", slurm("scontrol", "show", "config"), re.MULTILINE))["SlurmdPort"]
     text = slurm("scontrol", "show", "node", "-o", ",".join(names)) if names else ""
@@ -135,21 +141,21 @@ def read_nodes(names: Sequence[str]) -> dict[str, NodeState]:
 
 
 def reach(node: NodeState) -> str:
-    """The address from which this machine reaches SLURM's daemon on a node; empty where it does not."""
-    with suppress(OSError), socket.create_connection((node.address, node.port), ANSWER_S) as connection:
+    """Return this machine's address on the route to SLURM's daemon on a node, or "" if it is unreachable."""
+    with suppress(OSError), socket.create_connection((node.address, node.port), CONNECT_TIMEOUT_S) as connection:
         return str(connection.getsockname()[0])
     return ""
 
 
 def own_address(names: Sequence[str]) -> str:
-    """The address from which this machine reaches the other nodes, so that they reach it under that.
+    """Return this machine's address on the route to the other nodes, under which they can reach it.
 
     Raises:
-        RunError: there is no way to them.
+        RunError: no node can be reached.
     """
     here = os.environ.get("SLURMD_NODENAME")
     nodes = read_nodes(names)
     for name in sorted(nodes, key=lambda name: name == here):
         if address := reach(nodes[name]):
             return address
-    raise RunError(f"none of the nodes answers: {', '.join(nodes)}", hints=["ask SLURM: sinfo"])
+    raise RunError(f"none of the nodes answers: {', '.join(nodes)}", hints=["check the nodes: sinfo"])

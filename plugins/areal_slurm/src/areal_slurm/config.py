@@ -8,7 +8,7 @@ from areal_core.config import LauncherSettings
 
 
 class SlurmSettings(LauncherSettings):
-    """Processes on the nodes of an allocation, which this program is inside of."""
+    """Settings of the launcher for the nodes of the allocation in which areal runs."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 

@@ -1,7 +1,7 @@
-"""Members on the nodes of an allocation: a group is a step of `srun`, one task for each member.
+"""Launcher for the nodes of a SLURM allocation: a group is a step of `srun`, with one task for each member.
 
-SLURM starts and kills, and is not asked how anything is: `srun` ends with 0 where a node is lost, and minutes late.
-Members tell the driver's hub that they live, and end by themselves when it hangs up.
+SLURM starts and kills members, but does not report their state: if a node is lost, `srun` ends with 0, and minutes
+later. Members send heartbeats to the driver's hub, and exit when it closes the connection.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from areal_core.launchers import Place, ProcessGroup
     from areal_slurm.config import SlurmSettings
 
-PATIENCE_S = 0.5
-"""For `srun`, which kills its step when it is asked to end, and then waits for nodes that are lost."""
-WORDS_BYTES = 2000
+GRACE_S = 0.5
+"""Seconds for `srun` to kill its step after SIGTERM. It may then wait for lost nodes, so it is killed."""
+OUTPUT_BYTES = 2000
+"""Bytes of the end of srun's output that an outcome contains."""
 SRUN = (
     *("srun", "--overlap", "--overcommit", "--distribution=arbitrary", "--mem=0", "--cpu-bind=none", "--export=ALL"),
     *("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--input=none", "--unbuffered"),
 )
-"""Of a step that shares all that the job has, and whose members end one by one."""
+"""Command of a step that shares all resources of the job, and whose tasks end independently."""
 
 
 class SlurmLauncher:
-    """A `Launcher` for the nodes of the allocation that this program is inside of.
+    """A `Launcher` for the nodes of the allocation in which this program runs.
 
     Args:
-        settings: see `SlurmSettings`.
-
+        settings: settings of the launcher.
     """
 
     def __init__(self, settings: SlurmSettings) -> None:
@@ -51,7 +51,7 @@ class SlurmLauncher:
 
     @cached_property
     def host(self) -> str:
-        """See `Launcher`. A launcher that only tells what it would do needs no allocation.
+        """Address of this node for the others; see `Launcher`. Read late: a dry run needs no allocation.
 
         Raises:
             UsageError: there is no allocation.
@@ -60,49 +60,55 @@ class SlurmLauncher:
         return self._settings.host or own_address([*read_job(own_job())[1]])
 
     async def nodes(self, groups: Sequence[ProcessGroup]) -> list[Node]:
-        """See `Launcher.nodes`: those of the allocation that are neither excluded nor lost, this one first."""
-        del groups  # an allocation has what it has
+        """Return the allocation's nodes that are neither excluded nor lost, this one first; see `Launcher.nodes`.
+
+        Raises:
+            RunError: there is no such node, or SLURM does not answer.
+        """
+        del groups  # an allocation cannot grow
         _, self._shares = await asyncio.to_thread(read_job, own_job())
-        left_out = dict.fromkeys(expand(",".join(self._settings.exclude)), "excluded")
-        known = await asyncio.to_thread(read_nodes, [name for name in self._shares if name not in left_out])
-        # SLURM takes minutes to notice that a node is gone; a step that includes one does not start at all.
-        answers = await asyncio.gather(*(asyncio.to_thread(reach, node) for node in known.values()))
-        for (name, node), answer in zip(known.items(), answers, strict=True):
+        excluded = dict.fromkeys(expand(",".join(self._settings.exclude)), "excluded")
+        states = await asyncio.to_thread(read_nodes, [name for name in self._shares if name not in excluded])
+        # SLURM takes minutes to notice a lost node, and a step that includes one does not start at all.
+        answers = await asyncio.gather(*(asyncio.to_thread(reach, node) for node in states.values()))
+        for (name, node), answer in zip(states.items(), answers, strict=True):
             if node.is_lost or not answer:
-                left_out[name] = f"{node.state}{'' if answer else ', does not answer'}"
+                excluded[name] = f"{node.state}{'' if answer else ', does not answer'}"
         here = os.environ.get("SLURMD_NODENAME")
-        found = [
-            Node(name, known[name].address, share.gpus)
+        nodes = [
+            Node(name, states[name].address, share.gpus)
             for name, share in sorted(self._shares.items(), key=lambda item: item[0] != here)
-            if name not in left_out
+            if name not in excluded
         ]
-        if not found:
-            why = ", ".join(f"{name} ({reason})" for name, reason in left_out.items()) or "none"
-            hints = ["shorten launcher.exclude, or ask for more nodes"]
-            raise RunError(f"the job {own_job()} has no node for the run; left out: {why}", hints=hints)
-        return found
+        if not nodes:
+            reasons = ", ".join(f"{name} ({reason})" for name, reason in excluded.items()) or "none"
+            hints = ["shorten launcher.exclude, or request more nodes"]
+            raise RunError(f"the job {own_job()} has no node for the run; excluded: {reasons}", hints=hints)
+        return nodes
 
     async def start(
         self, group: ProcessGroup, places: Mapping[int, Place], environment: Mapping[str, str]
     ) -> SlurmGroup:
-        """See `Launcher.start`: one step; where nodes differ in what the job has there, one for those that do not."""
-        alike: dict[Share, dict[int, Place]] = {}
+        """Start one step, or one for each kind of node if the job's shares differ; see `Launcher.start`."""
+        by_share: dict[Share, dict[int, Place]] = {}
         for index, place in places.items():
-            share = self._shares.get(place.node, Share())  # a lost one: `srun` says so
-            alike.setdefault(share, {})[index] = place
-        # The variables of SLURM say what this process was given, and srun would take them for what a step is to have;
-        # GPUs are those of this node, and each step is told its own.
-        away = "SLURM_", "SLURMD_", "CUDA_VISIBLE_DEVICES"
-        kept = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(away)}
-        kept |= {**environment, **group.environment}
+            share = self._shares.get(place.node, Share())  # the node may be lost by now: then `srun` fails
+            by_share.setdefault(share, {})[index] = place
+        # `srun` would take SLURM's variables of this process as options of the step, and CUDA_VISIBLE_DEVICES has the
+        # GPUs of this node: SLURM sets it for each step.
+        hidden = "SLURM_", "SLURMD_", "CUDA_VISIBLE_DEVICES"
+        variables = {
+            name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(hidden)
+        }
+        variables |= {**environment, **group.environment}
         running = SlurmGroup(group.name)
         self._groups.append(running)
-        for share, some in alike.items():
-            await running.step(self._srun(group, share, some), {**kept, **member_environment(group, some)})
+        for share, members in by_share.items():
+            await running.step(self._srun(group, share, members), {**variables, **member_environment(group, members)})
         return running
 
     def _srun(self, group: ProcessGroup, share: Share, places: Mapping[int, Place]) -> list[str]:
-        """The command of a step."""
+        """Return the command of a step."""
         settings, program = self._settings, [*group.command]
         if settings.python and program[0] == sys.executable:
             program[0] = settings.python
@@ -112,7 +118,7 @@ class SlurmLauncher:
             *([f"--het-group={share.component}"] if share.component else []),
             f"--job-name={group.name}",
             f"--ntasks={len(places)}",
-            f"--nodelist={','.join(place.node for place in places.values())}",  # of each task, in their order
+            f"--nodelist={','.join(place.node for place in places.values())}",  # the node of each task, in order
             f"--gres={share.gres}",
             *settings.srun_options,
             *(["bash", "-c", f'set -e\n{settings.setup}\nset +e\nexec "$@"', group.name] if settings.setup else []),
@@ -121,16 +127,16 @@ class SlurmLauncher:
         ]
 
     async def close(self) -> None:
-        """See `Launcher.close`."""
+        """End all groups; see `Launcher.close`."""
         await asyncio.gather(*(group.end() for group in self._groups))
         self._groups.clear()
 
 
 class SlurmGroup:
-    """See `RunningGroup`.
+    """The steps of a group; see `RunningGroup`.
 
     Args:
-        name: of the group.
+        name: name of the group.
     """
 
     def __init__(self, name: str) -> None:
@@ -138,7 +144,7 @@ class SlurmGroup:
         self._steps: dict[asyncio.subprocess.Process, asyncio.Task[str]] = {}
 
     async def step(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start some of the members.
+        """Start a step with some of the members.
 
         Raises:
             RunError: `srun` cannot be started.
@@ -154,24 +160,24 @@ class SlurmGroup:
         self._steps[process] = start_task(_watch(process, output), f"step of {self._name}")
 
     async def wait(self) -> str:
-        """See `RunningGroup.wait`."""
-        return "\n".join([await asyncio.shield(words) for words in self._steps.values()])
+        """Wait until all steps have ended; return how. See `RunningGroup.wait`."""
+        return "\n".join([await asyncio.shield(outcome) for outcome in self._steps.values()])
 
     async def end(self) -> None:
-        """See `RunningGroup.end`."""
-        for number, patience_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, None)):
+        """Kill the steps; see `RunningGroup.end`."""
+        for signal_number, timeout_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
             for process in self._steps:
                 if process.returncode is None:
                     with suppress(ProcessLookupError):
-                        os.kill(process.pid, number)  # `Process.send_signal` may take the exit code away
+                        os.kill(process.pid, signal_number)  # `Process.send_signal` may consume the exit code
             if self._steps:
-                await asyncio.wait(self._steps.values(), timeout=patience_s)
+                await asyncio.wait(self._steps.values(), timeout=timeout_s)
 
 
 async def _watch(process: asyncio.subprocess.Process, output: IO[bytes]) -> str:
-    """How `srun` has ended, with the end of what it wrote."""
+    """Wait until `srun` ends; return how, with the end of its output."""
     code = await process.wait()
     with output:
-        output.seek(max(0, output.seek(0, os.SEEK_END) - WORDS_BYTES))
-        words = output.read().decode(errors="replace").strip()
-    return f"srun {describe_exit(code)}: {words}"
+        output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_BYTES))
+        text = output.read().decode(errors="replace").strip()
+    return f"srun {describe_exit(code)}: {text}"

@@ -1,4 +1,4 @@
-"""What this plugin supplies: a launcher, and the batch job that goes on by itself. Imports nothing heavy."""
+"""Components of this plugin: a launcher, and the command that submits a batch job. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def areal_launchers() -> list[Component]:
-    """The nodes of an allocation."""
+    """The launcher `slurm`."""
     return [
         Component(
             "slurm",
@@ -25,7 +25,7 @@ def areal_launchers() -> list[Component]:
 
 @hookimpl
 def areal_commands() -> list[Command]:
-    """`areal slurm submit CONFIG`."""
+    """The command `areal slurm submit`."""
     return [
         Command(
             "submit",
@@ -37,7 +37,7 @@ def areal_commands() -> list[Command]:
 
 @hookimpl
 def areal_run_started(run_dir: Path) -> None:
-    """Remember how far the run has come."""
+    """Record the last committed step, for `requeue`."""
     from areal_slurm.requeue import note_start
 
     note_start(run_dir)
@@ -45,7 +45,7 @@ def areal_run_started(run_dir: Path) -> None:
 
 @hookimpl
 def areal_run_finished(run_dir: Path, outcome: str, signal: int) -> None:
-    """Where SLURM has taken the allocation away, queue the job again."""
+    """Requeue the job if SLURM has taken the allocation away."""
     from areal_slurm.requeue import requeue
 
     requeue(run_dir, outcome, signal)

@@ -1,7 +1,7 @@
-"""A batch job that is about to lose its allocation goes back into the queue, and the run goes on when it comes again.
+"""Requeue a batch job that is about to lose its allocation; the run resumes when the job starts again.
 
-Only for scripts of `areal slurm submit`, which can be started again, and only where SLURM takes the nodes: its warning
-before the time limit (SIGUSR1), or another job in this one's place. Who stops a run by hand wants it to stop.
+This is only for scripts of `areal slurm submit`, which can be started again, and only if SLURM takes the nodes away:
+with its warning before the time limit (SIGUSR1), or by preemption. A user who stops a run by hand wants it to stop.
 """
 
 from __future__ import annotations
@@ -18,49 +18,51 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VARIABLE = "AREAL_SLURM_REQUEUE"
-"""Set by the script."""
+"""Environment variable that the script sets."""
 
 _steps: dict[Path, int] = {}
-"""The last committed step of each run when this program began with it."""
+"""Last committed step of each run when this program started it."""
 
 
 def note_start(run_dir: Path) -> None:
-    """Remember how far a run has come; where something was lost in it, what came before counts as well."""
-    if run_dir not in _steps and VARIABLE in os.environ and (turns := int(os.environ.get("SLURM_RESTART_COUNT", "0"))):
-        print_error(f"the job was queued again; its turn {turns + 1} goes on after step {last_step(run_dir)}")
+    """Record the last committed step of a run, and log it if the job was requeued. Later calls change nothing."""
+    if run_dir not in _steps and VARIABLE in os.environ:
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        if restarts:
+            print_error(f"the job was requeued; start {restarts + 1} resumes after step {last_step(run_dir)}")
     _steps.setdefault(run_dir, last_step(run_dir))
 
 
 def last_step(run_dir: Path) -> int:
-    """The last committed step; 0 without one."""
+    """Return the last committed step; 0 if there is none."""
     return RunFolder(run_dir).last_step or 0
 
 
 def requeue(run_dir: Path, outcome: str, signal: int) -> None:
-    """Queue this program's job again where its allocation is being taken away; says what it did, and what not.
+    """Requeue this program's job if its allocation is being taken away, and log what was done.
 
     Args:
-        run_dir: the folder of the run.
-        outcome: of the run.
-        signal: that asked it to stop; 0 where none did.
+        run_dir: folder of the run.
+        outcome: outcome of the run.
+        signal: number of the signal that asked it to stop, or 0.
     """
     if outcome != "interrupted" or VARIABLE not in os.environ:
         return
-    again = f"go on with: areal slurm submit --resume {run_dir}"
+    hint = f"resume with: areal slurm submit --resume {run_dir}"
     try:
-        number = own_job()
-        job = read_job(number)[0]
+        job_id = own_job()
+        job = read_job(job_id)[0]
         is_preempted = job["PreemptTime"] != "None"
         if job["JobState"] != "RUNNING" or not (is_preempted or signal == signals.SIGUSR1):
             return
         if not is_preempted and last_step(run_dir) <= _steps.get(run_dir, 0):
-            limit = f"the time limit of the job {number} ({job['TimeLimit']})"
-            print_error(f"no step was committed within {limit}, so the job is not queued again; give it more: {again}")
+            limit = f"the time limit of the job {job_id} ({job['TimeLimit']})"
+            print_error(f"no step was committed within {limit}, so the job is not requeued; use a longer one: {hint}")
             return
-        if "ArrayJobId" in job:  # the number of the last one of an array would mean all of it
-            number = f"{job['ArrayJobId']}_{job['ArrayTaskId']}"
-        slurm("scontrol", "requeue", number)
+        if "ArrayJobId" in job:  # the id of the last job of an array would requeue the whole array
+            job_id = f"{job['ArrayJobId']}_{job['ArrayTaskId']}"
+        slurm("scontrol", "requeue", job_id)
     except RunError as error:
-        print_error(f"the job cannot be queued again: {error}; {again}")
+        print_error(f"the job cannot be requeued: {error}; {hint}")
         return
-    print_error(f"the job {number} is queued again and goes on after step {last_step(run_dir)}")
+    print_error(f"the job {job_id} is requeued and resumes after step {last_step(run_dir)}")

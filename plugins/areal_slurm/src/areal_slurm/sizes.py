@@ -1,4 +1,4 @@
-"""What a job asks SLURM for, held against the GPUs that the run's placement needs, before it waits in a queue."""
+"""Compare the resources of a job with the GPUs that the run's placement needs, before the job waits in a queue."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _GPUS = re.compile(r"gpu(?::[^:,(]*[^:,(\d][^:,(]*)?(?::(\d+))?(?:\([^)]*\))?")
 
 
 def gpus_of(gres: str | None) -> int | None:
-    """GPUs of each node that `--gres` asks for: 8 of `gpu:8` and `gpu:h200:8,nvme:1`; None where it names none."""
-    found = [match for part in (gres or "").split(",") if (match := _GPUS.fullmatch(part.strip()))]
-    return sum(int(match[1] or 1) for match in found) if found else None
+    """Return the GPUs per node in `--gres`: 8 for `gpu:8` and `gpu:h200:8,nvme:1`; None if it has no GPUs."""
+    matches = [match for part in (gres or "").split(",") if (match := _GPUS.fullmatch(part.strip()))]
+    return sum(int(match[1] or 1) for match in matches) if matches else None
 
 
 def unused_note(config: RunConfig, gres: str | None) -> str:
-    """Return a note on a job that asks for GPUs and a config that assigns none; empty if there is nothing to say."""
+    """Return a note if a job requests GPUs but the config assigns none; else an empty string."""
     placement = config.placement
     is_placed = placement.training is not None or placement.generation is not None
     if not gpus_of(gres) or is_placed or config.trainer_processes > 1:
         return ""
     return (
-        f"note: --gres {gres} asks for GPUs, and the config has no placement, so one trainer rank uses one of them; "
+        f"note: --gres {gres} requests GPUs, but the config has no placement, so one trainer rank uses one of them; "
         "for 4 nodes with 8 GPUs each write placement='train=16 generate=tp1x16'"
     )
 
@@ -37,21 +37,23 @@ def check_sizes(config: RunConfig, nodes: str, gres: str | None, further: Sequen
     """Refuse a job with fewer GPUs than the placement needs.
 
     Args:
-        config: of the run.
-        nodes: the option of sbatch, `2` or `2-4`; in another form it is left to SLURM.
-        gres: the option of sbatch; without GPUs in it the job may get them in another way, which is left to SLURM.
-        further: options of sbatch; where they speak of nodes and GPUs as well, all is left to SLURM.
+        config: config of the run.
+        nodes: option of sbatch, `2` or `2-4`; another form is not checked.
+        gres: option of sbatch; without GPUs in it nothing is checked, because the job may get them otherwise.
+        further: further options of sbatch; if they set nodes or GPUs, nothing is checked.
 
     Raises:
-        UsageError: it has; says what is needed.
+        UsageError: the job has too few GPUs; the message has the number needed.
     """
     needed = len({*(config.placement.training or ()), *(config.placement.generation or ())})
-    each, least = gpus_of(gres), re.fullmatch(r"(\d+)(?:-\d+)?", nodes)
+    gpus_per_node, least_nodes = gpus_of(gres), re.fullmatch(r"(\d+)(?:-\d+)?", nodes)
     has_more = any(re.match(r"hetjob\b|-N|-G|--(nodes|gres|gpus)", option) for option in further)
-    if not each or least is None or has_more or int(least[1]) * each >= needed:
+    if not gpus_per_node or least_nodes is None or has_more or int(least_nodes[1]) * gpus_per_node >= needed:
         return
-    has = f"{int(least[1]) * each}{'' if least[1] == nodes else ' at least'}"
+    requested = str(int(least_nodes[1]) * gpus_per_node)
+    if least_nodes[1] != nodes:
+        requested += " at least"
     raise UsageError(
-        f"the placement needs {needed} GPUs, and --nodes {nodes} --gres {gres} asks for {has}",
-        hints=[f"--nodes {-(-needed // each)}, or a placement on fewer GPUs"],
+        f"the placement needs {needed} GPUs, but --nodes {nodes} --gres {gres} requests {requested}",
+        hints=[f"--nodes {-(-needed // gpus_per_node)}, or a placement on fewer GPUs"],
     )

@@ -40,42 +40,42 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Job = tuple[Path, Mapping[Path, Resolved], Resolved]
-"""The folder of a run, or of an array the one that holds a folder for each run; what each run is that is to be written,
-by its folder; and what all of them have in common."""
+"""Folder of the run, or of an array the folder that holds one for each run; the configs of new runs by their folders;
+and the config that all have in common."""
 SCRIPT_NAME, LOG_NAME = "slurm.sh", "slurm.log"
 TASK_FOLDER = "task-"
 PASSED_ON = ("nodes", "time", "partition", "account", "qos", "gres", "cpus-per-task", "mem", "exclude", "array")
-"""Options of sbatch that have the same name here."""
+"""Options that are passed on to sbatch under the same name."""
 SCRIPT = """\
 #!/bin/bash
 {directives}
 
-# SLURM begins a job again whose first node is back before it was given up. A job that has lost it for good is kept
-# without this script until the time limit (--no-kill): the second node has it queued again.
+# If the first node returns before SLURM has given it up, SLURM starts the job again. If the node is lost for good, the
+# job is kept without this script until the time limit (--no-kill). So the second node watches it and requeues the job.
 LOST='until scontrol show node -o "$0" | grep -q State=DOWN; do sleep 20; done; exec scontrol requeue "$1"'
 JOB=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
 [ "${{SLURM_JOB_NUM_NODES:-1}}" = 1 ] || srun --job-name=watch --overlap --no-kill --nodes=1 --ntasks=1 --relative=1 \
     --mem=0 --gres=none --input=none bash -c "$LOST" "$SLURMD_NODENAME" "${{JOB:-$SLURM_JOB_ID}}" &> /dev/null &
 
-# Starts the run, and goes on with it whenever the job is queued again.
+# Start the run, or resume it whenever the job is requeued.
 trap '' USR1  # the warning before the time limit, until areal listens
 {setup}export {variable}=1
 exec {python} -m areal_core run --resume {folder}
 """
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the command; its exit code."""
+def main(argv: Sequence[str]) -> int:
+    """Run `areal slurm submit` with these arguments and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="areal slurm submit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_request_arguments(parser)
     parser.add_argument("--resume", metavar="RUN_DIR", type=Path, help="resume the run in this folder in a new job")
     for option in PASSED_ON:
-        more = (
+        details = (
             "; one run for each number, with that number as its seed: 0-3, 1,5,7, 0-9%%2" if option == "array" else ""
         )
-        parser.add_argument(f"--{option}", metavar="VALUE", help=f"passed on to sbatch{more}")
+        parser.add_argument(f"--{option}", metavar="VALUE", help=f"passed on to sbatch{details}")
     parser.set_defaults(nodes="1")
     parser.add_argument(
         "--warn",
@@ -93,24 +93,24 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument("--dry-run", action="store_true", help="print the job script, but write and submit nothing")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return submit(parser.parse_intermixed_args(words))
+    return submit(parser.parse_intermixed_args(argv))
 
 
 def submit(arguments: argparse.Namespace) -> int:
-    """Check what is asked, write it, submit it, and say how it is followed and stopped."""
+    """Check the arguments, write the run folder and the script, submit the job, and print how to follow and stop it."""
     request = read_request(arguments)
-    folder, runs, resolved = _again(arguments, request) if arguments.resume else _new(arguments, request)
+    folder, runs, resolved = _resumed(arguments, request) if arguments.resume else _new(arguments, request)
     text = _script(arguments, folder, resolved)
     if arguments.dry_run:
         print_out(text)
         return 0
-    for run, one in list(runs.items())[:1]:  # an array's differ in their seeds alone
-        execute(one, run_dir=run, dry_run=True)
-        model_folders(one)  # those of the hub, which the nodes of a job often do not reach
+    for run, config in list(runs.items())[:1]:  # the runs of an array differ only in their seeds
+        execute(config, run_dir=run, dry_run=True)
+        model_folders(config)  # download from the hub here: the job's nodes often cannot reach it
     script = folder / SCRIPT_NAME
     try:
-        for run, one in runs.items():
-            write_run_folder(one, RunFolder(run))
+        for run, config in runs.items():
+            write_run_folder(config, RunFolder(run))
         script.write_text(text)
         job = slurm("sbatch", "--parsable", str(script)).strip().partition(";")[0]
     except RunError:
@@ -122,28 +122,28 @@ def submit(arguments: argparse.Namespace) -> int:
         "job": job,
         "run folder": folder,
         "follow": f"squeue --jobs={job}; tail -F {_log(arguments, '*', folder)}",
-        "stop in order": f"scancel --batch --signal=INT {job}",
-        "stop at once": f"scancel {job}",
-        "go on later": f"areal slurm submit --resume {next(iter(runs), folder)}{nodes}",
+        "stop gracefully": f"scancel --batch --signal=INT {job}",
+        "stop now": f"scancel {job}",
+        "resume later": f"areal slurm submit --resume {next(iter(runs), folder)}{nodes}",
     }
     for label, value in rows.items():
-        print_out(f"{label:<15}{value}")
+        print_out(f"{label:<17}{value}")
     return 0
 
 
 def _log(arguments: argparse.Namespace, task: str, folder: Path) -> Path:
-    """Where the job writes."""
+    """Return the path of the job's log."""
     return folder / (f"{TASK_FOLDER}{task}" if arguments.array else "") / LOG_NAME
 
 
 def _new(arguments: argparse.Namespace, request: Request) -> Job:
-    """A job of a new run, or of several."""
+    """Prepare a job of a new run, or of an array of runs."""
     resolved = _resolve(request)
     name = f"{resolved.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     folder = (resolved.run_dir or Path("runs") / name).resolve()
     require_place("the run folder", folder, "choose another: run_dir=PATH")
     if folder.exists():
-        hints = [f"go on with it: areal slurm submit --resume {folder}", "choose another: run_dir=PATH"]
+        hints = [f"resume it: areal slurm submit --resume {folder}", "choose another: run_dir=PATH"]
         raise UsageError(f"the run folder {folder} exists already", hints=hints)
     runs = {folder: resolved}
     if arguments.array:
@@ -152,37 +152,37 @@ def _new(arguments: argparse.Namespace, request: Request) -> Job:
     return folder, runs, resolved
 
 
-def _again(arguments: argparse.Namespace, request: Request) -> Job:
-    """Another job of a run that there is."""
+def _resumed(arguments: argparse.Namespace, request: Request) -> Job:
+    """Prepare another job of an existing run."""
     if request.config or request.overrides or arguments.array:
-        hints = ["leave out CONFIG, section.key=value and --array"]
-        raise UsageError("--resume goes on with the run as it is", hints=hints)
+        hints = ["remove CONFIG, section.key=value and --array"]
+        raise UsageError("--resume resumes the run with its own config", hints=hints)
     folder = arguments.resume.resolve()
     return folder, {}, load_run(folder)
 
 
-def _resolve(request: Request, *more: str) -> Resolved:
-    """The config with this plugin's launcher, whatever it says of another one."""
-    is_chosen = any(word.startswith(("launcher=", "launcher.type=")) for word in request.overrides)
-    words = [*([] if is_chosen else ["launcher=slurm/slurm"]), *request.overrides, *more]
-    return resolve(request.config, request.plugins, words)
+def _resolve(request: Request, *further: str) -> Resolved:
+    """Return the config. Without a launcher on the command line it gets this plugin's launcher."""
+    is_chosen = any(override.startswith(("launcher=", "launcher.type=")) for override in request.overrides)
+    overrides = [*([] if is_chosen else ["launcher=slurm/slurm"]), *request.overrides, *further]
+    return resolve(request.config, request.plugins, overrides)
 
 
 def _script(arguments: argparse.Namespace, folder: Path, resolved: Resolved) -> str:
-    """The batch script."""
+    """Return the batch script."""
     settings = resolved.config.launcher.settings
     if not isinstance(settings, SlurmSettings):
         message = (
-            f"the launcher of the run is {resolved.config.launcher.reference}, which knows nothing of a job's nodes"
+            f"the launcher of the run is {resolved.config.launcher.reference}, which does not use the nodes of a job"
         )
-        raise UsageError(message, hints=["leave launcher.type out, or set launcher=slurm"])
+        raise UsageError(message, hints=["remove launcher.type, or set launcher=slurm"])
     check_sizes(resolved.config, arguments.nodes, arguments.gres, arguments.sbatch)
     if note := unused_note(resolved.config, arguments.gres):
         print_error(note)
-    given = {option: getattr(arguments, option.replace("-", "_")) for option in PASSED_ON}
+    values = {option: getattr(arguments, option.replace("-", "_")) for option in PASSED_ON}
     options = [
         f"--job-name={shlex.quote(resolved.name)}",
-        *(f"--{option}={shlex.quote(value)}" for option, value in given.items() if value is not None),
+        *(f"--{option}={shlex.quote(value)}" for option, value in values.items() if value is not None),
         *("--ntasks-per-node=1", "--no-kill", "--requeue", "--open-mode=append", f"--signal=B:USR1@{arguments.warn}"),
         f"--output={shlex.quote(str(_log(arguments, '%a', folder)))}",
         f"--chdir={shlex.quote(str(Path.cwd()))}",
@@ -198,14 +198,15 @@ def _script(arguments: argparse.Namespace, folder: Path, resolved: Resolved) -> 
 
 
 def task_numbers(expression: str) -> list[int]:
-    """The numbers of a job array, as sbatch takes them: `0-3`, `1,5,7`, `0-8:2`, each with `%N` behind it.
+    """Return the task numbers of a job array, in sbatch's notation: `0-3`, `1,5,7`, `0-8:2`, each optionally with `%N`.
 
     Raises:
-        UsageError: it is no such list.
+        UsageError: the notation is invalid.
     """
     numbers: list[int] = []
     for part in expression.partition("%")[0].split(","):
-        if not (match := re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        if match is None:
             raise UsageError(f"--array={expression} is not a list of numbers", hints=["for four runs: --array=0-3"])
         first, last, step = (int(group or 0) for group in match.groups())
         numbers += range(first, max(first, last) + 1, step or 1)
