@@ -174,7 +174,7 @@ def test_a_scheduler_that_starts_everything_again_goes_on_with_the_run(group: Gr
     wait_until(lambda: group.left() == [], "nothing is left")
     group.programs.clear()
     group.finish(**start("second"))
-    assert "the driver resumes the run with the config that it has" in group.said("pod-0-second")
+    assert "the driver resumes the run with its own config" in group.said("pod-0-second")
     assert [line["step"] for line in group.workplace.metrics()] == list(range(1, 13))
     assert os.listdir(tmp_path / "run" / "attempts") != ["1"]  # noqa: PTH208
 

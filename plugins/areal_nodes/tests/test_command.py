@@ -44,9 +44,9 @@ def run_folder(path: Path, outcome: str | None = None) -> RunFolder:
 
 def test_a_folder_with_other_files_and_a_file_are_no_run_folders(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(UsageError, match="is not a run folder, and contains other files"):
+    with pytest.raises(UsageError, match="is not a run folder: it contains other files"):
         main([str(tmp_path)])
-    with pytest.raises(UsageError, match=r"thesis\.tex is a file, and no run folder"):
+    with pytest.raises(UsageError, match=r"thesis\.tex is a file, not a run folder"):
         main([str(tmp_path / "thesis.tex" / "run")])
 
 

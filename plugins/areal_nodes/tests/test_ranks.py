@@ -51,5 +51,5 @@ def test_the_rank_is_the_one_of_the_innermost_scheduler(
 def test_a_rank_that_is_not_a_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in ("first", "-1"):
         monkeypatch.setenv("RANK", rank)
-        with pytest.raises(UsageError, match=f"RANK is '{rank}', and must be a whole number"):
+        with pytest.raises(UsageError, match=f"RANK is '{rank}', but must be a whole number"):
             take_rank()

@@ -1,4 +1,4 @@
-"""The agent of a machine. It starts what the launcher places there, and ends when the driver closes the connection."""
+"""Agent of a machine: it starts the members that the launcher places there, until the driver closes the connection."""
 
 from __future__ import annotations
 
@@ -82,7 +82,12 @@ class _Agent:
         self._groups: dict[str, LocalGroup] = {}
 
     async def introduce(self) -> None:
-        """Describe this machine to the launcher, which asks for it first. Raises as `run_agent`, or `PeerClosed`."""
+        """Describe this machine to the launcher, which sends `DescribeNode` first.
+
+        Raises:
+            RunError: the driver does not answer, or refuses this machine.
+            PeerClosed: the connection has closed, or the first message is another one.
+        """
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 message, number = await self._connection.receive_request()
@@ -95,7 +100,7 @@ class _Agent:
             hint = "start the run with launcher.type=external; other launchers start their machines themselves"
             raise RunError(f"the driver refuses this machine: {message.text}", hints=[*message.hints, hint])
         if not isinstance(message, DescribeNode):
-            raise PeerClosed(f"the driver sent {type(message).__name__} first, and no DescribeNode")
+            raise PeerClosed(f"the driver sent {type(message).__name__} instead of DescribeNode")
         name = os.environ.get(NODE_VARIABLE) or socket.gethostname()
         self._connection.reply(number, NodeReady(name, self._connection.own_host, count_gpus()))
 
@@ -150,7 +155,7 @@ class _Agent:
 
 @contextmanager
 def _signals_to(agent: _Agent) -> Iterator[None]:
-    """Let the agent handle the signals that end a program. A signal that is ignored stays so, as under `nohup`."""
+    """Let the agent handle the signals that end a program. Ignored signals stay ignored, as under `nohup`."""
     loop = asyncio.get_running_loop()
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     caught = [number for number, handler in handlers.items() if handler is not signal.SIG_IGN]

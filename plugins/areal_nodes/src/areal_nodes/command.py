@@ -26,7 +26,7 @@ AGENT = ("-m", "areal_core", "nodes", "node")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Declare the arguments of `areal node`."""
+    """Return the parser of the arguments of `areal node`."""
     parser = argparse.ArgumentParser(
         prog="areal node", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Serve the run on this machine, or drive it if this is rank 0; return the exit code.
 
     Raises:
@@ -60,7 +60,7 @@ def main(words: Sequence[str]) -> int:
     from areal_nodes.joining import join_run
     from areal_nodes.ranks import take_rank
 
-    arguments = build_parser().parse_intermixed_args(words)
+    arguments = build_parser().parse_intermixed_args(argv)
     request = read_request(arguments)
     run_dir = arguments.run_dir.resolve()
     rank = take_rank()
@@ -84,12 +84,12 @@ def main(words: Sequence[str]) -> int:
 
 
 def _require_run_folder(path: Path) -> None:
-    """Raise `UsageError` if a path is no run folder and cannot become one. A new run folder is empty at first."""
+    """Raise `UsageError` if a path is not a run folder and cannot become one. A new run folder is empty at first."""
     file = next((folder for folder in (path, *path.parents) if folder.is_file()), None)
     if file is not None:
-        raise UsageError(f"{file} is a file, and no run folder", hints=["name another folder"])
+        raise UsageError(f"{file} is a file, not a run folder", hints=["name another folder"])
     if path.is_dir() and not (path / "attempts").exists() and any(path.iterdir()):
-        raise UsageError(f"{path} is not a run folder, and contains other files", hints=["name another folder"])
+        raise UsageError(f"{path} is not a run folder: it contains other files", hints=["name another folder"])
 
 
 def _drive(run: RunFolder, nodes: int | None, request: Request) -> int:
@@ -102,15 +102,15 @@ def _drive(run: RunFolder, nodes: int | None, request: Request) -> int:
     overrides += request.overrides
     parser = argparse.ArgumentParser()
     add_run_arguments(parser)
-    words = [word for plugin in request.plugins for word in ("--plugins", plugin)]
+    arguments = [word for plugin in request.plugins for word in ("--plugins", plugin)]
     if run.last_attempt is not None:
-        log(f"{run.path} exists: the driver resumes the run with the config that it has")
-        words += [*overrides, "--resume", str(run.path)]
+        log(f"{run.path} exists: the driver resumes the run with its own config")
+        arguments += [*overrides, "--resume", str(run.path)]
     else:
-        words += [*([request.config] if request.config else []), *overrides, f"run_dir={run.path}"]
+        arguments += [*([request.config] if request.config else []), *overrides, f"run_dir={run.path}"]
     agent = subprocess.Popen([sys.executable, *AGENT, str(run.path)], start_new_session=True)
     try:
-        return execute_run(parser.parse_intermixed_args(words))
+        return execute_run(parser.parse_intermixed_args(arguments))
     finally:
         agent.terminate()
         agent.wait()

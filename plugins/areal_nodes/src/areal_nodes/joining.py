@@ -1,4 +1,4 @@
-"""Makes this machine part of a run, from before the run exists to its end."""
+"""Join this machine to a run, from before the run exists to its end."""
 
 from __future__ import annotations
 

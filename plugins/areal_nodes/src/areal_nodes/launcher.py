@@ -1,4 +1,4 @@
-"""Starts members on machines that join the run: an agent (`areal node`, see `agent.py`) runs on each of them."""
+"""Launcher that starts members on machines that join the run. An agent (`areal node`) runs on each of them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class ExternalLauncher:
         by_machine: dict[str, dict[int, Place]] = {}
         for index, place in places.items():
             by_machine.setdefault(place.node, {})[index] = place
-        # The number tells a late message about a former start of the group from one about this start.
+        # The number distinguishes late messages about an earlier start of the group.
         key = f"{group.name}/{next(self._start_numbers)}"
         ends: dict[Peer, asyncio.Future[str]] = {}
         for name, places_here in by_machine.items():

@@ -1,4 +1,4 @@
-"""What this plugin supplies: a launcher, and the command that runs on each machine. Imports nothing heavy."""
+"""Components of this plugin: a launcher, and the command that runs on each machine. Imports nothing heavy."""
 
 from __future__ import annotations
 

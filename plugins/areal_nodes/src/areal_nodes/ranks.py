@@ -9,7 +9,7 @@ from areal_core.errors import UsageError
 
 
 class _Names(NamedTuple):
-    """Environment variables of a scheduler beside that of the rank; an empty name if the scheduler has none."""
+    """Environment variables of a scheduler in addition to the rank; an empty name if the scheduler has none."""
 
     local_rank: str = ""
     nodes: str = ""
@@ -26,13 +26,13 @@ _NAMES = {
     "SLURM_PROCID": _Names("SLURM_LOCALID", nodes="SLURM_STEP_NUM_NODES"),
     "JOB_COMPLETION_INDEX": _Names(),
 }
-"""By the variable of the rank. The innermost scheduler is the first: srun may start torchrun, and never the reverse."""
+"""Variables by that of the rank. Inner schedulers come first: srun may start torchrun, but never the reverse."""
 _SCHEDULER_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_", "MASTER_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MPI_LOCAL")
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 class Rank(NamedTuple):
-    """The place of a process among those that a scheduler has started.
+    """The rank of a process among those that a scheduler has started.
 
     Attributes:
         rank: number among all processes, from 0.
@@ -78,7 +78,7 @@ def _number(name: str) -> int | None:
     text = os.environ.get(name) or ""
     if text and not text.isdecimal():
         raise UsageError(
-            f"the environment variable {name} is '{text}', and must be a whole number",
+            f"the environment variable {name} is '{text}', but must be a whole number",
             hints=[f"unset {name} if no scheduler has started this program"],
         )
     return int(text) if text else None
