@@ -107,7 +107,7 @@ def _added(total: int | None, usage: Mapping[str, Any], *names: str) -> int | No
 
 
 class BadAnswerError(Exception):
-    """The endpoint sent something else than a proper answer. The message says what."""
+    """The endpoint did not send a proper answer. The message has the reason."""
 
 
 class RecordingProxy:

@@ -226,7 +226,7 @@ class TaskScoreSettings(Settings):
 
 
 class TableSettings(Settings):
-    """How the columns of a table become prompts and reference answers. Rewards can read all other columns, too."""
+    """Settings of a table: templates that make prompts and reference answers. Rewards can read all columns."""
 
     prompt: Template | None = Field(
         default=None,

@@ -118,7 +118,7 @@ async def _serve(server: ModelServer, host: str, port: int) -> None:
         await runner.cleanup()
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Serve a reward model until interrupted, and return the exit code."""
     parser = argparse.ArgumentParser(
         "areal serve_model", description="Serve a reward model over HTTP, for the reward remote_reward_model."
@@ -146,7 +146,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument(
         "--device", help="device of the model: cpu or cuda:N (default: cuda:0 if there is a GPU, else cpu)"
     )
-    arguments = parser.parse_args(list(words))
+    arguments = parser.parse_args(list(argv))
     folder = Path(arguments.model)
     if not 0 <= arguments.port < 2**16 or min(arguments.max_tokens, arguments.batch_tokens) < 1:
         parser.error("--port must be from 0 to 65535, --max-tokens and --batch-tokens at least 1")

@@ -235,7 +235,7 @@ class HubDataset(Table):
         if builder.name in ("csv", "json") and builder.config.data_files:
             notes.append(f"its card sets {', '.join(unread_options)} for {builder.name} files, {_RETYPED}")
         elif metadata := _metadata_files(builder):
-            notes.append(f"it has {metadata[0]} beside its files, {_RETYPED}")
+            notes.append(f"it has {metadata[0]} in addition to its files, {_RETYPED}")
         super().__init__(rows, rows.columns, settings, title, notes)
 
 

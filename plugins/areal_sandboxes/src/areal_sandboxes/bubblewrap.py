@@ -79,7 +79,7 @@ class Bubblewrap:
 
     @property
     def description(self) -> str:
-        """What is enforced on this machine, in one line."""
+        """Limits that are enforced on this machine, in one line."""
         settings = self._settings
         scope = "for all processes of a command (cgroup)" if self._cgroups else "for each process, no cgroup"
         calls = "filtered" if self._filter else "not filtered on this architecture"

@@ -35,12 +35,12 @@ class Cgroups:
 
     @property
     def is_version_2(self) -> bool:
-        """Whether one group limits both."""
+        """True if one group limits both."""
         return self.memory == self.processes
 
     @classmethod
     def find(cls) -> Cgroups | None:
-        """Find folders beside or within this process's group in which groups can be made; None if there are none."""
+        """Find folders next to or within this process's group in which groups can be made; None if there are none."""
         for cgroups in (_version_2(), _version_1()):
             if cgroups is None:
                 continue

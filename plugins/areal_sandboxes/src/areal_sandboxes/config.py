@@ -95,8 +95,8 @@ class BubblewrapSettings(LimitSettings):
     python: LocalPath | None = None
     """Interpreter that commands find as `python3`, with its libraries. null: the one that runs areal."""
     cgroup: Literal["where possible", "required", "never"] = "where possible"
-    """Whether a cgroup limits the memory of all processes together. Without one, only the memory of each process is
-    limited."""
+    """Use of a cgroup, which limits the memory of all processes together. Without one, only the memory of each process
+    is limited. `required`: refuse machines on which no cgroup can be made."""
 
     def find_programs(self) -> None:
         """See `LimitSettings.find_programs`."""

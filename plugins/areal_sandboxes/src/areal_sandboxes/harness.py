@@ -52,7 +52,7 @@ ENCODED: dict[str, tuple[Any, Any, Any]] = {
     "bytes": ((bytes, bytearray), lambda value: value.decode("latin-1"), lambda text: text.encode("latin-1")),
 }
 """Types without a form in JSON: the type, its encoder and its decoder. An instance of a subclass is sent as its base
-type, so that no method of the program takes part in a comparison."""
+type, so that a comparison calls no method of the program."""
 ENDS = (StopIteration, StopAsyncIteration)
 CAUGHT = "__caught__"
 """Name of the function through which the tests' `except` clauses look up their classes, because Python does not call
@@ -419,7 +419,7 @@ def attempt(statements: Sequence[tuple[CodeType, bool]], names: Names) -> tuple[
             exec(code, names)
         except SystemExit:
             raise BadTestsError("they end Python, as unittest.main() does: use assert statements") from None
-        except Exception as error:  # noqa: BLE001 - whatever a test or the program raises
+        except Exception as error:  # noqa: BLE001 - tests and the program may raise anything
             last_error = error
             if not is_test_part:
                 return [False] * sum(is_test for _, is_test in statements), last_error

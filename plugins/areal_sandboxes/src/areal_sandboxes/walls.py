@@ -84,14 +84,14 @@ def limits(settings: BubblewrapSettings) -> list[str]:
 
 def view(settings: BubblewrapSettings) -> list[str]:
     """Return the options that bind the machine's files which commands may read."""
-    words = []
+    options = []
     for name in SYSTEM:
         path = Path(name)
         if path.is_symlink():
-            words += ["--symlink", str(path.readlink()), name]
+            options += ["--symlink", str(path.readlink()), name]
         elif path.exists():
-            words += ["--ro-bind", name, name]
-    return [*words, *_bind(readable_paths(settings))]
+            options += ["--ro-bind", name, name]
+    return [*options, *_bind(readable_paths(settings))]
 
 
 def readable_paths(settings: BubblewrapSettings) -> list[Path]:
@@ -102,19 +102,19 @@ def readable_paths(settings: BubblewrapSettings) -> list[Path]:
     """
     if missing := [str(path) for path in settings.paths if not path.exists()]:
         raise ConfigError(f"paths of the sandbox bubblewrap do not exist: {', '.join(missing)}")
-    wanted = [Path("/usr"), *map(Path, LINKED), *_prefixes(_python(settings)), *settings.paths]
-    existing = {candidate for path in wanted if path.exists() for candidate in (path, path.resolve())}
+    visible = [Path("/usr"), *map(Path, LINKED), *_prefixes(_python(settings)), *settings.paths]
+    existing = {candidate for path in visible if path.exists() for candidate in (path, path.resolve())}
     return sorted(path for path in existing if not existing.intersection(path.parents))
 
 
 def _bind(paths: Iterable[Path]) -> list[str]:
-    words = []
+    options = []
     for path in paths:
         # bubblewrap would create missing parents with permissions for their owner only.
         for parent in reversed(path.parents[:-1]):
-            words += ["--perms", "0755", "--dir", str(parent)]
-        words += ["--ro-bind", str(path), str(path)]
-    return words
+            options += ["--perms", "0755", "--dir", str(parent)]
+        options += ["--ro-bind", str(path), str(path)]
+    return options
 
 
 def _variables(settings: BubblewrapSettings) -> dict[str, str]:
