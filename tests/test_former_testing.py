@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize("module", areal_testing.PUBLIC_MODULES)
 def test_a_public_name_warns_and_works_under_its_old_name(module: str) -> None:
     former, now = import_module(module.replace("areal_testing", "areal_core.testing")), import_module(module)
-    for name in now.__all__:
+    for name in former._MOVED:  # names that came later have no old place
         with pytest.warns(DeprecationWarning, match=rf"use {module}\.{name}$") as caught:
             assert getattr(former, name) is getattr(now, name)
         assert caught[0].filename == __file__

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from areal_core import plugins as registry
 from areal_core.cli import main
 from areal_core.cli.new_plugin import KINDS, LONGEST
+from areal_core.plugins import records as registry
 from areal_core.plugins.catalog import Catalog
 
 TEMPLATE = Path(__file__).parents[2] / "examples" / "plugin"

@@ -122,7 +122,7 @@ def test_a_row_without_images_is_text():
         ({"prompt": "red?", "image": A, "images": [B]}, "has images in 'image' and 'images': set workflow.image_key"),
         ({"prompt": user({"type": "image", "min_pixels": 4}), "image": A}, "has unknown keys min_pixels: remove"),
         ({"prompt": user({"type": "image", "image": "a", "url": "b"})}, "has its image in image and in url"),
-        ({"prompt": user({"type": "image", "image": 7})}, "holds a number; it must be a path"),
+        ({"prompt": user({"type": "image", "image": 7})}, "holds 7; it must be a path"),
         ({"prompt": "", "image": A}, "'prompt' is empty"),
         ({"prompt": '[{"role": "user", "content": "?"}]', "image": A}, "holds a whole conversation"),
         ({"prompt": 7, "image": A}, "'prompt' is a number"),
