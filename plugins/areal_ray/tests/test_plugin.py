@@ -67,7 +67,7 @@ def test_a_missing_library_is_told_with_what_installs_it(folder, without_ray):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["launcher.address=null", "launcher.nodes=2"], "has one machine: leave launcher.nodes out"),
+        (["launcher.address=null", "launcher.nodes=2"], "has one machine: remove launcher.nodes"),
         (["launcher.address=ray://head:10001"], "ray://head:10001 is not an address"),
         (["placement.training=[0]", "launcher.trainer_processes=2"], "2 ranks do not fit on 1 GPUs"),
         ([], ""),
