@@ -365,7 +365,7 @@ def test_metadata_beside_images_is_noted(tmp_path):
     images.new("RGB", (2, 2)).save(folder / "a.png")
     (folder / "metadata.csv").write_text("file_name,prompt,code\na.png,hi,007\n")
     (note,) = hub(folder).notes()
-    assert "it has metadata.csv beside its files, so the library `datasets` reads them" in note
+    assert "it has metadata.csv in addition to its files, so the library `datasets` reads them" in note
 
 
 def test_a_table_with_no_column_that_a_row_can_carry_names_them(tmp_path):
