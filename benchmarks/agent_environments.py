@@ -3,7 +3,7 @@
     python benchmarks/agent_environments.py [--only gymnasium textarena mcp openenv verifiers] [--fresh]
 
 gymnasium, TextArena and the MCP SDK are those of this Python. OpenEnv and verifiers have a virtual environment each
-below `~/.cache/areal/environments`, made once (`--fresh` makes it anew). Tokens are exact where what would be trained
+below `~/.cache/areal/servers`, made once (`--fresh` makes it anew). Tokens are exact where what would be trained
 on is what the policy was given and said, token by token; an adapter that plays text alone has none to compare.
 """
 
@@ -19,18 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-CACHE = Path.home() / ".cache" / "areal" / "environments"
+CACHE = Path.home() / ".cache" / "areal" / "servers"
 sys.path.insert(0, str(ROOT / "plugins" / "areal_agents" / "tests"))  # for the policy whose tokens are known
-PACKAGES = {
-    "openenv": ["openenv==0.10.0", "pluggy", "pyyaml", "numpy"],
-    "verifiers": ["verifiers==0.4.0", "uv"],
-}
+MAKER = ROOT / "tests" / "servers_on_cpu" / "make_environment.py"
 EPISODES = 3
 
 COUNTING = """
@@ -102,18 +98,12 @@ class Ran(NamedTuple):
 
 
 def make_environment(name: str, *, fresh: bool) -> Path:
-    """The Python of a library's environment, made if it is not there."""
+    """Return the Python of a library's environment, which is made if it is not there."""
     folder = CACHE / name
     if fresh:
         shutil.rmtree(folder, ignore_errors=True)
-    done = folder / "complete"
-    if not done.is_file():
-        print(f"making {folder}", file=sys.stderr)
-        venv.create(folder, with_pip=True, clear=True)
-        pip = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        subprocess.run([*pip, *PACKAGES[name]], check=True, timeout=1800)
-        done.write_text(" ".join(PACKAGES[name]))
-    return folder / "bin" / "python"
+    command = [sys.executable, str(MAKER), name, "--folder", str(folder)]
+    return Path(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
 
 
 async def play(workflow: Any, rows: list[dict[str, Any]], *texts: str) -> tuple[list[float], str]:

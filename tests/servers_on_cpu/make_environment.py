@@ -1,8 +1,8 @@
 """Make the virtual environment of a server that tests start, and print the path of its Python.
 
-    python tests/servers_on_cpu/make_environment.py vllm|sglang|verifiers|nemo_gym [--folder DIR]
+    python tests/servers_on_cpu/make_environment.py vllm|sglang|verifiers|nemo_gym|openenv [--folder DIR]
 
-vllm and sglang are inference servers that run without a GPU. verifiers and nemo_gym serve environments.
+vllm and sglang are inference servers that run without a GPU. The others serve environments.
 
 An environment that is there and complete is left as it is, so this may be called before every use.
 """
@@ -74,6 +74,7 @@ RECIPES = {
         ("sglang==0.5.23", "torchvision==0.28.0", "apache-tvm-ffi==0.1.11", "xgrammar==0.2.7", "dill==0.4.1"),
     ),
     "verifiers": Recipe("verifiers-requirements.txt", torch=False),
+    "openenv": Recipe("openenv-requirements.txt", torch=False),
     "nemo_gym": Recipe("nemo-gym-requirements.txt", torch=False, python="python3.12"),
 }
 

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from counting_server import CountingServer
 from policies import Policy
+from waiting import until_requested
 
 from areal_agents.foreign_process import EnvironmentServerError, ForeignProgram
 from areal_agents.nemo_gym import server as nemo_gym_server
@@ -177,8 +178,7 @@ def test_a_server_that_no_longer_answers_health_checks_fails_its_episodes_and_is
             workflow = NemoGymWorkflow(settings)
             try:
                 playing = asyncio.create_task(workflow.run_episode(ROW, policy.context))
-                while not any(path == "/verify" for path, _ in server.requests):
-                    await asyncio.sleep(0.01)
+                await until_requested(server.requests, "/verify")
                 await asyncio.sleep(0.6)
                 assert not playing.done(), "a long request is not a hung server"
                 server.is_silent = True

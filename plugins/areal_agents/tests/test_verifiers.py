@@ -14,6 +14,7 @@ import pytest
 import zmq
 import zmq.asyncio
 from policies import Policy
+from waiting import until_requested
 
 from areal_agents.foreign_process import EnvironmentServerError
 from areal_agents.verifiers.config import VerifiersDataSettings, VerifiersSettings
@@ -162,8 +163,7 @@ def test_a_server_that_no_longer_answers_health_checks_fails_its_episodes() -> N
     async def run() -> None:
         async with scripted(lambda _: [], silence_timeout_s=0.4) as (server, scripted_server):
             playing = asyncio.create_task(server.play({}, ENDPOINT))
-            while not any(method == "run" for method, _ in scripted_server.requests):
-                await asyncio.sleep(0.01)
+            await until_requested(scripted_server.requests, "run")
             await asyncio.sleep(0.5)
             assert not playing.done(), "a long episode is not a hung server"
             scripted_server.is_silent = True
@@ -177,12 +177,10 @@ def test_a_cancelled_episode_is_cancelled_in_the_server() -> None:
     async def run() -> None:
         async with scripted(lambda _: []) as (server, scripted_server):
             playing = asyncio.create_task(server.play({}, ENDPOINT))
-            while not any(method == "run" for method, _ in scripted_server.requests):
-                await asyncio.sleep(0.01)
+            await until_requested(scripted_server.requests, "run")
             playing.cancel()
             await asyncio.wait({playing})
-            while not any(method == "cancel" for method, _ in scripted_server.requests):
-                await asyncio.sleep(0.01)
+            await until_requested(scripted_server.requests, "cancel")
 
     asyncio.run(run())
 

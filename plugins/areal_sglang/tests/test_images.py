@@ -33,13 +33,13 @@ def test_each_image_has_one_token_which_sglang_repeats():
 
 
 @pytest.fixture
-def called(replayed, model):
+def called(adapter_call, model):
     def call(answers, ask):
         """What an adapter of this model gives against a server of these answers, and what the server was sent."""
 
         adapter = SGLangAdapter(SGLangConfig())
         adapter.serve(model)
-        return replayed(answers, lambda connection: ask(adapter, connection))
+        return adapter_call(answers, lambda connection: ask(adapter, connection))
 
     return call
 

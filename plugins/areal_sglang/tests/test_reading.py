@@ -74,8 +74,8 @@ async def read(connection):
     await adapter.end_reading(connection, "mark-3")
 
 
-def test_each_rank_is_sent_where_the_tensors_lie_on_its_gpu(replayed):
-    _, posted = replayed(answers(), read)
+def test_each_rank_is_sent_where_the_tensors_lie_on_its_gpu(adapter_call):
+    _, posted = adapter_call(answers(), read)
     (sent,) = [body["serialized_named_tensors"] for body in posted if "serialized_named_tensors" in body]
     opened = [Recorder(io.BytesIO(b64decode(part))).load() for part in sent]
     assert [[name for name, _ in part] for part in opened] == [["weight", "bias"]] * 2
@@ -83,16 +83,16 @@ def test_each_rank_is_sent_where_the_tensors_lie_on_its_gpu(replayed):
     assert posted[-1] == {"new_version": "mark-3", "abort_all_requests": False}
 
 
-def test_older_versions_know_no_beginning_and_no_end(replayed):
+def test_older_versions_know_no_beginning_and_no_end(adapter_call):
     older = {path: answer for path, answer in answers().items() if path.strip("/") not in MARKS}
-    _, posted = replayed(older, read)
+    _, posted = adapter_call(older, read)
     assert posted[-1]["new_version"] == "mark-3"
 
 
 @pytest.mark.parametrize("route", ["begin_weight_update", "update_weights_from_tensor", "end_weight_update"])
-def test_what_the_server_refuses_is_an_error(replayed, route):
+def test_what_the_server_refuses_is_an_error(adapter_call, route):
     with pytest.raises(UpdateRefusedError, match="there is no parameter of this name"):
-        replayed(answers(**{route: REFUSED}), read)
+        adapter_call(answers(**{route: REFUSED}), read)
 
 
 TURNS = ["placement.generation=[0,1]", "placement.training=[0,1]"]

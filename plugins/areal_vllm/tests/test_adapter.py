@@ -33,11 +33,11 @@ def partial(prompt=(5, 17, 33, 8), **sampling):
     return PartialGeneration("r1.1", list(prompt), SamplingParameters(**sampling), 3, "0")
 
 
-def generated(replayed, answers, one=None, **settings):
+def generated(adapter_call, answers, one=None, **settings):
     async def collect(connection):
         return [chunk async for chunk in adapter(**settings).generate(connection, one or partial())]
 
-    return replayed(answers, collect)
+    return adapter_call(answers, collect)
 
 
 def described(recorded, **changes):
@@ -74,18 +74,18 @@ def test_the_key_is_not_on_the_command_line(monkeypatch):
     assert command.environment["VLLM_API_KEY"] == "it is secret"
 
 
-def test_a_server_is_identified(replayed, recorded):
-    found, _ = replayed(recorded, adapter().identify)
+def test_a_server_is_identified(adapter_call, recorded):
+    found, _ = adapter_call(recorded, adapter().identify)
     assert (found.version, found.context, found.slots, found.dtype) == ("0.32.0", 16384, 32, "float32")
     assert found.ranks == 1
     assert found.reports_spans
 
 
-def test_an_unknown_version_is_refused_unless_allowed(replayed, recorded):
+def test_an_unknown_version_is_refused_unless_allowed(adapter_call, recorded):
     answers = {**recorded, "/version": {"version": "0.99.1"}}
     with pytest.raises(ServerRefusedError, match=r"is vLLM 0\.99\.1.*allow_unknown_version"):
-        replayed(answers, adapter().identify)
-    found, _ = replayed(answers, adapter(allow_unknown_version=True).identify)
+        adapter_call(answers, adapter().identify)
+    found, _ = adapter_call(answers, adapter(allow_unknown_version=True).identify)
     assert found.version == "0.99.1"
 
 
@@ -99,21 +99,21 @@ def test_an_unknown_version_is_refused_unless_allowed(replayed, recorded):
     ],
     ids=["nothing there", "no version", "a list", "no model"],
 )
-def test_something_else_that_speaks_http_is_refused(replayed, answers):
+def test_something_else_that_speaks_http_is_refused(adapter_call, answers):
     with pytest.raises(ServerRefusedError, match="answers, but not as a vLLM server does"):
-        replayed(answers, adapter().identify)
+        adapter_call(answers, adapter().identify)
 
 
-def test_a_server_without_weight_updates_is_refused(replayed, recorded):
+def test_a_server_without_weight_updates_is_refused(adapter_call, recorded):
     answers = {path: value for path, value in recorded.items() if path != SERVER_INFO}
     with pytest.raises(ServerRefusedError, match="VLLM_SERVER_DEV_MODE"):
-        replayed(answers, adapter().identify)
+        adapter_call(answers, adapter().identify)
 
 
-def test_a_server_with_untempered_logprobs_is_refused(replayed, recorded):
+def test_a_server_with_untempered_logprobs_is_refused(adapter_call, recorded):
     answers = described(recorded, model_config__logprobs_mode="raw_logprobs")
     with pytest.raises(ServerRefusedError, match="--logprobs-mode processed_logprobs"):
-        replayed(answers, adapter().identify)
+        adapter_call(answers, adapter().identify)
 
 
 def test_stop_texts_need_detokenize():
@@ -125,9 +125,9 @@ def test_stop_texts_need_detokenize():
     assert "--skip-tokenizer-init" not in words
 
 
-def test_a_recorded_answer_is_read(replayed, recorded):
+def test_a_recorded_answer_is_read(adapter_call, recorded):
     events = recorded[GENERATE]["events"]
-    chunks, (body,) = generated(replayed, recorded)
+    chunks, (body,) = generated(adapter_call, recorded)
     wanted = [(choice["token_ids"], choice["logprobs"]["content"]) for event in events for choice in event["choices"]]
     assert [chunk.output_ids for chunk in chunks] == [ids for ids, _ in wanted]
     assert [chunk.logprobs for chunk in chunks] == [[entry["logprob"] for entry in entries] for _, entries in wanted]
@@ -139,61 +139,61 @@ def test_a_recorded_answer_is_read(replayed, recorded):
     assert (body["request_id"], body["token_ids"], body["cache_salt"]) == ("r1.1", [5, 17, 33, 8], "0")
 
 
-def test_sampling_is_asked_for_in_words_of_vllm(replayed, recorded):
+def test_sampling_is_asked_for_in_words_of_vllm(adapter_call, recorded):
     one = partial(max_new_tokens=7, min_new_tokens=2, stop_token_ids=(4, 9), top_k=3)
-    _, (body,) = generated(replayed, recorded, one)
+    _, (body,) = generated(adapter_call, recorded, one)
     asked = body["sampling_params"]
     assert (asked["max_tokens"], asked["min_tokens"], asked["stop_token_ids"], asked["top_k"]) == (7, 2, [4, 9], 3)
     assert asked["ignore_eos"], "only what a request names ends it"
 
 
-def test_greedy_with_a_temperature_is_refused_before_it_is_sent(replayed, recorded):
+def test_greedy_with_a_temperature_is_refused_before_it_is_sent(adapter_call, recorded):
     with pytest.raises(ValueError, match="greedy"):
-        generated(replayed, recorded, partial(greedy=True, temperature=0.7))
+        generated(adapter_call, recorded, partial(greedy=True, temperature=0.7))
 
 
-def test_a_stream_that_breaks_off_is_a_lost_server(replayed, recorded):
+def test_a_stream_that_breaks_off_is_a_lost_server(adapter_call, recorded):
     broken = {"events": [*recorded[GENERATE]["events"][:1], {"error": {"message": "the engine died", "code": 500}}]}
     with pytest.raises(ServerLostError, match="the engine died"):
-        generated(replayed, {GENERATE: broken})
+        generated(adapter_call, {GENERATE: broken})
 
 
-def test_errors_hold_no_token_ids(replayed, recorded):
+def test_errors_hold_no_token_ids(adapter_call, recorded):
     prompt = [31337, 31338]
     for status in (400, 500):
         told = recorded["validation error"]
         with pytest.raises((RequestRefusedError, ServerLostError)) as caught:
-            generated(replayed, {GENERATE: (status, told)}, partial(prompt))
+            generated(adapter_call, {GENERATE: (status, told)}, partial(prompt))
         assert "valid integer" in str(caught.value)
         assert "3133" not in str(caught.value)
     nonsense = (200, json.dumps(prompt) * 3)
     with pytest.raises(ServerLostError) as caught:
-        generated(replayed, {GENERATE: nonsense}, partial(prompt))
+        generated(adapter_call, {GENERATE: nonsense}, partial(prompt))
     assert "3133" not in str(caught.value)
 
 
 @pytest.mark.parametrize("mode", ["recompute", "keep_cache"])
-def test_weights_are_loaded_from_a_folder(replayed, mode, tmp_path):
+def test_weights_are_loaded_from_a_folder(adapter_call, mode, tmp_path):
     paths = ("/start_weight_update", "/update_weights", "/finish_weight_update")
     answers = {**{path: {"message": "done"} for path in paths}, "/reset_prefix_cache": {"success": True}}
-    _, bodies = replayed(answers, lambda connection: adapter().load(connection, tmp_path, "3", mode))
+    _, bodies = adapter_call(answers, lambda connection: adapter().load(connection, tmp_path, "3", mode))
     assert bodies[1] == {"update_info": {"folder": str(tmp_path)}}
     assert bodies[2] == {"weight_version": "3"}
     # Live requests are sent back to the queue, or nothing is emptied at all.
     assert bodies[3:] == ([{"reset_running_requests": "true"}] if mode == "recompute" else [])
 
 
-def test_a_pause_keeps_keys_and_values(replayed):
+def test_a_pause_keeps_keys_and_values(adapter_call):
     """By default vLLM empties its cache at every pause, and `keep_cache` would be `recompute`."""
     stop = adapter().stop
-    _, bodies = replayed({"/pause": {"status": "paused"}}, lambda connection: stop(connection, "keep_cache"))
+    _, bodies = adapter_call({"/pause": {"status": "paused"}}, lambda connection: stop(connection, "keep_cache"))
     assert bodies == [{"mode": "keep", "clear_cache": "false"}]
 
 
-def test_weights_that_a_server_refuses(replayed, tmp_path):
+def test_weights_that_a_server_refuses(adapter_call, tmp_path):
     answers = {"/start_weight_update": {}, "/update_weights": (400, {"error": {"message": "no such tensor"}})}
     with pytest.raises(UpdateRefusedError, match="no such tensor"):
-        replayed(answers, lambda connection: adapter().load(connection, tmp_path, "3", "recompute"))
+        adapter_call(answers, lambda connection: adapter().load(connection, tmp_path, "3", "recompute"))
 
 
 def test_servers_of_adapters_are_started_with_room_for_them():
@@ -205,16 +205,16 @@ def test_servers_of_adapters_are_started_with_room_for_them():
     assert "--enable-lora" not in adapter().command(ModelReference("/model"), "127.0.0.1", 8000, SCRATCH).arguments
 
 
-def test_a_server_without_room_for_adapters_is_refused(replayed, recorded):
+def test_a_server_without_room_for_adapters_is_refused(adapter_call, recorded):
     with pytest.raises(ServerRefusedError, match="takes adapters of rank 0 at most, and adapter_rank is 8"):
-        replayed(recorded, adapter(adapter_rank=8).identify)
+        adapter_call(recorded, adapter(adapter_rank=8).identify)
     roomy = copy.deepcopy(recorded)
     roomy[SERVER_INFO]["vllm_config"]["lora_config"] = {"max_lora_rank": 8}
-    identity, _ = replayed(roomy, adapter(adapter_rank=8).identify)
+    identity, _ = adapter_call(roomy, adapter(adapter_rank=8).identify)
     assert not identity.reports_spans, "its label is the base's: requests end before an adapter comes"
 
 
-def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(replayed, recorded, tmp_path):
+def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(adapter_call, recorded, tmp_path):
     """Nothing is asked of the base any more; weights of a whole model make the server forget its adapter."""
     place = "base_model.model.model.layers.0.self_attn"
     tensors = {f"{place}.{part}_proj.lora_A.weight": torch.zeros(3, 8) for part in "qv"}
@@ -243,7 +243,7 @@ def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(repla
             )
         return chunks
 
-    chunks, bodies = replayed(answers, go)
+    chunks, bodies = adapter_call(answers, go)
     dropped, loaded, asked, dropped_again, *updated, asked_again = bodies
     assert dropped == dropped_again == {"lora_name": "areal"}
     assert loaded == {"lora_name": "areal", "lora_path": str(folder)}
@@ -256,7 +256,7 @@ def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(repla
     assert (folder / "adapter_model.safetensors").is_file()
 
 
-def test_the_experts_of_tokens_are_read(replayed, recorded):
+def test_the_experts_of_tokens_are_read(adapter_call, recorded):
     """From the numpy file, in base64, that `vllm/utils/serial_utils.py` writes; nothing was recorded of a GPU."""
     speaks = adapter(routed_experts=True)
     speaks.moe = MoEShape(depth=3, layers=(0, 2), experts=8, choices=2)
@@ -272,19 +272,19 @@ def test_the_experts_of_tokens_are_read(replayed, recorded):
     async def collect(connection):
         return [chunk async for chunk in speaks.generate(connection, partial())]
 
-    chunks, _ = replayed(answers, collect)
+    chunks, _ = adapter_call(answers, collect)
     assert [bool(chunk.columns) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     column = chunks[-1].columns["routed_experts"]
     assert not column[0].any(), "nothing predicts the first"
     assert column[1:].tolist() == (choices[:, [0, 2]] + 1).tolist()
 
 
-def test_a_server_that_tells_no_experts_is_refused(replayed, recorded):
+def test_a_server_that_tells_no_experts_is_refused(adapter_call, recorded):
     speaks = adapter(routed_experts=True)
     words = list(speaks.command(ModelReference("/model", "float32"), "127.0.0.1", 8000, SCRATCH).arguments)
     assert "--enable-return-routed-experts" in words
     with pytest.raises(ServerRefusedError, match="start it with --enable-return-routed-experts"):
-        replayed(recorded, speaks.identify)
+        adapter_call(recorded, speaks.identify)
     answers = copy.deepcopy(recorded)
     answers[SERVER_INFO]["vllm_config"]["aux_output_config"] = {"enable_return_routed_experts": True}
-    assert replayed(answers, speaks.identify)[0].version == "0.32.0"
+    assert adapter_call(answers, speaks.identify)[0].version == "0.32.0"

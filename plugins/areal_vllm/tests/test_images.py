@@ -43,13 +43,13 @@ def images():
 
 
 @pytest.fixture
-def called(replayed, folder):
+def called(adapter_call, folder):
     def call(answers, ask, dtype="bfloat16"):
         """What an adapter of this model gives against a server of these answers, and what the server was sent."""
 
         adapter = VLLMAdapter(VLLMConfig())
         adapter.serve(ModelReference(str(folder), dtype))
-        return replayed(answers, lambda connection: ask(adapter, connection))
+        return adapter_call(answers, lambda connection: ask(adapter, connection))
 
     return call
 

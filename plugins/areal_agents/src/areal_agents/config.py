@@ -117,7 +117,7 @@ class InterpreterSettings(Settings):
             yield from missing_program(str(self.python), self.folder or Path(), self.variables, config, "python")
 
 
-class ServerSettings(InterpreterSettings):
+class EnvironmentServerSettings(InterpreterSettings):
     """Settings of an environment server."""
 
     silence_timeout_s: Seconds = Field(

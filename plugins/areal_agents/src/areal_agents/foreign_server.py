@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
 
-    from areal_agents.config import ServerSettings
+    from areal_agents.config import EnvironmentServerSettings
     from areal_agents.foreign_process import ForeignProgram, ServerProcess
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class ServerConnection(ABC):
         process: see above.
     """
 
-    def __init__(self, settings: ServerSettings, title: str, process: ServerProcess | None) -> None:
+    def __init__(self, settings: EnvironmentServerSettings, title: str, process: ServerProcess | None) -> None:
         self.loss = ""
         self.process = process
         self._settings = settings

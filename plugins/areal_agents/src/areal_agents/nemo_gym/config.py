@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from areal_agents.config import EndpointSettings, InterpreterSettings, ServerSettings
+from areal_agents.config import EndpointSettings, EnvironmentServerSettings, InterpreterSettings
 from areal_core.config import LocalPath, Seconds  # noqa: TC001  pydantic evaluates annotations
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class NemoGymDataSettings(InterpreterSettings):
             yield from self.missing_interpreter(config)
 
 
-class NemoGymSettings(ServerSettings, EndpointSettings):
+class NemoGymSettings(EnvironmentServerSettings, EndpointSettings):
     """Episodes that a resources server of NeMo Gym seeds and verifies."""
 
     library: ClassVar[str] = "NeMo Gym"

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from areal_agents.environments.rows import ListedRows
 from areal_agents.nemo_gym.process import server_program
 from areal_core.errors import RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from areal_agents.nemo_gym.config import NemoGymDataSettings
 
 
-class NemoGymDataset:
+class NemoGymDataset(ListedRows):
     """A `Dataset` of rows as NeMo Gym has them: `responses_create_params`, and what /verify needs.
 
     Args:
@@ -27,17 +26,10 @@ class NemoGymDataset:
 
     def __init__(self, settings: NemoGymDataSettings) -> None:
         last = None if settings.size is None else settings.first + settings.size
-        self._rows = _read_rows(settings)[settings.first : last]
-        if not self._rows:
+        rows = _read_rows(settings)[settings.first : last]
+        if not rows:
             raise RunError(f"{settings.path or settings.server} has no row {settings.first}")
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Mapping[str, Any]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        return self._rows[index]
+        super().__init__(rows)
 
 
 def _read_rows(settings: NemoGymDataSettings) -> list[dict[str, Any]]:

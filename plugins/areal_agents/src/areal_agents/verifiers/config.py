@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator
 
-from areal_agents.config import EndpointSettings, InterpreterSettings, ServerSettings
+from areal_agents.config import EndpointSettings, EnvironmentServerSettings, InterpreterSettings
 from areal_agents.environments.libraries import missing_library
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class VerifiersDataSettings(TasksetSettings):
         yield from self.missing_interpreter(config)
 
 
-class VerifiersSettings(TasksetSettings, ServerSettings, EndpointSettings):
+class VerifiersSettings(TasksetSettings, EnvironmentServerSettings, EndpointSettings):
     """Episodes that an environment of verifiers plays."""
 
     address: str | None = Field(

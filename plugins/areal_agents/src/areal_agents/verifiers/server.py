@@ -107,6 +107,8 @@ class _Connection(ServerConnection):
                 payload = msgspec.msgpack.encode({"request_id": identifier})
                 await self._socket.send_multipart([uuid.uuid4().hex.encode(), b"cancel", payload])
             raise
+        if not reply.get("success"):
+            raise EnvironmentServerError(f"{self._title} refused the request: {reply.get('error')}")
         try:
             return sent.traces.finish(reply)
         except (KeyError, TypeError, ValueError) as error:
@@ -114,7 +116,9 @@ class _Connection(ServerConnection):
 
     async def ask_health(self) -> None:
         """Return when the server has answered; see `ServerConnection`."""
-        await self._send(uuid.uuid4().hex, b"health", {})
+        _, reply = await self._send(uuid.uuid4().hex, b"health", {})
+        if not reply.get("success"):
+            raise EnvironmentServerError(f"refused a health check: {reply.get('error')}")
 
     async def release(self) -> None:
         """Close the socket."""
@@ -131,12 +135,9 @@ class _Connection(ServerConnection):
         request = self._requests[identifier.encode()] = _Request()
         try:
             await self._socket.send_multipart([identifier.encode(), method, msgspec.msgpack.encode(message)])
-            reply = await request.reply
+            return request, await request.reply
         finally:
             del self._requests[identifier.encode()]
-        if not reply.get("success"):
-            raise EnvironmentServerError(f"{self._title} refused the request: {reply.get('error')}")
-        return request, reply
 
     async def _receive(self) -> str:
         """Route messages to their requests. Return why the server is lost."""

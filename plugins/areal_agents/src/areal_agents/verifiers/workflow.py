@@ -62,7 +62,7 @@ class VerifiersWorkflow(EndpointWorkflow):
 
 
 def _named(traces: Iterable[Trace]) -> dict[str, float]:
-    """Return the means of rewards and metrics over the traces that have them; several agents get their names before."""
+    """Return the mean of each reward and metric. If there are several agents, each name begins with its agent's."""
     traces = list(traces)
     has_several = len({trace.agent for trace in traces}) > 1
     values: defaultdict[str, list[float]] = defaultdict(list)
