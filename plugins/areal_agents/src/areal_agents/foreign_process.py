@@ -60,7 +60,7 @@ class ForeignProgram:
     title: str
 
     def list_rows(self, command: str) -> list[dict[str, Any]]:
-        """Run the program with the words COMMAND FILE, and return the rows that it writes to FILE.
+        """Run the program with the arguments COMMAND FILE, and return the rows that it writes to FILE.
 
         Raises:
             RunError: the interpreter cannot be started, or the program failed.
@@ -69,7 +69,7 @@ class ForeignProgram:
             path = Path(folder) / "rows.jsonl"
             try:
                 done = subprocess.run(
-                    self._words(command, str(path)),
+                    self._command_line(command, str(path)),
                     input=self._input(),
                     capture_output=True,
                     env=self._environment(),
@@ -85,14 +85,14 @@ class ForeignProgram:
             return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
 
     async def serve(self) -> ServerProcess:
-        """Start the program with the word `serve`, and wait until it has written its address.
+        """Start the program with the argument `serve`, and wait until it has written its address.
 
         Raises:
             EnvironmentServerError: it cannot be started, or has ended.
         """
         try:
             process = await asyncio.create_subprocess_exec(
-                *self._words("serve"),
+                *self._command_line("serve"),
                 env=self._environment(),
                 cwd=self.settings.folder,
                 stdin=asyncio.subprocess.PIPE,
@@ -120,7 +120,7 @@ class ForeignProgram:
             raise
         return server
 
-    def _words(self, *arguments: str) -> list[str]:
+    def _command_line(self, *arguments: str) -> list[str]:
         return [str(self.settings.python), str(self.path), *arguments]
 
     def _input(self) -> bytes:
@@ -149,7 +149,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Number of the process."""
+        """Process id of the server."""
         return self._process.pid
 
     async def wait(self) -> str:

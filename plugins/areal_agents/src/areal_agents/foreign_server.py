@@ -38,7 +38,7 @@ class ServerConnection(ABC):
 
     Attributes:
         loss: why the server is lost; empty while it is not.
-        process: see above.
+        process: process of the server; None if the worker did not start it.
     """
 
     def __init__(self, settings: EnvironmentServerSettings, title: str, process: ServerProcess | None) -> None:

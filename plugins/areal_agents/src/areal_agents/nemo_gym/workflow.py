@@ -88,11 +88,11 @@ class _Policy:
     """
 
     def __init__(self, parameters: Mapping[str, Any], endpoint: Endpoint) -> None:
-        given = parameters["input"]
+        question = parameters["input"]
         self.items: list[dict[str, Any]] = []
         self.tools = {tool.get("name") for tool in parameters.get("tools") or ()}
         self._parameters = {**parameters, "model": endpoint.model}
-        self._input = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        self._input = [{"role": "user", "content": question}] if isinstance(question, str) else question
         self._url = f"{endpoint.base_url}/responses"
         self._client = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {endpoint.api_key}"}, timeout=aiohttp.ClientTimeout(total=None)

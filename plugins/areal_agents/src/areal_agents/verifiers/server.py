@@ -126,7 +126,7 @@ class _Connection(ServerConnection):
         self._context.term()
 
     def watchers(self) -> list[Coroutine[Any, Any, str]]:
-        """Return what finds the loss of the server; see `ServerConnection`."""
+        """Return coroutines that return why the server is lost; see `ServerConnection`."""
         return [self._receive(), *super().watchers()]
 
     async def _send(

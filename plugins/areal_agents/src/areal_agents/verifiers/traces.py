@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SHOWN_CHARACTERS = 1000
-"""Of an error of the environment."""
+"""Last characters of an error of the environment that are part of a message."""
 
 
 @dataclass(frozen=True, slots=True)
