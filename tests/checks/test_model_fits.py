@@ -181,7 +181,7 @@ def test_the_plan_names_the_adapter_and_what_it_does_not_count(tmp_path: Path, m
     words = ["placement.gpu_memory_gib=80", "train_engine.adapter={rank: 8, modules: [q_proj]}"]
     message = str(plan_of(resolve(None, ["grpo"], words_of(text, words))))
     assert f"an adapter of rank 8 learns, {8 * (32 + 32)} parameters" in message
-    assert "which the plan of memory does not count" in message
+    assert "the memory plan does not count this engine's copy" in message
     message = str(plan_of(resolve(None, ["grpo"], words_of(seen, ["placement.gpu_memory_gib=80"]))))
     assert "GiB for each of 1 rank(s)" in message, "its language model is trained from text"
     message = str(plan_of(resolve(None, ["grpo"], words_of(text, []))))

@@ -70,7 +70,7 @@ async def driven_by_ray(cluster: RayCluster, folder: Path, **settings: object) -
     """A driver with that launcher, which leaves no process."""
     async with driven(make(cluster, **settings), folder / "run", HANG_S) as session:
         yield session
-    session.must_be_empty()
+    session.assert_no_process_remains()
 
 
 def run(work) -> None:
@@ -200,7 +200,7 @@ def test_what_a_lost_node_had_is_placed_anew_and_who_survives_keeps_its_gpus(
             gang = session.group("gang", count=1, gpus_each=1)
             server = session.group("server-0", gpus_each=2, on_exit=OnExit.RESTART)
             await session.driver.start([gang, server])
-            first, second = await session.told("gang"), await session.told("server-0")
+            first, second = await session.report_of("gang"), await session.report_of("server-0")
             began = time.monotonic()
             cluster.kill(own_name(first["node"]))
             with pytest.raises(LostError):
@@ -213,9 +213,9 @@ def test_what_a_lost_node_had_is_placed_anew_and_who_survives_keeps_its_gpus(
             assert not starting.done()
             await asyncio.get_running_loop().run_in_executor(REPAIRER, cluster.repair)
             await starting
-            assert (await session.told("gang"))["node"] != second["node"]
+            assert (await session.report_of("gang"))["node"] != second["node"]
             assert session.processes()["server-0"].gpus == (0, 1)
-            assert (await session.told("server-0"))["pid"] == second["pid"]
+            assert (await session.report_of("server-0"))["pid"] == second["pid"]
             print(f"noticed after {noticed - began:.2f} s")
 
     run(work())

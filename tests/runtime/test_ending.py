@@ -29,8 +29,8 @@ def test_a_controller_is_stopped_with_a_trainer_that_was_stopped_while_it_starte
         launcher = LocalLauncher(LocalSettings(fork_server=False))
         async with driven(launcher, tmp_path / "run", 60.0) as session:
             await session.driver.start([session.group("main"), session.group("controller")])
-            await session.told("main")
-            await session.told("controller")
+            await session.report_of("main")
+            await session.report_of("controller")
             session.driver.signals.append(signal.SIGTERM)
             code = await session.driver.watch("main", lambda: None)
             assert code == ASKED_TO_STOP

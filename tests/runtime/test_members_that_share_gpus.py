@@ -71,7 +71,7 @@ def test_a_server_that_dies_in_the_trainers_turn_is_started_when_that_ends(tmp_p
             sharing = {"on_exit": OnExit.RESTART, "shares_gpus": True}
             groups = [session.group("server-0", **sharing), program(folder, "server-1", LOADING, **sharing)]
             await session.driver.start([program(folder, "controller", CONTROLLER), *groups])
-            first = await session.told("server-0")
+            first = await session.report_of("server-0")
             await until(folder, "loading")
             (folder / "begin").touch()
             await asyncio.sleep(0.5)
@@ -83,6 +83,6 @@ def test_a_server_that_dies_in_the_trainers_turn_is_started_when_that_ends(tmp_p
             await asyncio.sleep(1.5)
             assert "server-0" not in session.processes(), "it is started in the trainer's turn"
             (folder / "end").touch()
-            assert (await session.told("server-0"))["pid"] != first["pid"]
+            assert (await session.report_of("server-0"))["pid"] != first["pid"]
 
     asyncio.run(run())

@@ -14,7 +14,7 @@ from areal_fsdp.engine import FSDPEngine
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 from areal_testing.conformance import InferenceEngineSuite, weight_updates
-from areal_testing.conformance.engine_session import PROMPTS, check_logprobs, request
+from areal_testing.conformance.engine_session import PROMPTS, check_logprobs, make_request
 from areal_testing.conformance.models import CONTEXT, VOCABULARY
 from areal_vllm.adapter import VLLMAdapter
 from areal_vllm.config import VLLMConfig
@@ -75,7 +75,7 @@ class Session(InferenceEngineSuite):
         return ["recompute"]
 
     async def _takes_over(self, engine, update, models, mode):
-        asked = [request(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
+        asked = [make_request(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
         for one, found in zip(asked, await self.answers(engine, asked), strict=True):
             try:
                 check_logprobs(one, found, models, self.tolerance)

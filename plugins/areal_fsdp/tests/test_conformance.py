@@ -58,7 +58,7 @@ class TestWithAdapter(TrainEngineSuite):
         for module in (training, checkpoints, divergence):
             monkeypatch.setattr(module, "load_reference", adapted)
 
-    def test_an_average_follows(self, tmp_path):
+    def test_an_ema_follows_its_target(self, tmp_path):
         """A copy does; the average of two adapters is no adapter of their rank, which is said before anything runs."""
         model, batch = training.make_model(tmp_path / "model"), training.make_training_batch()
         copying = Role("average", ema=EMA(ACTOR.name))
@@ -71,7 +71,7 @@ class TestWithAdapter(TrainEngineSuite):
         with pytest.raises(RunError, match="can be copied, not averaged"), self.engine(model, role=averaging):
             pass
 
-    def test_an_average_may_be_of_a_critic(self, tmp_path):
+    def test_an_ema_of_a_critic_starts_as_the_critic(self, tmp_path):
         """A copy: its head is new as the critic's is, and the same."""
         role = Role("target", head="scalar", ema=EMA(CRITIC.name))
         model, batch = training.make_model(tmp_path / "model"), training.make_training_batch()
@@ -81,7 +81,7 @@ class TestWithAdapter(TrainEngineSuite):
             target.update_ema(critic, 0.0)
             training.same_tensors(training.parameters_of(target), training.parameters_of(critic), "after a copy")
 
-    def test_a_snapshot_says_what_memory_it_takes(self, tmp_path):
+    def test_a_snapshot_reports_its_memory(self, tmp_path):
         """That of the adapter and its moments, and of little besides: the base is in no checkpoint."""
         model = training.make_model(tmp_path / "model")
         with self.engine(model) as engine:

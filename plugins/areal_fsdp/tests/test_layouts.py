@@ -10,7 +10,7 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.nightly
-OF_ALL_RANKS = ("test_units_stay_whole", "test_the_loss_sees_every_token_once")
+OF_ALL_RANKS = ("test_sequence_groups_stay_whole", "test_the_loss_sees_every_token_once")
 """They ask what the loss has seen, of which a rank with sequences of its own sees a part; `test_ranks.py` asks all."""
 LAYOUTS = [
     pytest.param(2, {"parallel": {"tensor": 2}}, id="tensor2"),

@@ -16,7 +16,7 @@ from areal_core.training.state import TrainerState
 from areal_grpo.batch_transforms import kl_in_reward, reward_scaling
 from areal_grpo.config import GRPOSettings
 from areal_testing.conformance import make_batch, numbers_of
-from areal_testing.conformance.batches import ACTOR_SAYS, REFERENCE_SAYS
+from areal_testing.conformance.batches import ACTOR_OUTPUT, REFERENCE_OUTPUT
 
 FIXED = {"coefficient": 0.1, "target": None, "horizon": 1}
 
@@ -146,11 +146,11 @@ def test_the_pass_that_it_asks_for_leaves_the_choice_of_the_proximal_policy(prox
         def forward(self, batch, outputs):
             return {"logprobs": batch[self._key]}
 
-    engines = {"actor": Engine(ACTOR_SAYS), "reference": Engine(REFERENCE_SAYS)}
+    engines = {"actor": Engine(ACTOR_OUTPUT), "reference": Engine(REFERENCE_OUTPUT)}
     offered = BatchContext(TrainingSection(num_epochs=2), engines)
     ((work, *_), *_) = algorithm.updates(algorithm.prepare(batch, offered), offered)
     assert "token_rewards" in work.batch
-    logprobs = batch["logprobs"] if proximal == "behavior" else batch[ACTOR_SAYS]
+    logprobs = batch["logprobs"] if proximal == "behavior" else batch[ACTOR_OUTPUT]
     found = numbers_of(work.loss(work.batch, {"logprobs": logprobs}).metrics)
     assert found["ratio"] == pytest.approx(1.0)
 

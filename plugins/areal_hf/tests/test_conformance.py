@@ -26,7 +26,7 @@ class DeterministicEngine(InferenceEngineSuite):
 @pytest.mark.parametrize(
     "test",
     [
-        "test_one_after_another_gives_the_same_bits",
+        "test_repeated_requests_give_the_same_bits",
         "test_a_cancelled_request_frees_its_slot",
         pytest.param("test_every_token_carries_the_version_that_sampled_it", marks=pytest.mark.nightly),
     ],

@@ -1,4 +1,4 @@
-"""True servers for the conformance suite, and recorded answers of one for the adapter's own tests."""
+"""Real servers for the conformance suite, and recorded answers of one for the adapter's own tests."""
 
 import json
 from pathlib import Path
@@ -12,17 +12,17 @@ from areal_sglang.config import SGLangConfig
 
 @pytest.fixture(scope="module")
 def sglang_engine(server_of_each_shape, engine_by_model, sglang_program, sglang_options, server_environment):
-    """Makes fleets on two servers that are started once, by the adapter's own command line."""
-    started = SGLangConfig(
+    """Make fleets of two running servers, which the adapter's own command has started."""
+    settings = SGLangConfig(
         program=sglang_program, options=sglang_options, environment=server_environment, stream_interval=8
     )
-    address_of = server_of_each_shape(SGLangAdapter(started))
+    address_of = server_of_each_shape(SGLangAdapter(settings))
 
     def make(folder, update_mode, slots, adapter=SGLangAdapter):
         def engine(address):
             changes = {"servers": 0, "addresses": [address], "start_timeout_s": 60.0}
             changes |= {"update_mode": update_mode, "max_concurrent_requests": slots}
-            return ServerFleet(adapter(started.model_copy(update=changes)), folder)
+            return ServerFleet(adapter(settings.model_copy(update=changes)), folder)
 
         return engine_by_model(engine, address_of)
 
@@ -31,5 +31,5 @@ def sglang_engine(server_of_each_shape, engine_by_model, sglang_program, sglang_
 
 @pytest.fixture(scope="session")
 def recorded():
-    """Answers of SGLang 0.5.23 by what was asked; those of `/generate` met a weight update."""
+    """Return answers of SGLang 0.5.23 by route. A weight update happened during those of `/generate`."""
     return json.loads((Path(__file__).parent / "recorded.json").read_text())

@@ -1,4 +1,4 @@
-"""What the adapter asks of an SGLang server and how it reads answers, against recorded ones."""
+"""Test the adapter's requests to an SGLang server, and how it reads recorded answers."""
 
 import itertools
 import json
@@ -30,47 +30,47 @@ def partial(prompt=(5, 17, 33, 8), **sampling):
     return PartialGeneration("r1.1", list(prompt), SamplingParameters(**sampling), 3, "0")
 
 
-def generated(adapter_call, answer, one=None, **settings):
+def generated(adapter_call, answer, request=None, **settings):
     async def collect(connection):
-        return [chunk async for chunk in adapter(**settings).generate(connection, one or partial())]
+        return [chunk async for chunk in adapter(**settings).generate(connection, request or partial())]
 
     return adapter_call({"/generate": answer}, collect)
 
 
-def told(recorded, **changes):
+def server_info(recorded, **changes):
     return {"/server_info": recorded["/server_info"] | changes}
 
 
-def test_options_become_words_of_the_command():
+def test_options_become_arguments_of_the_command():
     options = {"mem_fraction_static": 0.5, "disable_cuda_graph": True, "enable_torch_compile": False, "tp_size": 2}
     settings = {"program": ["/a/python", "server.py"], "options": options, "environment": {"A": "1"}}
     command = adapter(**settings).command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000, SCRATCH)
-    words = list(command.arguments)
-    assert words[:2] == ["/a/python", "server.py"]
-    assert words[words.index("--mem-fraction-static") + 1] == "0.5"
-    assert words[words.index("--model-path") + 1] == "/model"
-    assert words[words.index("--dtype") + 1] == "bfloat16"
-    assert "--disable-cuda-graph" in words
-    assert "--enable-torch-compile" not in words
-    assert words.count("--tp-size") == 1
-    assert words[words.index("--tp-size") + 1] == "2", "what the config names goes before the adapter's own"
+    arguments = list(command.arguments)
+    assert arguments[:2] == ["/a/python", "server.py"]
+    assert arguments[arguments.index("--mem-fraction-static") + 1] == "0.5"
+    assert arguments[arguments.index("--model-path") + 1] == "/model"
+    assert arguments[arguments.index("--dtype") + 1] == "bfloat16"
+    assert "--disable-cuda-graph" in arguments
+    assert "--enable-torch-compile" not in arguments
+    assert arguments.count("--tp-size") == 1
+    assert arguments[arguments.index("--tp-size") + 1] == "2", "options of the config replace the adapter's own"
     assert command.environment["A"] == "1"
 
 
 def prefill_graphs(**options):
     command = adapter(options=options).command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000, SCRATCH)
-    words = list(command.arguments)
-    assert words.count("--cuda-graph-bs-prefill") <= 1
-    if "--cuda-graph-bs-prefill" not in words:
+    arguments = list(command.arguments)
+    assert arguments.count("--cuda-graph-bs-prefill") <= 1
+    if "--cuda-graph-bs-prefill" not in arguments:
         return []
-    sizes = words[words.index("--cuda-graph-bs-prefill") + 1 :]
+    sizes = arguments[arguments.index("--cuda-graph-bs-prefill") + 1 :]
     return [int(word) for word in itertools.takewhile(str.isdigit, sizes)]
 
 
-def test_prefill_graphs_are_bounded_where_the_user_chooses_none():
+def test_prefill_graphs_are_bounded_if_the_user_chooses_none():
     assert prefill_graphs() == prefill_graphs(**{"mem-fraction-static": 0.5}) == [32, 64, 128, 256, 512, 1024]
     assert prefill_graphs(chunked_prefill_size=512) == [32, 64, 128, 256, 512]
-    assert prefill_graphs(**{"max-total-tokens": 16}) == [], "there is no room for one"
+    assert prefill_graphs(**{"max-total-tokens": 16}) == [], "no size fits"
     assert prefill_graphs(chunked_prefill_size=-1) == prefill_graphs()
     assert prefill_graphs(**{"cuda-graph-bs-prefill": [256, 1024]}) == [256, 1024]
     for choice in graphs.CHOICES - {"cuda_graph_bs_prefill"}:
@@ -80,40 +80,40 @@ def test_prefill_graphs_are_bounded_where_the_user_chooses_none():
 def test_the_key_is_in_a_private_file_and_not_on_the_command_line(monkeypatch, tmp_path):
     monkeypatch.setenv("KEY", "it is 'secret'")
     command = adapter(api_key="env:KEY").command(ModelReference("/model", "float32"), "127.0.0.1", 8000, tmp_path)
-    words = list(command.arguments)
-    assert not any("secret" in word for word in [*words, *command.environment.values()])
+    arguments = list(command.arguments)
+    assert not any("secret" in word for word in [*arguments, *command.environment.values()])
     (file,) = tmp_path.iterdir()
-    assert words[words.index("--config") + 1] == str(file)
+    assert arguments[arguments.index("--config") + 1] == str(file)
     assert yaml.safe_load(file.read_text()) == {"api-key": "it is 'secret'"}
     assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_server_is_identified(adapter_call, recorded):
-    found, _ = adapter_call(told(recorded), adapter().identify)
-    assert (found.version, found.context, found.slots, found.dtype) == ("0.5.23", 16384, 32, "float32")
-    assert found.ranks == 1
-    assert found.reports_spans
+    identity, _ = adapter_call(server_info(recorded), adapter().identify)
+    assert (identity.version, identity.context, identity.slots, identity.dtype) == ("0.5.23", 16384, 32, "float32")
+    assert identity.ranks == 1
+    assert identity.reports_spans
 
 
 @pytest.mark.parametrize(
     ("mode", "without_overlap", "reports_spans"),
     [("recompute", False, True), ("keep_cache", False, False), ("keep_cache", None, False), ("keep_cache", True, True)],
 )
-def test_the_overlap_scheduler_is_not_trusted_with_labels_in_keep_cache(
+def test_labels_of_the_overlap_scheduler_are_not_used_in_keep_cache(
     mode, without_overlap, reports_spans, adapter_call, recorded
 ):
-    """It labels the tokens of one forward pass with the next version: seen with 0.5.23 on an H200."""
-    answers = told(recorded, disable_overlap_schedule=without_overlap)
-    found, _ = adapter_call(answers, adapter(update_mode=mode).identify)
-    assert found.reports_spans is reports_spans
+    """The scheduler labels the tokens of one forward pass with the next version (seen with 0.5.23 on an H200)."""
+    answers = server_info(recorded, disable_overlap_schedule=without_overlap)
+    identity, _ = adapter_call(answers, adapter(update_mode=mode).identify)
+    assert identity.reports_spans is reports_spans
 
 
 def test_an_unknown_version_is_refused_unless_allowed(adapter_call, recorded):
-    answers = told(recorded, version="0.9.9")
+    answers = server_info(recorded, version="0.9.9")
     with pytest.raises(ServerRefusedError, match=r"is SGLang 0\.9\.9.*allow_unknown_version"):
         adapter_call(answers, adapter().identify)
-    found, _ = adapter_call(answers, adapter(allow_unknown_version=True).identify)
-    assert found.version == "0.9.9"
+    identity, _ = adapter_call(answers, adapter(allow_unknown_version=True).identify)
+    assert identity.version == "0.9.9"
 
 
 @pytest.mark.parametrize(
@@ -121,30 +121,32 @@ def test_an_unknown_version_is_refused_unless_allowed(adapter_call, recorded):
     [{}, {"/server_info": {"vllm_config": {}}}, {"/server_info": ["0.5.23"]}, {"/server_info": {"version": "yes"}}],
     ids=["nothing there", "vLLM", "a list", "no version"],
 )
-def test_something_else_that_speaks_http_is_refused(adapter_call, answers):
+def test_other_servers_are_refused(adapter_call, answers):
     with pytest.raises(ServerRefusedError, match="answers, but not as an SGLang server does"):
         adapter_call(answers, adapter().identify)
 
 
 @pytest.mark.parametrize("mode", ["recompute", "keep_cache"])
 def test_older_servers_do_not_label_tokens(adapter_call, recorded, mode):
-    found, _ = adapter_call(told(recorded, version="0.5.17"), adapter(update_mode=mode).identify)
-    assert not found.reports_spans, "updates must stop its requests"
+    identity, _ = adapter_call(server_info(recorded, version="0.5.17"), adapter(update_mode=mode).identify)
+    assert not identity.reports_spans, "requests must end before an update"
 
 
-def test_slots_are_what_the_server_found_room_for(adapter_call, recorded):
-    answers = told(recorded, max_running_requests=None, internal_states=[{"effective_max_running_requests_per_dp": 7}])
-    found, _ = adapter_call(answers, adapter().identify)
-    assert found.slots == 7
+def test_slots_are_those_that_fit_into_the_servers_memory(adapter_call, recorded):
+    answers = server_info(
+        recorded, max_running_requests=None, internal_states=[{"effective_max_running_requests_per_dp": 7}]
+    )
+    identity, _ = adapter_call(answers, adapter().identify)
+    assert identity.slots == 7
 
 
-def test_stop_texts_need_detokenize():
+def test_stop_strings_need_detokenize():
     assert "stop" not in adapter().capabilities().sampling
     assert "stop" in adapter(detokenize=True).capabilities().sampling
-    words = list(
+    arguments = list(
         adapter(detokenize=True).command(ModelReference("/model", "float32"), "127.0.0.1", 8000, SCRATCH).arguments
     )
-    assert "--skip-tokenizer-init" not in words
+    assert "--skip-tokenizer-init" not in arguments
 
 
 def test_seeds_count_only_in_the_deterministic_mode():
@@ -154,7 +156,7 @@ def test_seeds_count_only_in_the_deterministic_mode():
 
 @pytest.mark.parametrize("streaming", ["incremental", "cumulative"])
 def test_recorded_answers_are_read(adapter_call, recorded, streaming):
-    """A server that repeats everything with every event gives the same as one that sends what is new."""
+    """Cumulative events give the same chunks as incremental ones."""
     chunks, (body,) = generated(adapter_call, {"events": recorded[streaming]})
     counts = [event["meta_info"]["completion_tokens"] for event in recorded[streaming]]
     assert [len(chunk.output_ids) for chunk in chunks] == [
@@ -162,37 +164,37 @@ def test_recorded_answers_are_read(adapter_call, recorded, streaming):
     ]
     if streaming == "cumulative":
         last = recorded[streaming][-1]
-        wanted = last["output_ids"], [entry[0] for entry in last["meta_info"]["output_token_logprobs"]]
+        expected = last["output_ids"], [entry[0] for entry in last["meta_info"]["output_token_logprobs"]]
     else:
-        wanted = (
+        expected = (
             [token for event in recorded[streaming] for token in event["output_ids"]],
             [entry[0] for event in recorded[streaming] for entry in event["meta_info"]["output_token_logprobs"]],
         )
-    assert [token for chunk in chunks for token in chunk.output_ids] == wanted[0]
-    assert [value for chunk in chunks for value in chunk.logprobs] == wanted[1]
+    assert [token for chunk in chunks for token in chunk.output_ids] == expected[0]
+    assert [value for chunk in chunks for value in chunk.logprobs] == expected[1]
     assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
     spans = chunks[-1].spans
-    assert [label for label, _, _ in spans] == ["0", "1"], "the recording met one update"
+    assert [label for label, _, _ in spans] == ["0", "1"], "one update happened during the recording"
     assert spans[0][2] == spans[1][1]
     assert spans[1][2] == counts[-1]
     assert (body["rid"], body["input_ids"], body["extra_key"]) == ("r1.1", [5, 17, 33, 8], "0")
 
 
-def test_sampling_is_asked_for_in_words_of_sglang(adapter_call, recorded):
+def test_sampling_parameters_are_those_of_sglang(adapter_call, recorded):
     answer = {"events": recorded["incremental"]}
-    one = partial(max_new_tokens=7, stop_token_ids=(4, 9))
-    _, (body,) = generated(adapter_call, answer, one, stream_interval=5)
-    asked = body["sampling_params"]
-    assert (asked["max_new_tokens"], asked["stop_token_ids"], asked["stream_interval"]) == (7, [4, 9], 5)
-    assert not asked["ignore_eos"], "it would switch off the request's own stop tokens as well"
+    request = partial(max_new_tokens=7, stop_token_ids=(4, 9))
+    _, (body,) = generated(adapter_call, answer, request, stream_interval=5)
+    sampling = body["sampling_params"]
+    assert (sampling["max_new_tokens"], sampling["stop_token_ids"], sampling["stream_interval"]) == (7, [4, 9], 5)
+    assert not sampling["ignore_eos"], "it would switch off the request's own stop tokens"
     _, (body,) = generated(adapter_call, answer, partial(greedy=True, temperature=0.7))
     assert body["sampling_params"]["ignore_eos"]
     assert body["sampling_params"]["temperature"] == 0.7, "log-probabilities are those of the temperature"
     assert body["sampling_params"]["top_p"] < 1e-6
 
 
-def test_a_request_that_is_aborted_in_the_queue_goes_on_elsewhere(adapter_call):
-    """Its length is not said; one that was put back has its last token beside the log-probabilities of all."""
+def test_a_request_that_is_aborted_in_the_queue_continues(adapter_call):
+    """Its length is missing. One that was put back into the queue has a token, and the log-probabilities of all."""
     reason = {"type": "abort", "message": "Abort in waiting queue"}
     for ids, logprobs in (([], []), ([5], [[-0.5, 4, None], [-0.25, 5, None]])):
         meta = {"finish_reason": reason, "completion_tokens": len(logprobs), "output_token_logprobs": logprobs}
@@ -200,8 +202,8 @@ def test_a_request_that_is_aborted_in_the_queue_goes_on_elsewhere(adapter_call):
         assert [(chunk.output_ids, chunk.finish) for chunk in chunks] == [([], "abort")]
 
 
-def test_an_end_that_the_request_did_not_ask_for_is_no_end(adapter_call, recorded):
-    """SGLang stops at the model's own end token too; the request has to go on behind it."""
+def test_a_stop_at_a_token_that_is_no_stop_token_continues(adapter_call, recorded):
+    """SGLang also stops at the model's end-of-sequence token, after which the request must continue."""
     last = recorded["incremental"][-1]
     ended = last | {"meta_info": last["meta_info"] | {"finish_reason": {"type": "stop", "matched": 2}}}
     events = {"events": [*recorded["incremental"][:-1], ended]}
@@ -211,13 +213,13 @@ def test_an_end_that_the_request_did_not_ask_for_is_no_end(adapter_call, recorde
     assert chunks[-1].finish == "stop"
 
 
-def test_a_refusal_inside_a_stream(adapter_call, recorded):
+def test_a_refusal_in_a_stream_raises(adapter_call, recorded):
     with pytest.raises(RequestRefusedError, match="longer than the model's context length"):
         generated(adapter_call, {"events": [recorded["refusal in a stream"]]})
 
 
-def test_errors_hold_no_token_ids(adapter_call, recorded):
-    """This server repeats in an error what it was sent."""
+def test_errors_contain_no_token_ids(adapter_call, recorded):
+    """The server's error repeats the request."""
     prompt = [31337, 31338]
     for status in (400, 500):
         with pytest.raises((RequestRefusedError, ServerLostError)) as caught:
@@ -233,7 +235,7 @@ def test_weights_are_loaded_from_a_folder(adapter_call, mode, flush, tmp_path):
     assert bodies == [{"model_path": str(tmp_path), "weight_version": "3", "flush_cache": flush}]
 
 
-def test_weights_that_a_server_refuses(adapter_call, tmp_path):
+def test_refused_weights_raise(adapter_call, tmp_path):
     for answer in ({"success": False, "message": "no such tensor"}, (400, {"message": "no such tensor"})):
         with pytest.raises(UpdateRefusedError, match="no such tensor"):
             adapter_call(
@@ -245,110 +247,106 @@ def test_weights_that_a_server_refuses(adapter_call, tmp_path):
 MOE = MoEShape(depth=2, layers=(0, 1), experts=4, choices=2)
 
 
-def test_the_experts_of_tokens_are_asked_for_and_read(adapter_call, recorded):
-    """As a server told them, of four prompt tokens and six new ones; and where the first layer has no experts."""
+def test_routed_experts_are_requested_and_read(adapter_call, recorded):
+    """The recording has four prompt tokens and six new ones. In the second case, the first layer is dense."""
     for moe, layers in ((MOE, [0, 1]), (replace(MOE, layers=(1,)), [1])):
-        speaks = adapter(routed_experts=True)
-        speaks.moe = moe
+        served = adapter(routed_experts=True)
+        served.moe = moe
 
-        async def collect(connection, speaks=speaks):
-            return [chunk async for chunk in speaks.generate(connection, partial())]
+        async def collect(connection, served=served):
+            return [chunk async for chunk in served.generate(connection, partial())]
 
         chunks, (body,) = adapter_call({"/generate": {"events": recorded["of an MoE"]}}, collect)
         assert body["return_routed_experts"] is True
         assert [bool(chunk.columns) for chunk in chunks] == [False, False, True]
         column = chunks[-1].columns["routed_experts"]
         assert column.shape == (10, len(layers), 2)
-        assert not column[0].any(), "nothing predicts the first"
-        of_two = torch.tensor([[[0, 2], [0, 2]], [[3, 0], [2, 0]]])
-        assert torch.equal(torch.tensor(column[1:3]).long(), of_two[:, layers] + 1)
+        assert not column[0].any(), "no token predicts the first"
+        expected = torch.tensor([[[0, 2], [0, 2]], [[3, 0], [2, 0]]])
+        assert torch.equal(torch.tensor(column[1:3]).long(), expected[:, layers] + 1)
     chunks, (body,) = generated(adapter_call, {"events": recorded["of an MoE"]})
     assert not chunks[-1].columns
     assert "return_routed_experts" not in body
 
 
-def test_experts_of_another_model_are_a_lost_server_s(adapter_call, recorded):
-    speaks = adapter(routed_experts=True)
+def test_routed_experts_of_another_model_raise(adapter_call, recorded):
+    served = adapter(routed_experts=True)
     for moe in (replace(MOE, depth=5, layers=(0,)), replace(MOE, experts=3)):
-        speaks.moe = moe
+        served.moe = moe
 
         async def collect(connection):
-            return [chunk async for chunk in speaks.generate(connection, partial())]
+            return [chunk async for chunk in served.generate(connection, partial())]
 
         with pytest.raises(ValueError, match="experts"):
             adapter_call({"/generate": {"events": recorded["of an MoE"]}}, collect)
 
 
-def test_a_server_that_tells_no_experts_is_refused(adapter_call, recorded):
-    speaks = adapter(routed_experts=True)
-    words = list(speaks.command(ModelReference("/model", "float32"), "127.0.0.1", 8000, SCRATCH).arguments)
-    assert "--enable-return-routed-experts" in words
+def test_a_server_that_reports_no_routed_experts_is_refused(adapter_call, recorded):
+    served = adapter(routed_experts=True)
+    arguments = list(served.command(ModelReference("/model", "float32"), "127.0.0.1", 8000, SCRATCH).arguments)
+    assert "--enable-return-routed-experts" in arguments
     with pytest.raises(ServerRefusedError, match="start it with --enable-return-routed-experts"):
-        adapter_call(told(recorded), speaks.identify)
-    found, _ = adapter_call(told(recorded, enable_return_routed_experts=True), speaks.identify)
-    assert found.version == "0.5.23"
+        adapter_call(server_info(recorded), served.identify)
+    identity, _ = adapter_call(server_info(recorded, enable_return_routed_experts=True), served.identify)
+    assert identity.version == "0.5.23"
 
 
 def test_a_server_with_several_http_processes_is_refused(adapter_call, recorded):
-    """Its update would wait for ever for requests that another of them has paused: seen on GPUs."""
+    """Its update would wait forever for requests that another process has paused (seen on GPUs)."""
     with pytest.raises(ServerRefusedError, match="without --tokenizer-worker-num"):
-        adapter_call(told(recorded, tokenizer_worker_num=4), adapter().identify)
-    found, _ = adapter_call(told(recorded, tokenizer_worker_num=1), adapter().identify)
-    assert found.version == "0.5.23"
+        adapter_call(server_info(recorded, tokenizer_worker_num=4), adapter().identify)
+    identity, _ = adapter_call(server_info(recorded, tokenizer_worker_num=1), adapter().identify)
+    assert identity.version == "0.5.23"
 
 
-def test_servers_of_adapters_are_started_with_room_for_them(adapter_call, recorded):
-    speaks = adapter(adapter_rank=20)
-    words = list(speaks.command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000, SCRATCH).arguments)
-    assert "--enable-lora" in words
-    assert words[words.index("--max-lora-rank") + 1] == "20"
-    assert words[words.index("--lora-target-modules") + 1 :][:2] == ["q_proj", "k_proj"]
-    assert not speaks.capabilities().transports
+def test_servers_with_adapter_rank_allocate_adapters(adapter_call, recorded):
+    served = adapter(adapter_rank=20)
+    arguments = list(served.command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000, SCRATCH).arguments)
+    assert "--enable-lora" in arguments
+    assert arguments[arguments.index("--max-lora-rank") + 1] == "20"
+    assert arguments[arguments.index("--lora-target-modules") + 1 :][:2] == ["q_proj", "k_proj"]
+    assert not served.capabilities().transports
     for changes in ({}, {"enable_lora": True, "max_lora_rank": 8}, {"max_lora_rank": 32}):
-        with pytest.raises(ServerRefusedError, match=r"takes adapters of rank [08] at most, and adapter_rank is 20"):
-            adapter_call(told(recorded, **changes), speaks.identify)
-    identity, _ = adapter_call(told(recorded, enable_lora=True, max_lora_rank=20), speaks.identify)
-    assert not identity.reports_spans, "its label is the base's: requests end before an adapter comes"
+        with pytest.raises(ServerRefusedError, match=r"takes adapters of rank [08] at most, but adapter_rank is 20"):
+            adapter_call(server_info(recorded, **changes), served.identify)
+    identity, _ = adapter_call(server_info(recorded, enable_lora=True, max_lora_rank=20), served.identify)
+    assert not identity.reports_spans, "its label is the base model's: requests must end before a new adapter"
 
 
-def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(adapter_call, recorded, tmp_path):
-    """Nothing is asked of the base any more; weights of a whole model make the server forget its adapter."""
-    place = "base_model.model.model.layers.0.self_attn"
-    tensors = {f"{place}.{part}_proj.lora_A.weight": torch.zeros(3, 8) for part in "qv"}
-    tensors |= {f"{place}.{part}_proj.lora_B.weight": torch.zeros(8, 3) for part in "qv"}
+def test_a_new_adapter_replaces_the_old_one_and_requests_name_it(adapter_call, recorded, tmp_path):
+    """Weights of a whole model make the server unload its adapter, and requests name none."""
+    prefix = "base_model.model.model.layers.0.self_attn"
+    tensors = {f"{prefix}.{part}_proj.lora_A.weight": torch.zeros(3, 8) for part in "qv"}
+    tensors |= {f"{prefix}.{part}_proj.lora_B.weight": torch.zeros(8, 3) for part in "qv"}
     folder, whole = tmp_path / "adapter", tmp_path / "whole"
-    for where, held in ((folder, tensors), (whole, {"model.norm.weight": torch.zeros(8)})):
-        where.mkdir()
-        save_file(held, where / "model.safetensors")
+    for target, content in ((folder, tensors), (whole, {"model.norm.weight": torch.zeros(8)})):
+        target.mkdir()
+        save_file(content, target / "model.safetensors")
     routes = ("load_lora_adapter", "unload_lora_adapter", "update_weights_from_disk")
     answers = {f"/{route}": {"success": True} for route in routes} | {"/generate": {"events": recorded["incremental"]}}
-    speaks = adapter(adapter_rank=8)
+    served = adapter(adapter_rank=8)
 
-    async def go(connection):
+    async def load_and_generate(connection):
         chunks = []
-        for where in (folder, whole):
-            await speaks.load(connection, where, "1", "recompute")
-            chunks.append(
-                [
-                    chunk
-                    async for chunk in speaks.generate(
-                        connection, replace(partial(), adapter=speaks.name_of(connection))
-                    )
-                ]
-            )
+        for source in (folder, whole):
+            await served.load(connection, source, "1", "recompute")
+            request = replace(partial(), adapter=served.name_of(connection))
+            chunks += [chunk async for chunk in served.generate(connection, request)]
         return chunks
 
-    chunks, (dropped, loaded, asked, dropped_again, updated, asked_again) = adapter_call(answers, go)
-    assert dropped == dropped_again == {"lora_name": "areal"}
+    chunks, (unloaded, loaded, generated, unloaded_again, updated, generated_again) = adapter_call(
+        answers, load_and_generate
+    )
+    assert unloaded == unloaded_again == {"lora_name": "areal"}
     assert loaded == {"lora_name": "areal", "lora_path": str(folder)}
-    assert asked["lora_path"] == "areal"
-    assert "lora_path" not in asked_again
+    assert generated["lora_path"] == "areal"
+    assert "lora_path" not in generated_again
     assert updated["model_path"] == str(whole)
-    assert all(chunk.spans is None for each in chunks for chunk in each), "the server's labels are the base's"
+    assert all(chunk.spans is None for chunk in chunks), "the server's labels are the base model's"
     assert json.loads((folder / "adapter_config.json").read_text())["target_modules"] == ["q_proj", "v_proj"]
 
 
-def test_an_adapter_that_the_server_does_not_take(adapter_call, recorded, tmp_path):
+def test_a_refused_adapter_raises(adapter_call, recorded, tmp_path):
     save_file({"a.lora_A.weight": torch.zeros(3, 8)}, tmp_path / "model.safetensors")
     answers = {"/load_lora_adapter": {"success": False, "error_message": "no room"}}
     with pytest.raises(UpdateRefusedError, match="/load_lora_adapter: no room"):
@@ -356,7 +354,7 @@ def test_an_adapter_that_the_server_does_not_take(adapter_call, recorded, tmp_pa
 
 
 @pytest.mark.parametrize("refused", ["begin_weight_update", "update_weights_from_distributed", "end_weight_update"])
-def test_a_server_that_refuses_any_part_of_a_broadcast_does_not_count_as_updated(adapter_call, refused):
+def test_a_broadcast_raises_if_any_of_its_requests_is_refused(adapter_call, refused):
     paths = ("begin_weight_update", "update_weights_from_distributed", "end_weight_update")
     answers = {f"/{path}": {"success": True, "message": ""} for path in paths}
     group = WeightGroup("group", "127.0.0.1", 1, 2, "gloo")
@@ -369,4 +367,6 @@ def test_a_server_that_refuses_any_part_of_a_broadcast_does_not_count_as_updated
     with pytest.raises(UpdateRefusedError, match="weights are locked"):
         adapter_call({**answers, f"/{refused}": (400, {"message": "weights are locked"})}, receive)
     older = {path: answer for path, answer in answers.items() if "distributed" in path}
-    assert adapter_call(older, receive)[1][1]["weight_version"] == "mark-1", "older versions have no marks"
+    assert adapter_call(older, receive)[1][1]["weight_version"] == "mark-1", (
+        "older versions have no routes of begin and end"
+    )

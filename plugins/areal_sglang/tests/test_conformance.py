@@ -1,4 +1,4 @@
-"""The core's own suite for inference engines, against SGLang's own server, with AREAL_SERVERS_ON_GPU=1 on a GPU."""
+"""Run the conformance suite of inference engines with SGLang servers; with AREAL_SERVERS_ON_GPU=1, on a GPU."""
 
 import subprocess
 from functools import partial
@@ -12,7 +12,7 @@ from areal_sglang.graphs import TOKENS
 from areal_testing.conformance import InferenceEngineSuite
 from areal_testing.conformance.models import without_tensor
 
-# A first run makes the server's environment, and starting two servers takes a minute; the suite has limits of its own.
+# The first run creates the server's environment, and two servers start in a minute. The suite has its own timeouts.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
@@ -26,7 +26,7 @@ class TestSGLang(InferenceEngineSuite):
 
 
 class DroppingAdapter(SGLangAdapter):
-    """Leaves one tensor out, a norm of 64 numbers."""
+    """Does not load one tensor, a norm with 64 numbers."""
 
     async def load(self, connection, folder, label, mode):
         await super().load(connection, without_tensor(folder, "model.norm.weight"), label, mode)
@@ -51,14 +51,14 @@ print(*resolving_view(arguments).cuda_graph_config.prefill.bs)
 """
 
 
-def test_sglang_itself_reads_the_bound_on_prefill_graphs(sglang_program, tmp_path):
+def test_sglang_accepts_the_bound_on_prefill_graphs(sglang_program, tmp_path):
     python, *launcher = sglang_program
     if launcher[:1] == ["-m"]:
-        pytest.skip("the server on a CPU is asked")
+        pytest.skip("only the server on a CPU is tested")
     adapter = SGLangAdapter(SGLangConfig(program=[python], options={"device": "cpu"}))
-    words = adapter.command(ModelReference(str(tmp_path)), "127.0.0.1", 8000, tmp_path).arguments[1:]
+    arguments = adapter.command(ModelReference(str(tmp_path)), "127.0.0.1", 8000, tmp_path).arguments[1:]
     done = subprocess.run(
-        [python, "-c", PREFILL_GRAPHS, *launcher, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+        [python, "-c", PREFILL_GRAPHS, *launcher, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].split() == [str(tokens) for tokens in TOKENS]

@@ -1,4 +1,4 @@
-"""Weights that SGLang reads in the trainer's memory: what it is sent, as its own unpickler reads it."""
+"""Test CUDA IPC weight sync with SGLang: the requests, as SGLang's own unpickler reads them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def memory(gpu):
 
 
 class Recorder(pickle.Unpickler):
-    """Keeps with which arguments PyTorch would have opened memory."""
+    """Returns the arguments with which PyTorch would open memory, instead of opening it."""
 
     def find_class(self, module, name):
-        found = super().find_class(module, name)
-        return (lambda *values: values) if found is rebuild_cuda_tensor else found
+        function = super().find_class(module, name)
+        return (lambda *values: values) if function is rebuild_cuda_tensor else function
 
 
-def test_a_tensor_is_opened_where_it_lies():
+def test_a_pickle_contains_the_location_of_a_tensor():
     ((name, values),) = Recorder(io.BytesIO(pickled([WEIGHT], [memory(7)]))).load()
     assert name == "weight"
     assert signature(rebuild_cuda_tensor).bind(*values).arguments == {
@@ -67,14 +67,14 @@ def answers(**changed):
 
 
 async def read(connection):
-    """Two tensors, on the two GPUs of a server."""
+    """Sync two tensors to a server on two GPUs."""
     adapter = SGLangAdapter(SGLangConfig(memory_saver=True, tensor_parallel=2))
     await adapter.begin_reading(connection)
     await adapter.read(connection, [WEIGHT, BIAS], [[memory(gpu), memory(gpu)] for gpu in (4, 5)])
     await adapter.end_reading(connection, "mark-3")
 
 
-def test_each_rank_is_sent_where_the_tensors_lie_on_its_gpu(adapter_call):
+def test_each_rank_gets_the_locations_on_its_gpu(adapter_call):
     _, posted = adapter_call(answers(), read)
     (sent,) = [body["serialized_named_tensors"] for body in posted if "serialized_named_tensors" in body]
     opened = [Recorder(io.BytesIO(b64decode(part))).load() for part in sent]
@@ -83,27 +83,27 @@ def test_each_rank_is_sent_where_the_tensors_lie_on_its_gpu(adapter_call):
     assert posted[-1] == {"new_version": "mark-3", "abort_all_requests": False}
 
 
-def test_older_versions_know_no_beginning_and_no_end(adapter_call):
+def test_older_versions_without_begin_and_end_are_updated(adapter_call):
     older = {path: answer for path, answer in answers().items() if path.strip("/") not in MARKS}
     _, posted = adapter_call(older, read)
     assert posted[-1]["new_version"] == "mark-3"
 
 
 @pytest.mark.parametrize("route", ["begin_weight_update", "update_weights_from_tensor", "end_weight_update"])
-def test_what_the_server_refuses_is_an_error(adapter_call, route):
+def test_a_refusal_raises(adapter_call, route):
     with pytest.raises(UpdateRefusedError, match="there is no parameter of this name"):
         adapter_call(answers(**{route: REFUSED}), read)
 
 
-TURNS = ["placement.generation=[0,1]", "placement.training=[0,1]"]
-TURNS += ["inference_engine.memory_saver=true", "inference_engine.options={max_total_tokens: 4096}"]
+COLOCATED = ["placement.generation=[0,1]", "placement.training=[0,1]"]
+COLOCATED += ["inference_engine.memory_saver=true", "inference_engine.options={max_total_tokens: 4096}"]
 
 
-def resolved(*words):
-    return resolve(None, ["grpo"], ["inference_engine=sglang", "inference_engine.servers=2", *TURNS, *words])
+def resolved(*overrides):
+    return resolve(None, ["grpo"], ["inference_engine=sglang", "inference_engine.servers=2", *COLOCATED, *overrides])
 
 
-def test_colocated_it_is_the_default_where_servers_can_read():
+def test_ipc_is_the_default_if_colocated_servers_can_read():
     assert resolved().config.weight_sync.transport.target == "core/ipc"
     assert resolved("weight_sync.transport=memory").config.weight_sync.transport.target == "core/memory"
     assert (
@@ -116,20 +116,20 @@ def test_colocated_it_is_the_default_where_servers_can_read():
     assert (
         resolved("placement.generation=[0,0,1,1]", "inference_engine.servers=4").config.weight_sync.transport.target
         == "core/memory"
-    ), "a copy that is offered is read once"
-    others = ["placement.training=[2,3]"]
-    assert resolved(*others).config.weight_sync.transport.target == "core/broadcast"
+    ), "only one server can read a copy"
+    disaggregated = ["placement.training=[2,3]"]
+    assert resolved(*disaggregated).config.weight_sync.transport.target == "core/broadcast"
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["placement.training=[2,3]"],
         ["placement.generation=[0,0,1,1]", "inference_engine.servers=4"],
         ["inference_engine.data_parallel=2", "inference_engine.servers=1"],
     ],
 )
-def test_where_they_cannot_the_config_is_refused(words):
+def test_ipc_is_refused_if_servers_cannot_read(overrides):
     with pytest.raises(ConfigError) as caught:
-        resolved("weight_sync.transport=ipc", *words)
-    assert "weight_sync.transport is ipc, which is for servers of the run that take turns" in str(caught.value)
+        resolved("weight_sync.transport=ipc", *overrides)
+    assert "weight_sync.transport is ipc, which needs servers of the run that are colocated" in str(caught.value)

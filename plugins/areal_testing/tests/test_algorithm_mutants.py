@@ -1,4 +1,4 @@
-"""The suites of algorithms and their parts pass correct ones and catch each of these where they should."""
+"""Test the suites of algorithms and their parts: correct components pass, and each broken one fails its test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from areal_testing.conformance import (
     RewardShapingSuite,
 )
 
-# Correct ones, written here in the plainest way.
+# Correct components in their simplest form.
 
 
 def centered(batch):
@@ -39,7 +39,7 @@ def clipped(terms):
 
 
 def sequence_ratio(terms):
-    """GSPO: the ratio of a sequence is the mean over its tokens."""
+    """Return GSPO's loss: the ratio of a sequence is the mean over its tokens."""
     ratio = torch.exp(terms.row_mean(terms.logprobs - terms.proximal_logprobs))[terms.row_index]
     return -ratio * terms.advantages, {}
 
@@ -63,7 +63,7 @@ def halved(episodes):
 
 
 class Composition(PolicyGradient):
-    """The core's own composition, of the parts above."""
+    """The core's algorithm with these parts."""
 
     def __init__(self, advantage=centered, policy_loss=clipped, correction=masked, loss_aggregation=token_mean):
         parts = {"advantage": f"{__file__}:centered", "policy_loss": f"{__file__}:clipped"}
@@ -122,17 +122,17 @@ class TestSequenceComposition(AlgorithmSuite):
 
 
 class TestPolicyGradientOfTheConfig(AlgorithmSuite):
-    """The same through a config, with parts that are named by import."""
+    """The same algorithm from a config, with parts that are named by import."""
 
     component = "core/policy_gradient"
     settings: ClassVar = {"advantage": f"{__file__}:centered", "policy_loss": f"{__file__}:clipped"}
 
 
-# Broken ones.
+# Broken components.
 
 
 def positional_groups(batch):
-    """Blocks of three are taken for groups."""
+    """Take blocks of three sequences for groups."""
     rewards = batch["reward"].view(-1, 3)
     return (rewards - rewards.mean(1, keepdim=True)).flatten()
 
@@ -146,7 +146,7 @@ def whole_batch_centered(batch):
 
 
 def trajectories_counted(batch):
-    """Every trajectory counts, so an episode that left three of them weighs three times."""
+    """Count every trajectory, so that an episode with three trajectories has three times the weight."""
     same = batch["group_id"][:, None] == batch["group_id"][None]
     return batch["reward"] - (same * batch["reward"][None]).sum(1) / same.sum(1)
 
@@ -170,13 +170,13 @@ def advantage_in_double(batch):
 
 
 def normalized_in_the_loss(terms):
-    """Whitens advantages over whatever micro-batch comes along."""
+    """Whiten advantages over the micro-batch."""
     inside = terms.advantages[terms.mask]
     return clipped(replace(terms, advantages=(terms.advantages - inside.mean()) / inside.std()))
 
 
 def gradient_through_the_advantage(terms):
-    """A penalty on the distance is put into the advantage and not detached."""
+    """Subtract a penalty from the advantage and forget to detach it."""
     return clipped(replace(terms, advantages=terms.advantages - 0.1 * (terms.logprobs - terms.proximal_logprobs)))
 
 
@@ -204,7 +204,7 @@ def without_gradient(terms):
 
 
 def denominators_after_masking(terms):
-    """The survivors of the mask are weighted up, so that the sum stays what it was."""
+    """Raise the weights of unmasked tokens, so that the sum stays."""
     weights, logged = masked(terms)
     kept = (weights[terms.mask] > 0).float().mean()
     return weights / kept, logged
@@ -248,7 +248,7 @@ class DenominatorOfTheMicrobatch(Composition):
 
 
 def survivors_counted(minibatch):
-    """Counts only the tokens that the correction is going to keep."""
+    """Count only the tokens that the correction will keep."""
     far = (minibatch["logprobs"] - minibatch["proximal_logprobs"]).abs() > 1
     return token_mean(minibatch.with_tokens(loss_mask=minibatch["loss_mask"] & ~far))
 
@@ -262,7 +262,7 @@ class LearnsFromThePrompt(Composition):
         return LossResult(super().loss(batch, outputs).loss + 0.01 * outputs["logprobs"].sum())
 
 
-class LearnsNothing(Composition):
+class NoLossSpecs(Composition):
     def updates(self, batch, context):
         yield []
 
@@ -281,13 +281,14 @@ class ColumnOfNaN(Composition):
         return prepared.with_tokens(returns=prepared["advantages"] * math.nan)
 
 
-class OutputThatNobodyHas(Composition):
+class UnknownOutput(Composition):
     def updates(self, batch, context):
-        return ([replace(work, outputs=("logits",)) for work in works] for works in super().updates(batch, context))
+        for loss_specs in super().updates(batch, context):
+            yield [replace(loss_spec, outputs=("logits",)) for loss_spec in loss_specs]
 
 
 def over_the_median_deviation(batch):
-    """Finite where all rewards are equal, and a million where all but one are."""
+    """Divide by the median deviation: finite if all rewards are equal, and 1e6 if all but one are."""
     reward, scale = batch["reward"].clone(), torch.zeros(len(batch))
     for group in batch["group_id"].unique():
         members = batch["group_id"] == group
@@ -297,10 +298,10 @@ def over_the_median_deviation(batch):
 
 
 MUTANTS = [
-    (AdvantageSuite, over_the_median_deviation, "test_one_that_differs_is_no_catastrophe", r"an advantage is 1e\+06"),
+    (AdvantageSuite, over_the_median_deviation, "test_one_outlier_keeps_advantages_bounded", r"an advantage is 1e\+06"),
     (AdvantageSuite, positional_groups, "test_groups_are_known_by_their_id", "order of sequences matters"),
     (AdvantageSuite, number_of_group_used, "test_group_ids_are_only_names", "numbers of groups matter"),
-    (AdvantageSuite, whole_batch_centered, "test_groups_are_compared_with_themselves_alone", "influence each other"),
+    (AdvantageSuite, whole_batch_centered, "test_groups_are_independent", "influence each other"),
     (AdvantageSuite, trajectories_counted, "test_an_episode_counts_once", "three trajectories counts more"),
     (AdvantageSuite, no_spread_divided, "test_equal_rewards_are_finite", "rewards that all are"),
     (AdvantageSuite, in_place, "test_the_batch_stays_as_it_was", "changed the batch"),
@@ -313,7 +314,7 @@ MUTANTS = [
         "test_the_gradient_on_policy_is_the_policy_gradient",
         "not that of REINFORCE",
     ),
-    (PolicyLossSuite, sign_of_the_loss, "test_the_sign", "less probable"),
+    (PolicyLossSuite, sign_of_the_loss, "test_the_sign_is_right", "less probable"),
     (PolicyLossSuite, prompt_tokens_in_the_ratio, "test_tokens_out_of_the_mask_do_not_matter", "influence others"),
     (PolicyLossSuite, mean_instead_of_tokens, "test_one_loss_for_each_token", "shape"),
     (PolicyLossSuite, ratio_that_overflows, "test_one_loss_for_each_token", "not finite at a distance"),
@@ -322,10 +323,10 @@ MUTANTS = [
     (CorrectionSuite, denominators_after_masking, "test_a_split_changes_nothing", "depend on the micro-batch"),
     (CorrectionSuite, weights_with_gradient, "test_one_weight_for_each_token", "carry gradients"),
     (CorrectionSuite, weights_that_overflow, "test_one_weight_for_each_token", "weights such as"),
-    (CorrectionSuite, half_on_policy, "test_nothing_to_correct_on_policy", "are not 1"),
+    (CorrectionSuite, half_on_policy, "test_on_policy_weights_are_1", "are not 1"),
     (GroupFilterSuite, drops_by_first, "test_the_order_of_siblings_does_not_matter", "judged differently"),
     (GroupFilterSuite, keeps_the_best, "test_a_group_stays_a_group", "1 episodes for 2"),
-    (GroupFilterSuite, shapes_in_place, "test_a_group_stays_a_group", "changed what it was given"),
+    (GroupFilterSuite, shapes_in_place, "test_a_group_stays_a_group", "changed the episodes in place"),
     (RewardShapingSuite, divides_by_the_sum, "test_a_group_stays_a_group", "a reward of inf"),
     (GroupFilterSuite, lambda episodes: episodes, "test_examples", "dropped is False"),
     (GroupFilterSuite, halved, "test_examples", "become"),
@@ -345,37 +346,37 @@ ALGORITHMS = [
         "test_denominators_come_before_masking",
         "depend on the policies",
     ),
-    (lambda: Composition(loss_aggregation=prompts_counted), MASK, "a weight out of the mask"),
-    (LearnsFromThePrompt, MASK, "tokens out of the mask are learned"),
-    (LearnsNothing, "test_what_it_says_of_itself", "no work"),
-    (OutputThatNobodyHas, "test_what_it_says_of_itself", "logits"),
+    (lambda: Composition(loss_aggregation=prompts_counted), MASK, "outside the mask has a weight"),
+    (LearnsFromThePrompt, MASK, "tokens out of the mask have a gradient"),
+    (NoLossSpecs, "test_declarations_are_valid", "no loss spec"),
+    (UnknownOutput, "test_declarations_are_valid", "logits"),
     (ColumnOfNaN, "test_prepare_adds_numbers", "not finite"),
 ]
 
 
-@pytest.mark.parametrize(("suite", "mutant", "test", "words"), MUTANTS)
-def test_a_broken_part_fails_the_test_that_is_meant_to_catch_it(suite, mutant, test, words):
+@pytest.mark.parametrize(("suite", "mutant", "test", "message"), MUTANTS)
+def test_a_broken_part_fails_its_test(suite, mutant, test, message):
     class Suite(suite):
         examples = (([0, 1], [0, 1]), ([1, 1], None))
 
         def make(self):
             return mutant
 
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=message):
         getattr(Suite(), test)()
 
 
-@pytest.mark.parametrize(("mutant", "test", "words"), ALGORITHMS)
-def test_a_broken_algorithm_fails_the_test_that_is_meant_to_catch_it(mutant, test, words):
+@pytest.mark.parametrize(("mutant", "test", "message"), ALGORITHMS)
+def test_a_broken_algorithm_fails_its_test(mutant, test, message):
     class Suite(AlgorithmSuite):
         def make(self):
             return mutant()
 
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=message):
         getattr(Suite(), test)()
 
 
-def test_the_composition_says_how_large_advantages_are_and_refuses_what_is_no_number():
+def test_policy_gradient_logs_statistics_of_advantages_and_refuses_values_that_are_not_finite():
     suite = AlgorithmSuite()
     batch, context = suite.make_batch(), suite.context()
     Composition().prepare(batch, context)

@@ -1,4 +1,4 @@
-"""The suites of batch transforms and auxiliary losses pass correct ones and catch each of these where they should."""
+"""Test the suites of batch transforms and auxiliary losses: correct components pass, and broken ones fail a test."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from areal_core.data import Metric, group_mean
 from areal_core.sdk import ACTOR, REFERENCE, ForwardPass, LossResult, LossSpec
 from areal_testing.conformance import AuxiliaryLossSuite, BatchTransformSuite
 
-# Correct ones, written here in the plainest way.
+# Correct components in their simplest form.
 
 
 def penalty(batch, context):
-    """Charges every token in the loss for its distance from the reference, with a coefficient that grows."""
+    """Penalize each token in the loss for its distance from the reference, with a growing coefficient."""
     coefficient = context.state.get("penalty/coefficient", torch.tensor(0.1))
     context.state["penalty/coefficient"] = coefficient * 1.1
     distance = torch.where(batch["loss_mask"], batch["proximal_logprobs"] - batch["reference_logprobs"], 0.0)
@@ -27,7 +27,7 @@ def penalty(batch, context):
 
 
 def centered(batch, context):
-    """A column of sequences."""
+    """Return a column with one number for each sequence."""
     return {"centered": batch["reward"] - group_mean(batch, batch["reward"])}
 
 
@@ -69,7 +69,7 @@ class TestRegression(AuxiliaryLossSuite):
         return regression
 
 
-# Broken transforms; a class is made anew for each run.
+# Broken transforms. A class is instantiated for each test.
 
 
 def mean_of_the_batch(batch, context):
@@ -89,7 +89,7 @@ def without_a_bound(batch, context):
 
 
 def neighbors(batch, context):
-    """Blocks of three sequences are taken for groups."""
+    """Take blocks of three sequences for groups."""
     rewards = batch["reward"].view(-1, 3)
     return {"centered": (rewards - rewards.mean(1, keepdim=True)).flatten()}
 
@@ -114,7 +114,7 @@ def in_place(batch, context):
 
 
 class OwnMemory:
-    """The coefficient is an attribute: a resume begins with the first one."""
+    """Keep the coefficient in an attribute, so that a resumed run starts with the initial one."""
 
     def __init__(self):
         self._coefficient = 0.1
@@ -150,8 +150,8 @@ def logs_no_number(batch, context):
 
 COLUMNS, ORDER = "test_columns_of_the_batch", "test_any_order_of_sequences_gives_the_same"
 IDS, MASK = "test_ids_are_only_names", "test_tokens_out_of_the_loss_mask_do_not_matter"
-STATE, LOGS = "test_all_that_it_keeps_is_in_the_state", "test_what_it_logs"
-STAGES = [
+STATE, LOGS = "test_its_state_survives_a_resume", "test_metrics_are_finite"
+TRANSFORMS = [
     (mean_of_the_batch, COLUMNS, "'mean' has 1 values"),
     (with_gradient, COLUMNS, "carries gradients"),
     (in_double, COLUMNS, "float64"),
@@ -162,17 +162,17 @@ STAGES = [
     (prompts_in_the_sum, MASK, "influence others"),
     (in_place, "test_the_batch_stays_as_it_was", "changed the batch"),
     (OwnMemory, STATE, "after 1 resumes"),
-    (number_in_the_state, STATE, "no tensors"),
+    (number_in_the_state, STATE, "only tensors"),
     (name_without_an_owner, STATE, "without a '/'"),
     (other_every_time, STATE, "after 0 resumes"),
-    (logs_a_number, LOGS, "no Metric"),
+    (logs_a_number, LOGS, "not a Metric"),
     (logs_no_number, LOGS, "'distance' is logged as nan"),
 ]
 
 # Broken auxiliary losses.
 
 
-def two_works(minibatch, context):
+def list_of_loss_specs(minibatch, context):
     return [regression(minibatch, context)]
 
 
@@ -184,7 +184,7 @@ def unknown_output(minibatch, context):
     return replace(regression(minibatch, context), outputs=("values", "logits"))
 
 
-def asks_for_nothing(minibatch, context):
+def no_outputs(minibatch, context):
     return replace(regression(minibatch, context), outputs=())
 
 
@@ -212,7 +212,7 @@ def prompt_learned(batch, outputs):
 
 
 def targets_of_the_prompt(minibatch, context):
-    """Returns are centered over all tokens."""
+    """Center returns over all tokens."""
     returns = minibatch["returns"] - minibatch["returns"].mean()
     return regression(minibatch.with_tokens(returns=returns), context)
 
@@ -235,48 +235,48 @@ def in_place_of_the_minibatch(minibatch, context):
     return regression(minibatch, context)
 
 
-SAYS, SPLIT = "test_what_it_says_of_itself", "test_any_split_gives_the_same"
+DECLARATIONS, SPLIT = "test_declarations_are_valid", "test_any_split_gives_the_same"
 LEARNS, WEIGHTS = "test_tokens_out_of_the_loss_mask_are_not_learned_from", "test_tokens_count_by_their_weights"
 AUXILIARY_LOSSES = [
-    (two_works, SAYS, "no LossSpec"),
-    (unknown_role, SAYS, "no such role: 'oracle'"),
-    (unknown_output, SAYS, "logits"),
-    (asks_for_nothing, SAYS, "no outputs"),
-    (partial(altered, loss=not_a_number_logged), SAYS, "is logged as nan"),
+    (list_of_loss_specs, DECLARATIONS, "not a LossSpec"),
+    (unknown_role, DECLARATIONS, "no such role: 'oracle'"),
+    (unknown_output, DECLARATIONS, "logits"),
+    (no_outputs, DECLARATIONS, "no outputs"),
+    (partial(altered, loss=not_a_number_logged), DECLARATIONS, "is logged as nan"),
     (partial(altered, loss=mean_of_the_microbatch), SPLIT, "values differ"),
     (partial(altered, loss=mean_of_metrics), SPLIT, "error is"),
     (partial(altered, loss=learns_nothing), SPLIT, "no gradient anywhere"),
     (first_sequences_more, ORDER, "order of sequences matters"),
-    (partial(altered, loss=prompt_learned), LEARNS, "tokens out of the mask are learned"),
+    (partial(altered, loss=prompt_learned), LEARNS, "tokens out of the mask have a gradient"),
     (targets_of_the_prompt, LEARNS, "influence others"),
-    (weights_of_its_own, WEIGHTS, "weights do not count"),
+    (weights_of_its_own, WEIGHTS, "does not follow the tokens' weights"),
     (in_place_of_the_minibatch, "test_the_minibatch_stays_as_it_was", "changed the minibatch"),
 ]
 
 
-@pytest.mark.parametrize(("mutant", "test", "words"), STAGES)
-def test_a_broken_stage_fails_the_test_that_is_meant_to_catch_it(mutant, test, words):
+@pytest.mark.parametrize(("mutant", "test", "message"), TRANSFORMS)
+def test_a_broken_transform_fails_its_test(mutant, test, message):
     class Suite(BatchTransformSuite):
         needed = POLICIES
 
         def make(self):
             return mutant() if isinstance(mutant, type) else mutant
 
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=message):
         getattr(Suite(), test)()
 
 
-@pytest.mark.parametrize(("mutant", "test", "words"), AUXILIARY_LOSSES)
-def test_a_broken_auxiliary_loss_fails_the_test_that_is_meant_to_catch_it(mutant, test, words):
+@pytest.mark.parametrize(("mutant", "test", "message"), AUXILIARY_LOSSES)
+def test_a_broken_auxiliary_loss_fails_its_test(mutant, test, message):
     class Suite(AuxiliaryLossSuite):
         def make(self):
             return mutant
 
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=message):
         getattr(Suite(), test)()
 
 
-def test_every_test_catches_something():
-    for suite, mutants in ((BatchTransformSuite, STAGES), (AuxiliaryLossSuite, AUXILIARY_LOSSES)):
+def test_every_test_of_a_suite_has_a_mutant():
+    for suite, mutants in ((BatchTransformSuite, TRANSFORMS), (AuxiliaryLossSuite, AUXILIARY_LOSSES)):
         tests = {name for name in dir(suite) if name.startswith("test_")}
         assert tests == {test for _, test, _ in mutants}

@@ -1,4 +1,4 @@
-"""The suites' batches have the columns that a component says it needs: no author has to make them up."""
+"""The suites' batches have the columns that a component declares in `needs`, and no others."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def undeclared(column):
 
 
 @pytest.mark.parametrize("column", ["values", "reference_logprobs", "proximal_logprobs", "actor_logprobs"])
-def test_what_a_component_does_not_declare_is_not_there(column):
+def test_undeclared_columns_are_missing(column):
     for suite, part in undeclared(column):
         case = suite()
         case.make = lambda part=part: part

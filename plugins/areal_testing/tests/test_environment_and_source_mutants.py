@@ -1,4 +1,4 @@
-"""The suites of environments and model sources pass correct ones and catch each of these broken ones."""
+"""Test the suites of environments and model sources: correct components pass, and each broken one fails a test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from areal_testing.conformance import EnvironmentSuite, ModelSourceSuite
 
 
 class HigherOrLower:
-    """Guess the row's number."""
+    """An environment in which the policy guesses the row's number."""
 
     async def reset(self, row):
         self._number = int(row["number"])
@@ -27,13 +27,13 @@ class HigherOrLower:
         return StepResult("higher" if guess < self._number else "lower")
 
 
-class Believes(HigherOrLower):
+class ParsesAnyCompletion(HigherOrLower):
     async def step(self, completion):
         int(completion)
         return await super().step(completion)
 
 
-class Shares(HigherOrLower):
+class SharesItsNumber(HigherOrLower):
     number = 0
 
     async def reset(self, row):
@@ -45,7 +45,7 @@ class Shares(HigherOrLower):
         return await super().step(completion)
 
 
-class Counts(HigherOrLower):
+class CountsTurnsOfAll(HigherOrLower):
     turns = 0
 
     async def step(self, completion):
@@ -54,55 +54,55 @@ class Counts(HigherOrLower):
         return replace(result, reward=result.reward - 0.01 * self.turns)
 
 
-class Meddles(HigherOrLower):
+class ChangesTheRow(HigherOrLower):
     async def reset(self, row):
         opening = await super().reset(row)
         row.pop("number")
         return opening
 
 
-class Numbers(HigherOrLower):
+class ContentThatIsNoText(HigherOrLower):
     async def reset(self, row):
         await super().reset(row)
         return [{"role": "user", "content": 42}]
 
 
-class Silent(HigherOrLower):
+class RewardOfNaN(HigherOrLower):
     async def step(self, completion):
         return replace(await super().step(completion), reward=float("nan"))
 
 
-class Uncountable(HigherOrLower):
+class InfoOfText(HigherOrLower):
     async def step(self, completion):
         return replace(await super().step(completion), info={"tries": "many"})
 
 
-class Short(HigherOrLower):
+class ReturnsAnObservation(HigherOrLower):
     async def step(self, completion):
         return (await super().step(completion)).observation
 
 
-class Mute(HigherOrLower):
+class NoObservation(HigherOrLower):
     async def step(self, completion):
         return StepResult()
 
 
-class OfBefore(HigherOrLower):
-    """Returns pairs, as environments did before `StepResult`."""
+class ReturnsPairs(HigherOrLower):
+    """An environment that returns pairs, as environments did before `StepResult`."""
 
     async def step(self, completion):
         result = await super().step(completion)
         return None if result.terminated else result.observation, result.reward
 
 
-def environment_tests(part):
+def environment_tests(environment):
     values = {
-        "make": lambda self: part(),
+        "make": lambda self: environment(),
         "rows": ({"number": 7}, {"number": 40}),
         "completions": ("50", "20", "7", "40"),
     }
-    played = type("Suite", (EnvironmentSuite,), values)()
-    return {name: getattr(played, name) for name in dir(EnvironmentSuite) if name.startswith("test_")}
+    suite = type("Suite", (EnvironmentSuite,), values)()
+    return {name: getattr(suite, name) for name in dir(EnvironmentSuite) if name.startswith("test_")}
 
 
 def test_a_correct_environment_passes():
@@ -110,8 +110,8 @@ def test_a_correct_environment_passes():
         test()
 
 
-def test_one_of_before_passes_with_a_warning():
-    for name, test in environment_tests(OfBefore).items():
+def test_an_environment_that_returns_pairs_passes_with_a_warning():
+    for name, test in environment_tests(ReturnsPairs).items():
         if "opens" in name or "row" in name:
             test()
         else:
@@ -120,26 +120,26 @@ def test_one_of_before_passes_with_a_warning():
 
 
 @pytest.mark.parametrize(
-    ("part", "test", "words"),
+    ("environment", "test", "message"),
     [
-        (Believes, "test_it_answers_whatever_the_policy_says", "invalid literal"),
-        (Shares, "test_episodes_at_the_same_time_do_not_meet", "when others are under way"),
-        (Counts, "test_the_same_turns_have_the_same_outcome", "with the same turns differ"),
-        (Meddles, "test_the_row_is_left_as_it_was", "reset changed the row"),
-        (Numbers, "test_it_opens_with_chat_messages", "its values must be texts"),
-        (Silent, "test_it_answers_whatever_the_policy_says", "the reward must be a finite number"),
-        (Uncountable, "test_it_answers_whatever_the_policy_says", "tries must be a finite number"),
+        (ParsesAnyCompletion, "test_it_answers_any_completion", "invalid literal"),
+        (SharesItsNumber, "test_concurrent_episodes_are_independent", "while others run"),
+        (CountsTurnsOfAll, "test_the_same_turns_have_the_same_outcome", "with the same turns differ"),
+        (ChangesTheRow, "test_the_row_is_left_as_it_was", "reset changed the row"),
+        (ContentThatIsNoText, "test_it_opens_with_chat_messages", "its values must be strings"),
+        (RewardOfNaN, "test_it_answers_any_completion", "reward in the StepResult of RewardOfNaN is nan"),
+        (InfoOfText, "test_it_answers_any_completion", "tries in the StepResult of InfoOfText is 'many'"),
         (
-            Short,
-            "test_it_answers_whatever_the_policy_says",
-            "step of Short returned .* return an areal_core",
+            ReturnsAnObservation,
+            "test_it_answers_any_completion",
+            "step of ReturnsAnObservation returned .* return an areal_core",
         ),
-        (Mute, "test_it_answers_whatever_the_policy_says", "step of Mute returned no observation, and neither"),
+        (NoObservation, "test_it_answers_any_completion", "step of NoObservation returned no observation, and neither"),
     ],
 )
-def test_a_broken_environment_is_caught(part, test, words):
-    with pytest.raises((AssertionError, TypeError, ValueError), match=words):
-        environment_tests(part)[test]()
+def test_a_broken_environment_is_caught(environment, test, message):
+    with pytest.raises((AssertionError, TypeError, ValueError), match=message):
+        environment_tests(environment)[test]()
 
 
 SOURCES = textwrap.dedent("""
@@ -184,7 +184,7 @@ SOURCES = textwrap.dedent("""
 
 @pytest.fixture
 def source_suite(tmp_path, monkeypatch):
-    """The suite for one of these sources, which a process of its own can import as well."""
+    """Return a function that makes the suite of one of these sources, which another process can import too."""
     (tmp_path / "some_sources.py").write_text(SOURCES)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -200,13 +200,13 @@ def test_a_correct_source_passes(source_suite, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "test", "words"),
+    ("name", "test", "message"),
     [
-        ("InPlace", "test_one_that_was_killed_leaves_nothing_that_is_taken_for_a_model", "after one that was killed"),
+        ("InPlace", "test_a_killed_process_leaves_no_incomplete_model", "after a process was killed"),
         ("Again", "test_it_is_made_once", "files were written again"),
-        ("NoTokenizer", "test_the_folder_can_be_loaded", "knows no text"),
+        ("NoTokenizer", "test_the_folder_can_be_loaded", "gives no tokens"),
     ],
 )
-def test_a_broken_source_is_caught(name, test, words, source_suite, tmp_path):
-    with pytest.raises((AssertionError, OSError, ValueError), match=words):
+def test_a_broken_source_is_caught(name, test, message, source_suite, tmp_path):
+    with pytest.raises((AssertionError, OSError, ValueError), match=message):
         getattr(source_suite(name), test)(tmp_path)

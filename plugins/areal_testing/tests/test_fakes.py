@@ -1,4 +1,4 @@
-"""The public stand-ins are what they stand for."""
+"""Test the public fakes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from areal_core.data import Generation
 
 
-def test_the_engines_client_generates_within_slots_of_the_engine_that_gives_them() -> None:
+def test_a_client_uses_slots_and_versions_of_the_engine_that_leases_them() -> None:
     model, sampling = ModelReference("nowhere"), SamplingParameters(max_new_tokens=4)
     events: list[tuple[int, str]] = []
 

@@ -1,4 +1,4 @@
-"""The suite of inference engines passes a correct engine and catches each of these broken ones where it should."""
+"""Test the suite of inference engines: a correct engine passes, and each broken one fails its test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """More only slow such small models down."""
+    """More threads only slow such small models down."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -31,7 +31,7 @@ def _one_thread():
 
 
 class TestNaiveEngine(InferenceEngineSuite):
-    """The engine that every mutant below is derived from."""
+    """Tests of the engine from which every mutant derives."""
 
     tokens_in_flight = 48
 
@@ -40,13 +40,13 @@ class TestNaiveEngine(InferenceEngineSuite):
 
 
 def changed(output, ids=None, logprobs=None, versions=None):
-    """A generation with something else said of it."""
+    """Return a generation with some lists replaced."""
     kept = ids or output.output_ids, logprobs or output.logprobs, versions or output.versions
     return Generation(*kept, output.finish_reason)
 
 
 def cut(output, count):
-    """The first tokens of a generation."""
+    """Return a generation with only its first tokens."""
     kept = output.output_ids[:count], output.logprobs[:count], output.versions[:count]
     return Generation(*kept, output.finish_reason)
 
@@ -57,17 +57,17 @@ class LogprobsBeforeTemperature(NaiveEngine):
 
 
 class LogprobsOfTruncatedDistribution(NaiveEngine):
-    """Renormalized over what may be drawn, as servers do whose top-k is on by default."""
+    """Reports log-probabilities of the 5 most probable tokens only, as servers with top-k by default do."""
 
     def _reported(self, logits, logprobs):
         kept = logprobs.topk(5).indices
-        lifted = torch.full_like(logprobs, -30.0)
-        lifted[kept] = torch.log_softmax(logprobs[kept], -1)
-        return lifted
+        truncated = torch.full_like(logprobs, -30.0)
+        truncated[kept] = torch.log_softmax(logprobs[kept], -1)
+        return truncated
 
 
 class OffByOneLogprobs(NaiveEngine):
-    """Each token gets the log-probability of the one before it."""
+    """Reports the previous token's log-probability for each token."""
 
     async def _generate(self, request):
         output = await super()._generate(request)
@@ -75,7 +75,7 @@ class OffByOneLogprobs(NaiveEngine):
 
 
 class IgnoredTemperature(NaiveEngine):
-    """Draws at temperature 1 and reports what it should have drawn from."""
+    """Draws at temperature 1, but reports log-probabilities at the request's temperature."""
 
     def _draw(self, request, produced, generator):
         plain = replace(request, sampling=replace(request.sampling, temperature=1.0))
@@ -98,8 +98,8 @@ class VersionReadAtTheStart(NaiveEngine):
         return changed(output, versions=[version] * len(output))
 
 
-class LostCancel(NaiveEngine):
-    async def _wait(self, task):
+class IgnoredCancellation(NaiveEngine):
+    async def _await(self, task):
         return await asyncio.shield(task)
 
 
@@ -116,8 +116,8 @@ class StopTokenOverrun(NaiveEngine):
 
 class IgnoredMaxNewTokens(NaiveEngine):
     async def _generate(self, request):
-        more = replace(request.sampling, max_new_tokens=request.sampling.max_new_tokens + 1)
-        return await super()._generate(replace(request, sampling=more))
+        sampling = replace(request.sampling, max_new_tokens=request.sampling.max_new_tokens + 1)
+        return await super()._generate(replace(request, sampling=sampling))
 
 
 class IgnoredMinNewTokens(NaiveEngine):
@@ -142,16 +142,16 @@ class OneSeedForAll(NaiveEngine):
         return torch.Generator().manual_seed(0)
 
 
-class HalfTakenWeights(NaiveEngine):
-    """One tensor, a norm of 64 numbers, stays as it was."""
+class IncompleteUpdate(NaiveEngine):
+    """Does not update one tensor, a norm with 64 numbers."""
 
-    def _take_over(self, tensors):
+    def _copy_weights(self, tensors):
         kept = self._model.model.norm.weight.detach().clone()
-        super()._take_over({**tensors, "model.norm.weight": kept})
+        super()._copy_weights({**tensors, "model.norm.weight": kept})
 
 
 class RefusedButChanged(NaiveEngine):
-    """Copies tensor by tensor and notices the misfit half-way."""
+    """Copies tensors one by one, and notices only then that one does not fit."""
 
     def _read(self, path):
         try:
@@ -186,7 +186,7 @@ class RequestsLostAtAnUpdate(NaiveEngine):
             task.cancel()
         await super().update_weights(update)
 
-    async def _wait(self, task):
+    async def _await(self, task):
         try:
             return await task
         except asyncio.CancelledError:
@@ -199,7 +199,7 @@ class RequestsCutAtAnUpdate(NaiveEngine):
     async def _generate(self, request):
         version = self.version
         output = await super()._generate(request)
-        whole = sum(found == version for found in output.versions)
+        whole = sum(sampled == version for sampled in output.versions)
         return cut(output, whole)
 
 
@@ -209,14 +209,14 @@ class UpdateThatReturnsTooEarly(NaiveEngine):
 
     def _later(self, update):
         if self._model is not None:
-            self._take_over(self._read(update.path / "model.safetensors"))
+            self._copy_weights(self._read(update.path / "model.safetensors"))
             self.version = update.version
 
 
 class UnknownSettingsIgnored(NaiveEngine):
     def _check(self, request):
-        plain = replace(request.sampling, top_p=1.0, top_k=0, min_p=0.0)
-        super()._check(replace(request, sampling=plain))
+        sampling = replace(request.sampling, top_p=1.0, top_k=0, min_p=0.0)
+        super()._check(replace(request, sampling=sampling))
 
 
 class CloseLeavesRequestsWaiting(NaiveEngine):
@@ -231,49 +231,49 @@ class CloseLeavesRequestsWaiting(NaiveEngine):
         return await super()._generate(request)
 
 
-class OneRequestForgotten(NaiveEngine):
+class LostRequest(NaiveEngine):
     async def _generate(self, request):
         if self._slots.locked() and request.seed % 10 == 9:
             await asyncio.Event().wait()
         return await super()._generate(request)
 
 
-class TellsOfPlacesAtOnce(NaiveEngine):
+class ReportsASlotImmediately(NaiveEngine):
     async def generate(self, request):
         request.on_slot_change(False)
         request.on_slot_change(True)
         return await super().generate(replace(request, on_slot_change=lambda has_slot: None))
 
 
-class TellsOfPlacesTwice(NaiveEngine):
+class ReportsASlotTwice(NaiveEngine):
     def _generator(self, request):
         request.on_slot_change(True)
         return super()._generator(request)
 
 
-class TellsOfNoPlace(NaiveEngine):
+class ReportsNoSlot(NaiveEngine):
     async def generate(self, request):
         return await super().generate(replace(request, on_slot_change=lambda has_slot: None))
 
 
-class TellsOfPlacesAgainAfterAnUpdate(NaiveEngine):
-    """As if every update took the places away, and nobody said so."""
+class ReportsASlotAfterAnUpdate(NaiveEngine):
+    """Reports a slot after an update, without reporting before that it was lost."""
 
     async def _generate(self, request):
-        self._asked = [*getattr(self, "_asked", []), request]
+        self._requests = [*getattr(self, "_requests", []), request]
         try:
             return await super()._generate(request)
         finally:
-            self._asked.remove(request)
+            self._requests.remove(request)
 
     async def update_weights(self, update):
         await super().update_weights(update)
-        for request in self._asked:
+        for request in self._requests:
             request.on_slot_change(True)
 
 
 class BroadcastEngine(NaiveEngine):
-    """Receives broadcasts too, as rank 1 of two: nothing is wrong with it."""
+    """Receives broadcasts too, as rank 1 of 2. It is correct."""
 
     capabilities = replace(NaiveEngine.capabilities, transports=frozenset({"core/broadcast"}))
 
@@ -291,25 +291,25 @@ class BroadcastEngine(NaiveEngine):
         group = await self._group
 
         def receive():
-            tensors = {one.name: torch.empty(one.shape) for one in update.tensors}
+            tensors = {tensor.name: torch.empty(tensor.shape) for tensor in update.tensors}
             for tensor in tensors.values():
                 group.broadcast([tensor], dist.BroadcastOptions()).wait()
             return tensors
 
-        self._take_over(await asyncio.to_thread(receive))
+        self._copy_weights(await asyncio.to_thread(receive))
         self.version = update.version
 
 
-class HalfTakenBroadcast(BroadcastEngine):
-    """As with an adapter that leaves a parameter out of what it tells its server to load."""
+class IncompleteBroadcast(BroadcastEngine):
+    """Does not update one tensor of a broadcast, like an adapter that does not send its name to the server."""
 
-    def _take_over(self, tensors):
+    def _copy_weights(self, tensors):
         kept = self._model.model.norm.weight.detach().clone()
-        super()._take_over({**tensors, "model.norm.weight": kept})
+        super()._copy_weights({**tensors, "model.norm.weight": kept})
 
 
 class HeadMayBeMissing(NaiveEngine):
-    """Takes every model's head for a tied one."""
+    """Takes every head for a tied one."""
 
     def _read(self, path):
         tensors = load_file(path)
@@ -328,7 +328,7 @@ def test_an_engine_that_receives_broadcasts_passes(tmp_path):
 LOGPROBS = "test_logprobs_are_of_the_tempered_distribution"
 LABELS = "test_every_token_carries_the_version_that_sampled_it"
 STOP = "test_a_stop_token_ends_the_output_and_is_part_of_it"
-PLACES = "test_a_request_is_told_of_its_place_once_and_not_before"
+SLOTS = "test_on_slot_change_reports_a_slot_once"
 REFUSED = "test_refused_weights_change_nothing"
 MUTANTS = [
     (LogprobsBeforeTemperature, LOGPROBS, "a plain forward pass"),
@@ -337,41 +337,45 @@ MUTANTS = [
     (IgnoredTemperature, "test_tokens_are_drawn_from_the_tempered_distribution", "at temperature 0.7 the mean"),
     (VersionReadAtTheEnd, LABELS, "version that sampled, label"),
     (VersionReadAtTheStart, LABELS, "version that sampled, label"),
-    (LostCancel, "test_a_cancelled_request_frees_its_slot", "a request behind cancelled ones did not end"),
-    (StopTokenLeftOut, STOP, "behind the stop token, which belongs to it"),
-    (StopTokenOverrun, STOP, "went on behind a stop token"),
+    (IgnoredCancellation, "test_a_cancelled_request_frees_its_slot", "a request after cancelled ones did not end"),
+    (StopTokenLeftOut, STOP, "must end with the stop token"),
+    (StopTokenOverrun, STOP, "continued after a stop token"),
     (IgnoredMaxNewTokens, "test_max_new_tokens_is_exact", "instead of \\(1, 2, 7, 24\\)"),
     (IgnoredMinNewTokens, "test_stop_tokens_are_not_drawn_before_min_new_tokens", "stop tokens at"),
     (IgnoredGreedy, "test_greedy_takes_the_most_probable_token", "not the most probable"),
     (IgnoredSeed, "test_a_seed_decides_the_tokens", "the same seed, weights and prompt gave other"),
     (OneSeedForAll, "test_a_seed_decides_the_tokens", "different seeds gave the same"),
-    (HalfTakenWeights, "test_every_tensor_is_taken_over", "a plain forward pass"),
-    (HalfTakenWeights, "test_recompute_gives_exact_logprobs_across_updates", "a plain forward pass"),
-    (HalfTakenBroadcast, "test_every_tensor_of_a_broadcast_is_taken_over", "a plain forward pass"),
-    (HeadMayBeMissing, "test_a_head_that_is_left_out_is_missed", "taken over without its head"),
+    (IncompleteUpdate, "test_every_tensor_is_taken_over", "a plain forward pass"),
+    (IncompleteUpdate, "test_recompute_gives_exact_logprobs_across_updates", "a plain forward pass"),
+    (IncompleteBroadcast, "test_every_tensor_of_a_broadcast_is_taken_over", "a plain forward pass"),
+    (HeadMayBeMissing, "test_a_missing_head_is_refused", "without its head"),
     (RefusedButChanged, REFUSED, "changed weights"),
     (RefusedButLabeled, REFUSED, "changed the label"),
-    (MisfitIgnored, REFUSED, "taken over from a file with a missing tensor"),
-    (RequestsLostAtAnUpdate, LABELS, "a request that an update met did not end"),
+    (MisfitIgnored, REFUSED, "accepted weights with a missing tensor"),
+    (RequestsLostAtAnUpdate, LABELS, "a request during an update did not end"),
     (RequestsCutAtAnUpdate, LABELS, "cut a request short"),
     (UpdateThatReturnsTooEarly, "test_every_tensor_is_taken_over", "labels .0(, 7)?. after version 7"),
-    (UnknownSettingsIgnored, "test_what_cannot_be_served_is_refused", "was answered: (top|min)"),
-    (CloseLeavesRequestsWaiting, "test_close_ends_what_runs_and_may_be_called_twice", "a request at close did not"),
-    (TellsOfPlacesAtOnce, PLACES, "was told of a place while others had them all"),
-    (TellsOfPlacesTwice, PLACES, "instead of False, then True, each"),
-    (TellsOfNoPlace, PLACES, "instead of False, then True, each"),
-    (TellsOfPlacesAgainAfterAnUpdate, LABELS, "a place is lost before it is had again"),
-    (OneRequestForgotten, "test_more_requests_than_slots_are_all_answered", "30 requests did not end"),
+    (UnknownSettingsIgnored, "test_unsupported_requests_are_refused", "answered a request with unsupported (top|min)"),
+    (
+        CloseLeavesRequestsWaiting,
+        "test_close_ends_running_requests_and_may_be_called_twice",
+        "a request at close did not",
+    ),
+    (ReportsASlotImmediately, SLOTS, "got a slot while long requests held them all"),
+    (ReportsASlotTwice, SLOTS, "instead of False, then True, for each"),
+    (ReportsNoSlot, SLOTS, "instead of False, then True, for each"),
+    (ReportsASlotAfterAnUpdate, LABELS, "a slot must be lost before it is acquired again"),
+    (LostRequest, "test_more_requests_than_slots_are_all_answered", "30 requests did not end"),
 ]
 
 
-@pytest.mark.parametrize(("mutant", "test", "words"), MUTANTS, ids=lambda value: getattr(value, "__name__", "of"))
-def test_a_mutant_fails_the_test_that_is_meant_to_catch_it(mutant, test, words, tmp_path):
+@pytest.mark.parametrize(("mutant", "test", "message"), MUTANTS, ids=lambda value: getattr(value, "__name__", "of"))
+def test_a_broken_engine_fails_its_test(mutant, test, message, tmp_path):
     class Suite(TestNaiveEngine):
-        patience_s = 3 if "did not" in words else 60
+        patience_s = 3 if "did not" in message else 60
 
         def make_engine(self, folder, *, update_mode, slots):
             return mutant(slots)
 
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=message):
         getattr(Suite(), test)(tmp_path)

@@ -1,4 +1,4 @@
-"""The suite of launchers passes a correct one (test_launchers.py) and catches each of these broken ones."""
+"""Test the suite of launchers with broken launchers; each fails a test. test_launchers.py has the correct one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 
-class Nameless(LocalLauncher):
+class SameNames(LocalLauncher):
     async def nodes(self, groups: Sequence[ProcessGroup]) -> list[Node]:
         return [*await super().nodes(groups)] * 2
 
@@ -56,21 +56,21 @@ class StartsOnce(LocalLauncher):
         return await super().start(group, places, environment)
 
 
-class SaysNothing(LocalLauncher):
+class NeverRegisters(LocalLauncher):
     async def start(self, group: ProcessGroup, places: Mapping[int, Place], environment: Mapping[str, str]) -> Any:
         return await super().start(replace(group, command=["sleep", "600"]), places, environment)
 
 
-class ForgetsTheHub(LocalLauncher):
-    """Its members lie in a service of their own, which starts them again."""
+class LeavesOrphans(LocalLauncher):
+    """Its members run in a service that starts processes in other sessions."""
 
     async def start(self, group: ProcessGroup, places: Mapping[int, Place], environment: Mapping[str, str]) -> Any:
-        words = ["sh", "-c", '(setsid sleep 600 &) ; exec "$@"', "sh", *group.command]
-        return await super().start(replace(group, command=words), places, environment)
+        command = ["sh", "-c", '(setsid sleep 600 &) ; exec "$@"', "sh", *group.command]
+        return await super().start(replace(group, command=command), places, environment)
 
 
 def suite_of(launcher: type[LocalLauncher]) -> LauncherSuite:
-    """The suite of a launcher."""
+    """Return the suite of a launcher."""
 
     class Suite(LauncherSuite):
         patience_s = 15.0
@@ -82,23 +82,23 @@ def suite_of(launcher: type[LocalLauncher]) -> LauncherSuite:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "test", "words"),
+    ("launcher", "test", "message"),
     [
-        (Nameless, "test_nodes_have_names_of_their_own", "there are 1 nodes"),
-        (Renames, "test_nodes_have_names_of_their_own", "nodes have other names"),
-        (MovesMembers, "test_members_come_where_they_were_placed_with_what_they_are_told", "was placed on"),
-        (StartsOne, "test_members_come_where_they_were_placed_with_what_they_are_told", "gang-1 has not come"),
-        (StartsOne, "test_a_member_that_is_killed_is_noticed_and_leaves_nothing", "gang-1 has not come"),
-        (StartsOnce, "test_a_member_that_may_be_replaced_is_started_again", "goes has not come"),
-        (SaysNothing, "test_a_command_that_cannot_be_started_is_told", ""),
-        (ForgetsTheHub, "test_nothing_is_left_when_close_returns", "still there"),
-        (ForgetsTheHub, "test_groups_end_by_themselves_when_the_driver_is_gone", "still there"),
+        (SameNames, "test_nodes_have_unique_names", "must have 1 nodes"),
+        (Renames, "test_nodes_have_unique_names", "nodes have other names"),
+        (MovesMembers, "test_members_start_where_they_were_placed_with_their_variables", "was placed on"),
+        (StartsOne, "test_members_start_where_they_were_placed_with_their_variables", "gang-1 has not started"),
+        (StartsOne, "test_a_killed_member_is_reported_and_leaves_nothing", "gang-1 has not started"),
+        (StartsOnce, "test_a_restartable_member_is_started_again", "goes has not started"),
+        (NeverRegisters, "test_a_command_that_cannot_start_is_reported", ""),
+        (LeavesOrphans, "test_nothing_is_left_when_close_returns", "still exist"),
+        (LeavesOrphans, "test_groups_end_without_the_driver", "still exist"),
     ],
 )
 @pytest.mark.nightly
-def test_a_broken_launcher_is_caught(tmp_path: Path, launcher: type[LocalLauncher], test: str, words: str) -> None:
+def test_a_broken_launcher_is_caught(tmp_path: Path, launcher: type[LocalLauncher], test: str, message: str) -> None:
     try:
-        with pytest.raises((AssertionError, RunError, TimeoutError), match=words):
+        with pytest.raises((AssertionError, RunError, TimeoutError), match=message):
             getattr(suite_of(launcher), test)(tmp_path)
     finally:
         for path in tmp_path.glob("run/attempts/*/token"):
@@ -106,7 +106,7 @@ def test_a_broken_launcher_is_caught(tmp_path: Path, launcher: type[LocalLaunche
                 kill_tree(pid)
 
 
-def test_every_test_of_the_suite_catches_something() -> None:
+def test_every_test_of_the_suite_has_a_mutant() -> None:
     (mark,) = [mark for mark in test_a_broken_launcher_is_caught.pytestmark if mark.name == "parametrize"]
     tests = {name for name in dir(suite_module.LauncherSuite) if name.startswith("test_")}
     assert tests == {test for _, test, _ in mark.args[1]}

@@ -1,4 +1,4 @@
-"""The suites of data sets, trackers and event hooks pass correct ones and catch each of these broken ones."""
+"""Test the suites of data sets, trackers and event hooks: correct components pass, and each broken one fails a test."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Drawn(Rows):
         return {"prompt": str(next(self.count)), "row": self._rows[index]}
 
 
-class Sets(Rows):
+class NotJSON(Rows):
     def __getitem__(self, index):
         return {**self._rows[index], "tags": {"x"}}
 
 
-class Nameless(Rows):
+class WithoutPrompt(Rows):
     def __getitem__(self, index):
         return {"question": self._rows[index]["prompt"]}
 
@@ -54,12 +54,12 @@ class Empty(Rows):
         self._rows = []
 
 
-def suite(base, part):
-    return type("Suite", (base,), {"make": lambda self: part()})()
+def suite(base, component):
+    return type("Suite", (base,), {"make": lambda self: component()})()
 
 
-def dataset_tests(part):
-    return [getattr(suite(DatasetSuite, part), name) for name in dir(DatasetSuite) if name.startswith("test_")]
+def dataset_tests(component):
+    return [getattr(suite(DatasetSuite, component), name) for name in dir(DatasetSuite) if name.startswith("test_")]
 
 
 def test_a_correct_data_set_passes():
@@ -68,29 +68,28 @@ def test_a_correct_data_set_passes():
 
 
 @pytest.mark.parametrize(
-    ("part", "words"),
+    ("component", "message"),
     [
         (Endless, "DID NOT RAISE"),
         (Shared, "hands out the row itself"),
         (Drawn, "gives other rows"),
-        (Sets, "row 0 is no JSON"),
-        (Nameless, "row 0 has no prompt; it has question"),
+        (NotJSON, "row 0 is not JSON"),
+        (WithoutPrompt, "row 0 has no prompt; it has question"),
         (Empty, "the data set is empty"),
     ],
 )
-def test_a_broken_data_set_is_caught(part, words):
-    told = []
-    for test in dataset_tests(part):
+def test_a_broken_data_set_is_caught(component, message):
+    errors = []
+    for test in dataset_tests(component):
         try:
             test()
         except (AssertionError, IndexError, pytest.fail.Exception) as error:
-            told.append(str(error))
-    assert [words in line for line in told] != []
-    assert any(words in line for line in told), told
+            errors.append(str(error))
+    assert any(message in error for error in errors), errors
 
 
 class Lines:
-    """A tracker of lines of JSON."""
+    """A tracker that writes lines of JSON."""
 
     def start(self, run_dir, config):
         self.path = run_dir / "lines"
@@ -109,19 +108,19 @@ class Forgets(Lines):
         self.path.unlink(missing_ok=True)
 
 
-class Meddles(Lines):
+class ChangesMetrics(Lines):
     def log(self, step, metrics):
         super().log(step, metrics)
         metrics.clear()
 
 
-class Hides(Lines):
+class ChangesConfig(Lines):
     def start(self, run_dir, config):
         super().start(run_dir, config)
         config.pop("seed")
 
 
-class Late(Lines):
+class WrongStep(Lines):
     def log(self, step, metrics):
         super().log(step + 1, metrics)
 
@@ -139,23 +138,23 @@ def test_a_correct_tracker_passes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("part", "test", "words"),
+    ("component", "test", "message"),
     [
-        (Forgets, "test_a_resumed_run_goes_on", "steps [2, 3] are left of 1 to 3"),
-        (Meddles, "test_everything_that_is_finite_arrives", "the tracker changed the metrics"),
-        (Hides, "test_everything_that_is_finite_arrives", "the tracker changed the config"),
-        (Late, "test_everything_that_is_finite_arrives", "reward/mean"),
+        (Forgets, "test_a_resumed_run_keeps_its_metrics", "only the steps [2, 3] of 1 to 3 are left"),
+        (ChangesMetrics, "test_finite_metrics_are_logged", "the tracker changed the metrics"),
+        (ChangesConfig, "test_finite_metrics_are_logged", "the tracker changed the config"),
+        (WrongStep, "test_finite_metrics_are_logged", "reward/mean"),
     ],
 )
-def test_a_broken_tracker_is_caught(part, test, words, tmp_path):
+def test_a_broken_tracker_is_caught(component, test, message, tmp_path):
     with pytest.raises(AssertionError) as caught:
-        getattr(suite(LinesSuite, part), test)(tmp_path)
-    assert words in str(caught.value)
+        getattr(suite(LinesSuite, component), test)(tmp_path)
+    assert message in str(caught.value)
 
 
 @pytest.fixture
-def hearer(tmp_path, monkeypatch):
-    """Installs a plugin `hearer` whose module has these hooks, as far as Python can tell."""
+def install_hooks(tmp_path, monkeypatch):
+    """Return a function that installs a plugin with these hooks and makes its suite."""
 
     def install(name: str, hooks: str) -> EventsSuite:
         site, heading = tmp_path / "site", "from areal_core.plugins import hookimpl\n"
@@ -172,12 +171,12 @@ def hearer(tmp_path, monkeypatch):
     return install
 
 
-def test_correct_hooks_pass(hearer, tmp_path):
+def test_correct_hooks_pass(install_hooks, tmp_path):
     hooks = "@hookimpl\ndef areal_step_finished(run_dir, step): (run_dir / 'step.txt').write_text(str(step))\n"
-    events = hearer("writing", hooks)
+    suite_of_hooks = install_hooks("writing", hooks)
     for number, name in enumerate(name for name in dir(EventsSuite) if name.startswith("test_")):
         (tmp_path / str(number)).mkdir()
-        getattr(events, name)(tmp_path / str(number))
+        getattr(suite_of_hooks, name)(tmp_path / str(number))
 
 
 @pytest.mark.parametrize(
@@ -185,17 +184,20 @@ def test_correct_hooks_pass(hearer, tmp_path):
     [
         (
             "def areal_step_finished(metrics): int(metrics['train/loss'])",
-            "test_it_hears_a_whole_run_without_an_exception",
+            "test_hooks_of_a_whole_run_raise_no_exception",
         ),
-        ("def areal_run_finished(outcome): {'done': 1}[outcome]", "test_it_hears_a_whole_run_without_an_exception"),
-        ("def areal_run_finished(run_dir): (run_dir / 'mine').mkdir()", "test_it_hears_a_run_that_was_resumed"),
+        ("def areal_run_finished(outcome): {'done': 1}[outcome]", "test_hooks_of_a_whole_run_raise_no_exception"),
+        (
+            "def areal_run_finished(run_dir): (run_dir / 'mine').mkdir()",
+            "test_hooks_of_a_resumed_run_raise_no_exception",
+        ),
         (
             "def areal_run_finished(run_dir): (run_dir / 'metrics.jsonl').read_text()",
-            "test_it_hears_a_run_that_ended_before_its_first_step",
+            "test_hooks_of_a_run_without_steps_raise_no_exception",
         ),
     ],
 )
-def test_broken_hooks_are_caught(hooks, test, hearer, tmp_path):
-    events = hearer("breaking", f"@hookimpl\n{hooks}\n")
+def test_broken_hooks_are_caught(hooks, test, install_hooks, tmp_path):
+    suite_of_hooks = install_hooks("breaking", f"@hookimpl\n{hooks}\n")
     with pytest.raises(AssertionError):
-        getattr(events, test)(tmp_path)
+        getattr(suite_of_hooks, test)(tmp_path)

@@ -1,4 +1,4 @@
-"""The suites of loss aggregations, regularizers and example tokenizers pass correct ones and catch each of these."""
+"""Test the suites of loss aggregations, regularizers and example tokenizers: each broken component fails a test."""
 
 from __future__ import annotations
 
@@ -40,27 +40,29 @@ def bonus(terms):
     return torch.where(terms.mask, -0.1 * terms.entropy, 0.0), {}
 
 
-OF_THE_REFERENCE = (ForwardPass(REFERENCE, "logprobs", "reference_logprobs"),)
+REFERENCE_LOGPROBS = (ForwardPass(REFERENCE, "logprobs", "reference_logprobs"),)
 
 
 class TestPull(RegularizerSuite):
-    needed = OF_THE_REFERENCE
+    needed = REFERENCE_LOGPROBS
 
     def make(self):
         return pull
 
 
-def to_the_average(terms):
+def average_distance(terms):
     return torch.where(terms.mask, terms.logprobs - terms.columns["average_logprobs"], 0.0).square(), {}
 
 
-to_the_average.needs = lambda updates: (ForwardPass(Role("average", ema=EMA("actor")), "logprobs", "average_logprobs"),)
+average_distance.needs = lambda updates: (
+    ForwardPass(Role("average", ema=EMA("actor")), "logprobs", "average_logprobs"),
+)
 
 
-class TestPullToARoleOfItsOwn(RegularizerSuite):
-    """The columns of the passes that a component needs are there."""
+class TestPullToAverage(RegularizerSuite):
+    """The suite adds the columns of a role that the component defines."""
 
-    component = f"{__file__}:to_the_average"
+    component = f"{__file__}:average_distance"
 
 
 class TestBonus(RegularizerSuite):
@@ -69,11 +71,11 @@ class TestBonus(RegularizerSuite):
 
 
 def lesson(row, tokenizer):
-    """The prompt, and the answer, which is learned."""
+    """Return one sequence: the prompt, and the answer, which is in the loss."""
     if "prompt" not in row or not isinstance(row["prompt"], str):
         raise ValueError("a lesson needs the keys 'prompt' and 'answer', both text")
-    said = tokenizer.encode(row["answer"])
-    generation = Generation(said, [0.0] * len(said), [-1] * len(said), FinishReason.STOP)
+    ids = tokenizer.encode(row["answer"])
+    generation = Generation(ids, [0.0] * len(ids), [-1] * len(ids), FinishReason.STOP)
     return [Trajectory.from_generation(tokenizer.encode(row["prompt"]), generation)]
 
 
@@ -104,7 +106,7 @@ def by_probability(minibatch):
     return token_mean(minibatch) * minibatch["logprobs"].exp()
 
 
-def without_care(minibatch):
+def divides_by_zero(minibatch):
     return minibatch["loss_mask"] / minibatch["loss_mask"].sum()
 
 
@@ -116,7 +118,7 @@ def microbatch_mean(terms):
     return pull(terms)[0] - pull(terms)[0].mean(), {}
 
 
-def for_winners(terms):
+def by_advantage(terms):
     return pull(terms)[0] * (terms.advantages > 0), {}
 
 
@@ -124,7 +126,7 @@ def detached(terms):
     return pull(replace(terms, logprobs=terms.logprobs.detach()))
 
 
-def of_prompts_too(terms):
+def with_prompt_tokens(terms):
     return (terms.logprobs - terms.row_mean(terms.logprobs.where(terms.mask, 1.0))[terms.row_index].mean()).square(), {}
 
 
@@ -136,15 +138,15 @@ _calls = itertools.count()
 
 
 def learns_all(row, tokenizer):
-    (found,) = lesson(row, tokenizer)
-    found.tokens["loss_mask"][:] = True
-    return [found]
+    (trajectory,) = lesson(row, tokenizer)
+    trajectory.tokens["loss_mask"][:] = True
+    return [trajectory]
 
 
 def learns_nothing(row, tokenizer):
-    (found,) = lesson(row, tokenizer)
-    found.tokens["loss_mask"][:] = False
-    return [found]
+    (trajectory,) = lesson(row, tokenizer)
+    trajectory.tokens["loss_mask"][:] = False
+    return [trajectory]
 
 
 def twice(row, tokenizer):
@@ -161,17 +163,17 @@ def by_chance(row, tokenizer):
 
 
 def odd_keys(row, tokenizer):
-    (found,) = lesson(row, tokenizer)
+    (trajectory,) = lesson(row, tokenizer)
     if row["prompt"] == "a":
-        found.sequence["weight"] = torch.ones(())
-    return [found]
+        trajectory.sequence["weight"] = torch.ones(())
+    return [trajectory]
 
 
 def forgiving(row, tokenizer):
     return lesson({"prompt": "x", "answer": "y"} | {k: v for k, v in row.items() if isinstance(v, str)}, tokenizer)
 
 
-def curt(row, tokenizer):
+def unhelpful_error(row, tokenizer):
     if not isinstance(row.get("prompt"), str):
         raise KeyError("prompt")
     return lesson(row, tokenizer)
@@ -182,38 +184,38 @@ ONE, SPLIT, MASK = (
     "test_a_split_changes_nothing",
     "test_tokens_out_of_the_mask_do_not_matter",
 )
-WEIGHT, UNITS = "test_one_weight_for_each_token_of_the_loss", "test_rows_become_units"
+WEIGHT, GROUPS = "test_one_weight_for_each_token_of_the_loss", "test_rows_become_sequence_groups"
 MUTANTS = [
-    (LossAggregationSuite, summed, "test_a_mean_of_equal_losses_is_not_larger_than_one_of_them", "a sum, no mean"),
-    (LossAggregationSuite, prompts_too, WEIGHT, "out of the mask has a weight"),
+    (LossAggregationSuite, summed, "test_weights_are_those_of_a_mean", "a sum, no mean"),
+    (LossAggregationSuite, prompts_too, WEIGHT, "outside the mask has a weight"),
     (LossAggregationSuite, in_double, WEIGHT, "dtype"),
     (LossAggregationSuite, by_position, "test_the_order_of_sequences_does_not_matter", "order of sequences matters"),
-    (LossAggregationSuite, by_probability, "test_only_the_shape_of_a_batch_counts", "what tokens are"),
-    (LossAggregationSuite, without_care, "test_a_batch_without_a_token_in_the_loss", "no token is in the loss"),
+    (LossAggregationSuite, by_probability, "test_weights_do_not_depend_on_values", "on tokens"),
+    (LossAggregationSuite, divides_by_zero, "test_an_empty_loss_mask_has_weights_of_0", "no token is in the loss"),
     (RegularizerSuite, detached, ONE, "no gradient"),
     (RegularizerSuite, overflowing, ONE, "not finite at a distance"),
     (RegularizerSuite, microbatch_mean, SPLIT, "depend on the micro-batch"),
-    (RegularizerSuite, of_prompts_too, SPLIT, "depend on the micro-batch"),
-    (RegularizerSuite, for_winners, "test_it_does_not_know_the_advantage", "other advantages"),
-    (ExampleTokenizerSuite, learns_all, UNITS, "the first token is in the loss"),
-    (ExampleTokenizerSuite, learns_nothing, UNITS, "nothing is learned"),
-    (ExampleTokenizerSuite, twice, UNITS, "became 2 sequences"),
-    (ExampleTokenizerSuite, changing, "test_a_row_is_read_and_nothing_more", "changed the row"),
-    (ExampleTokenizerSuite, by_chance, "test_a_row_is_read_and_nothing_more", "encoded differently"),
+    (RegularizerSuite, with_prompt_tokens, SPLIT, "depend on the micro-batch"),
+    (RegularizerSuite, by_advantage, "test_it_does_not_depend_on_the_advantage", "other advantages"),
+    (ExampleTokenizerSuite, learns_all, GROUPS, "the first token is in the loss"),
+    (ExampleTokenizerSuite, learns_nothing, GROUPS, "no token of .* is in the loss"),
+    (ExampleTokenizerSuite, twice, GROUPS, "became 2 sequences"),
+    (ExampleTokenizerSuite, changing, "test_the_result_depends_only_on_the_row", "changed the row"),
+    (ExampleTokenizerSuite, by_chance, "test_the_result_depends_only_on_the_row", "encoded differently"),
     (ExampleTokenizerSuite, odd_keys, "test_rows_of_every_form_fit_into_one_batch", "weight"),
-    (ExampleTokenizerSuite, forgiving, "test_a_row_of_another_form_is_refused", "DID NOT RAISE"),
-    (ExampleTokenizerSuite, curt, "test_a_row_of_another_form_is_refused", "says too little"),
+    (ExampleTokenizerSuite, forgiving, "test_an_invalid_row_is_refused", "DID NOT RAISE"),
+    (ExampleTokenizerSuite, unhelpful_error, "test_an_invalid_row_is_refused", "does not name what is needed"),
 ]
 
 
-@pytest.mark.parametrize(("suite", "mutant", "test", "words"), MUTANTS)
-def test_a_broken_part_fails_the_test_that_is_meant_to_catch_it(suite, mutant, test, words):
+@pytest.mark.parametrize(("suite", "mutant", "test", "message"), MUTANTS)
+def test_a_broken_component_fails_its_test(suite, mutant, test, message):
     class Suite(suite):
         rows = ROWS
-        needed = OF_THE_REFERENCE
+        needed = REFERENCE_LOGPROBS
 
         def make(self):
             return mutant
 
-    with pytest.raises((AssertionError, ValueError, RuntimeError, pytest.fail.Exception), match=words):
+    with pytest.raises((AssertionError, ValueError, RuntimeError, pytest.fail.Exception), match=message):
         getattr(Suite(), test)()

@@ -1,4 +1,4 @@
-"""The suite of plugins passes a correct one and catches each of these broken ones."""
+"""Test the suite of plugins: a correct plugin passes, and each broken one fails a test."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ numbers = itertools.count()
 
 @pytest.fixture
 def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., PluginSuite]:
-    """A function that installs a plugin, of which some text is replaced, and makes its suite."""
+    """Return a function that installs a plugin, with some text replaced, and makes its suite."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
@@ -65,13 +65,13 @@ def test_a_correct_plugin_passes(suite: Callable[..., PluginSuite]) -> None:
         test()
 
 
-def test_a_default_may_be_said_twice_where_it_is_the_same(suite: Callable[..., PluginSuite]) -> None:
+def test_a_default_may_be_repeated_in_the_signature(suite: Callable[..., PluginSuite]) -> None:
     for test in methods_of(suite("*, limit)", "*, limit=3)")):
         test()
 
 
 @pytest.mark.parametrize(
-    ("text", "other", "words"),
+    ("text", "other", "message"),
     [
         ("parts:plain", "parts:nothing", "nothing"),
         ("settings:Short", "settings:Nothing", "Nothing"),
@@ -88,17 +88,17 @@ def test_a_default_may_be_said_twice_where_it_is_the_same(suite: Callable[..., P
         ),
         ("from pydantic import Field", "import torch\nfrom pydantic import Field", "imports torch"),
         ("Component, hookimpl\n", "Component, hookimpl\nimport torch\n", "imports torch"),
-        ("    return [", "    return []\n    return [", "supplies nothing"),
+        ("    return [", "    return []\n    return [", "has no records"),
     ],
 )
-def test_a_broken_plugin_is_caught(text: str, other: str, words: str, suite: Callable[..., PluginSuite]) -> None:
-    broken, said = suite(text, other), []
+def test_a_broken_plugin_is_caught(text: str, other: str, message: str, suite: Callable[..., PluginSuite]) -> None:
+    broken, messages = suite(text, other), []
     for test in methods_of(broken):
         try:
             test()
         except Exception as error:  # noqa: BLE001  # assertions and errors of the plugin system
-            said.append(str(error))
-    assert any(words in each for each in said), said
+            messages.append(str(error))
+    assert any(message in line for line in messages), messages
 
 
 def methods_of(suite: PluginSuite) -> list[Callable[[], None]]:

@@ -1,4 +1,4 @@
-"""pytest finds the installed plugin: its fixtures, the values of failed asserts, and failures of background work."""
+"""Test the pytest plugin: its fixtures, the values of failed asserts, and failures of background work."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ class TestLength(RewardSuite):
 """
 
 
-def pytest_of(folder: Path, *words: str, **files: str) -> subprocess.CompletedProcess[str]:
+def pytest_of(folder: Path, *arguments: str, **files: str) -> subprocess.CompletedProcess[str]:
     """Run pytest in an empty folder, with no conftest.py above it."""
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(folder), *words],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(folder), *arguments],
         cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
 
 
 def test_fixtures_are_found_without_a_conftest(tmp_path: Path) -> None:
-    shown = pytest_of(tmp_path, "--fixtures", "-q").stdout
-    assert [name for name in FIXTURES if f"\n{name} " not in shown] == []
+    output = pytest_of(tmp_path, "--fixtures", "-q").stdout
+    assert [name for name in FIXTURES if f"\n{name} " not in output] == []
 
 
-def test_background_work_that_fails_fails_its_test_and_no_other(tmp_path: Path) -> None:
+def test_failed_background_work_fails_only_its_test(tmp_path: Path) -> None:
     done = pytest_of(tmp_path, test_background=BACKGROUND)
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "AssertionError: background work failed: a flush" in done.stdout

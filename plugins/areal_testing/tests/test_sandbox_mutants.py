@@ -1,4 +1,4 @@
-"""The suite of sandboxes passes correct ones (its plugin's tests) and catches each of these broken ones."""
+"""Test the suite of sandboxes with broken sandboxes; each fails a test. areal_sandboxes has those of correct ones."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bub
 
 
 class Changed(plain.PlainProcess):
-    """A plain process whose results are told in another way."""
+    """A plain process whose results are changed."""
 
     async def run(self, command: Sequence[str], **options: Any) -> SandboxResult:
-        return self.told(await super().run(command, **options))
+        return self.change(await super().run(command, **options))
 
-    def told(self, result: SandboxResult) -> SandboxResult:
+    def change(self, result: SandboxResult) -> SandboxResult:
         return result
 
 
-class Mixes(Changed):
-    def told(self, result: SandboxResult) -> SandboxResult:
+class MixesOutputs(Changed):
+    def change(self, result: SandboxResult) -> SandboxResult:
         return dataclasses.replace(result, output=result.output + result.error, error="")
 
 
 class Succeeds(Changed):
-    def told(self, result: SandboxResult) -> SandboxResult:
+    def change(self, result: SandboxResult) -> SandboxResult:
         return dataclasses.replace(result, exit_code=0)
 
 
-class TellsAsAShell(Changed):
-    def told(self, result: SandboxResult) -> SandboxResult:
+class ExitCodeOfAShell(Changed):
+    def change(self, result: SandboxResult) -> SandboxResult:
         return dataclasses.replace(result, exit_code=result.exit_code if result.exit_code >= 0 else 128)
 
 
-class TellsNoLimit(Changed):
-    def told(self, result: SandboxResult) -> SandboxResult:
+class ReportsNoLimit(Changed):
+    def change(self, result: SandboxResult) -> SandboxResult:
         return dataclasses.replace(result, limit="")
 
 
-class Forgets(Changed):
-    def told(self, result: SandboxResult) -> SandboxResult:
+class LosesOutput(Changed):
+    def change(self, result: SandboxResult) -> SandboxResult:
         return dataclasses.replace(result, output="") if result.limit == "time" else result
 
 
@@ -74,7 +74,7 @@ class Raises(plain.PlainProcess):
 
 
 class Shares(plain.PlainProcess):
-    """One folder for all commands."""
+    """Runs all commands in one folder."""
 
     async def run(self, command: Sequence[str], **options: Any) -> SandboxResult:
         home = "import os, sys; os.chdir(os.environ['SHARED']); os.execvp(sys.argv[1], sys.argv[1:])"
@@ -85,12 +85,12 @@ class Shares(plain.PlainProcess):
 
 class Inherits(plain.PlainProcess):
     async def run(self, command: Sequence[str], **options: Any) -> SandboxResult:
-        words = [f"{name}={value}" for name, value in os.environ.items()]
-        return await super().run(["env", *words, *command], **options)
+        message = [f"{name}={value}" for name, value in os.environ.items()]
+        return await super().run(["env", *message, *command], **options)
 
 
-class Abandons(plain.PlainProcess):
-    """What nobody waits for goes on."""
+class IgnoresCancellation(plain.PlainProcess):
+    """Does not end a command whose caller is cancelled."""
 
     async def run(self, command: Sequence[str], **options: Any) -> SandboxResult:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -99,8 +99,8 @@ class Abandons(plain.PlainProcess):
         return await super().run(command, **options)
 
 
-class Tolerates(plain.PlainProcess):
-    """Leaves out files that it cannot write."""
+class IgnoresInvalidFiles(plain.PlainProcess):
+    """Leaves out files with invalid paths."""
 
     async def run(self, command: Sequence[str], *, files: Any = None, **options: Any) -> SandboxResult:
         kept = {name: text for name, text in (files or {}).items() if ".." not in name}
@@ -108,7 +108,7 @@ class Tolerates(plain.PlainProcess):
 
 
 def without(*left_out: str, with_: Sequence[str] = ()) -> Any:
-    """Bubblewrap, but for some words that stand one behind another, or with more."""
+    """Return Bubblewrap without some consecutive arguments, or with additional ones."""
 
     class Mutant(sandboxes.Bubblewrap):  # type: ignore[misc, name-defined]
         def __init__(self, settings: Any) -> None:
@@ -136,17 +136,17 @@ class NoLimitOfProcesses(Limits):
 
 
 class ShowsEnvironment(sandboxes.Bubblewrap):  # type: ignore[misc, name-defined]
-    """Its own first process within has what it inherited."""
+    """The first process in the sandbox inherits the environment."""
 
     def _start(self, request: Any, status: Any, group: Any) -> Any:
         start, own = subprocess.Popen, dict(os.environ)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(subprocess, "Popen", lambda *words, **options: start(*words, **{**options, "env": own}))
+            patch.setattr(subprocess, "Popen", lambda *message, **options: start(*message, **{**options, "env": own}))
             return super()._start(request, status, group)
 
 
 class GivesInputAgain(sandboxes.Bubblewrap):  # type: ignore[misc, name-defined]
-    """From a file, which can be opened once more."""
+    """The input is a file, which can be opened again."""
 
     def _start(self, request: Any, status: Any, group: Any) -> Any:
         start = subprocess.Popen
@@ -155,48 +155,50 @@ class GivesInputAgain(sandboxes.Bubblewrap):  # type: ignore[misc, name-defined]
             file.write(b"\n" + request.input)
             file.flush()
             file.seek(0)
-            patch.setattr(subprocess, "Popen", lambda *words, **options: start(*words, **{**options, "stdin": file}))
+            patch.setattr(
+                subprocess, "Popen", lambda *message, **options: start(*message, **{**options, "stdin": file})
+            )
             return super()._start(request, status, group)
 
 
 def suite_tests(make: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, **values: Any) -> dict[str, Any]:
-    """The tests of a suite for a sandbox, with what pytest would hand them."""
+    """Return the tests of a suite for a sandbox by name, with their fixtures."""
     suite = type("Suite", (SandboxSuite,), {"make": lambda _: make(), "patience_s": 20.0, **values})()
-    given = {
+    fixtures = {
         "test_files_of_this_machine_are_hidden": (tmp_path,),
         "test_the_environment_is_clean": (monkeypatch,),
     }
     names = [name for name in dir(SandboxSuite) if name.startswith("test_")]
-    return {name: lambda name=name: getattr(suite, name)(*given.get(name, ())) for name in names}
+    return {name: lambda name=name: getattr(suite, name)(*fixtures.get(name, ())) for name in names}
 
 
 PLAIN = [
-    (Mixes, "test_a_command_is_given_its_files_and_its_input", "the output is"),
-    (NoInput, "test_a_command_is_given_its_files_and_its_input", "the output is"),
-    (Succeeds, "test_a_command_is_given_its_files_and_its_input", "it ended with 3"),
-    (Succeeds, "test_a_program_that_is_not_there_is_told", "ended with 0"),
-    (TellsAsAShell, "test_a_signal_is_told", "its exit code is 128"),
-    (Raises, "test_a_program_that_is_not_there_is_told", "no-such-program"),
-    (TellsNoLimit, "test_output_is_limited", "ended by no limit"),
-    (TellsNoLimit, "test_time_is_limited", "slept for ever"),
-    (Forgets, "test_time_is_limited", "what it printed before is lost"),
-    (Shares, "test_commands_run_at_the_same_time_and_do_not_meet", "a command finds"),
+    (MixesOutputs, "test_a_command_gets_its_files_and_its_input", "the output is"),
+    (NoInput, "test_a_command_gets_its_files_and_its_input", "the output is"),
+    (Succeeds, "test_a_command_gets_its_files_and_its_input", "it ended with 3"),
+    (Succeeds, "test_a_missing_program_fails_the_command", "ended with 0"),
+    (ExitCodeOfAShell, "test_a_signal_is_a_negative_exit_code", "its exit code is 128"),
+    (Raises, "test_a_missing_program_fails_the_command", "no-such-program"),
+    (ReportsNoLimit, "test_output_is_limited", "names no limit"),
+    (ReportsNoLimit, "test_time_is_limited", "slept forever"),
+    (LosesOutput, "test_time_is_limited", "its output before the timeout is lost"),
+    (Shares, "test_concurrent_commands_are_independent", "a command finds"),
     (Inherits, "test_the_environment_is_clean", "has found a variable"),
-    (Abandons, "test_nothing_is_left_of_a_command_that_nobody_waits_for", "nobody waits for it, and"),
-    (Tolerates, "test_what_cannot_be_given_is_refused", "was not refused"),
+    (IgnoresCancellation, "test_a_cancelled_command_leaves_no_process", "run was cancelled, but"),
+    (IgnoresInvalidFiles, "test_invalid_files_and_input_are_refused", "was not refused"),
 ]
 NOTHING = [
-    ("test_nothing_is_left_of_a_command_that_has_ended", "its processes are there"),
+    ("test_an_ended_command_leaves_no_process", "its processes still exist"),
     ("test_files_of_this_machine_are_hidden", "has read a file"),
-    ("test_nothing_can_be_reached_by_network", "the command has connected"),
+    ("test_the_network_is_unreachable", "the command has connected"),
     ("test_other_processes_cannot_be_killed", "has killed a process"),
-    ("test_processes_are_limited", "processes of a command were there"),
+    ("test_processes_are_limited", "processes of a command ran concurrently"),
     ("test_memory_is_limited", "had 1536 MiB"),
     ("test_files_are_limited", "has written"),
     ("test_the_environment_is_clean", "has found a variable"),
 ]
 WALLS = [
-    (without("--unshare-net"), "test_nothing_can_be_reached_by_network", "the command has connected"),
+    (without("--unshare-net"), "test_the_network_is_unreachable", "the command has connected"),
     (without("--remount-ro", "/dev"), "test_files_are_limited", "has written"),
     pytest.param(
         without("--remount-ro", "/"),
@@ -206,36 +208,36 @@ WALLS = [
     ),
     (without(with_=["--tmpfs", "/tmp", "--dir", "/tmp/work"]), "test_files_are_limited", "has written"),
     (NoLimitOfMemory, "test_memory_is_limited", "had 300 MiB"),
-    (NoLimitOfProcesses, "test_processes_are_limited", "processes of a command were there"),
+    (NoLimitOfProcesses, "test_processes_are_limited", "processes of a command ran concurrently"),
     (GivesInputAgain, "test_input_can_be_read_once", "read a second time"),
     (ShowsEnvironment, "test_the_environment_is_clean", "has found a variable"),
 ]
 
 
-@pytest.mark.parametrize(("make", "test", "words"), PLAIN)
-def test_a_broken_sandbox_is_caught(make, test, words, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("make", "test", "message"), PLAIN)
+def test_a_broken_sandbox_is_caught(make, test, message, tmp_path, monkeypatch):
     variables = {"SHARED": str(tmp_path)}
     settings = config.NoneSettings(variables=variables, time_s=30, max_concurrency=1)
     tests = suite_tests(lambda: make(settings), tmp_path, monkeypatch, isolates=False)
-    with pytest.raises((AssertionError, FileNotFoundError), match=words):
+    with pytest.raises((AssertionError, FileNotFoundError), match=message):
         tests[test]()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("test", "words"), NOTHING)
-def test_a_plain_process_is_no_sandbox(test, words, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("test", "message"), NOTHING)
+def test_a_plain_process_is_no_sandbox(test, message, tmp_path, monkeypatch):
     tests = suite_tests(lambda: plain.PlainProcess(config.NoneSettings(time_s=30)), tmp_path, monkeypatch)
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=message):
         tests[test]()
 
 
 @needs_bubblewrap
 @pytest.mark.slow
-@pytest.mark.parametrize(("make", "test", "words"), WALLS)
-def test_a_sandbox_with_a_hole_is_caught(make, test, words, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("make", "test", "message"), WALLS)
+def test_a_sandbox_with_a_hole_is_caught(make, test, message, tmp_path, monkeypatch):
     settings = config.BubblewrapSettings(memory_mib=256, processes=32, cgroup="never")
     tests = suite_tests(lambda: make(settings), tmp_path, monkeypatch, memory_mib=300, processes=33)
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=message):
         tests[test]()
 
 

@@ -1,4 +1,4 @@
-"""The suite of training engines passes a correct engine and catches each of these broken ones where it should."""
+"""Test the suite of training engines: a correct engine passes, and each broken one fails its test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """More only slow such small models down."""
+    """More threads only slow such small models down."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -30,7 +30,7 @@ def _one_thread():
 
 
 class TestCorrectEngine(TrainEngineSuite):
-    """The engine that every mutant below is derived from."""
+    """Tests of the engine from which every mutant derives."""
 
     engine_type = FSDPEngine
 
@@ -38,29 +38,29 @@ class TestCorrectEngine(TrainEngineSuite):
         return self.engine_type(FSDPConfig(**settings))
 
 
-class OneWork(FSDPEngine):
-    """For mutants whose fault is in how they train."""
+class OneLossSpec(FSDPEngine):
+    """The base of mutants whose training is broken."""
 
-    def train(self, works):
-        (work,) = works
-        return self.train_one(work.batch, work.loss, work.outputs)
+    def train(self, loss_specs):
+        (loss_spec,) = loss_specs
+        return self.train_one(loss_spec.batch, loss_spec.loss, loss_spec.outputs)
 
     def train_one(self, batch, loss, outputs):
         return super().train([LossSpec("any", batch, outputs, loss)])
 
 
 class OffByOneShift(FSDPEngine):
-    """Position t is taken to be about the token at t."""
+    """Takes the logits at position t for those of the token at t."""
 
     def _compute(self, part, place, outputs):
         return super()._compute(part.with_tokens(targets=part["input_ids"]), place, outputs)
 
 
 class PaddingCountedInTheLoss(FSDPEngine):
-    """Each micro-batch is filled up with a sequence that nobody masks."""
+    """Pads each micro-batch with a sequence and does not mask it."""
 
-    def _rounds(self, batch, work):
-        for part, _, counts in super()._rounds(batch, work):
+    def _rounds(self, batch, loss_spec):
+        for part, _, counts in super()._rounds(batch, loss_spec):
             filled = PackedBatch.concatenate([part, part.select([0])])
             yield filled, (Layout.of(filled.lengths, self._device, for_graphs=False), None), counts
 
@@ -76,7 +76,7 @@ class TemperatureIgnored(FSDPEngine):
         super().setup(model, role, replace(settings, temperature=1.0))
 
 
-class MeanOverMicrobatches(OneWork):
+class MeanOverMicrobatches(OneLossSpec):
     def train_one(self, batch, loss, outputs):
         parts = len(self._plan(batch).microbatches)
 
@@ -87,8 +87,8 @@ class MeanOverMicrobatches(OneWork):
         return super().train_one(batch, mean, outputs)
 
 
-class MeanGradientWithSummedLoss(OneWork):
-    """The reported loss is right, so only the gradient tells."""
+class MeanGradientWithSummedLoss(OneLossSpec):
+    """Reports the right loss, but has a wrong gradient."""
 
     def train_one(self, batch, loss, outputs):
         parts = len(self._plan(batch).microbatches)
@@ -101,7 +101,7 @@ class MeanGradientWithSummedLoss(OneWork):
         return super().train_one(batch, mean, outputs)
 
 
-class MetricsOfTheLastMicrobatch(OneWork):
+class MetricsOfTheLastMicrobatch(OneLossSpec):
     def train_one(self, batch, loss, outputs):
         last = {}
 
@@ -114,8 +114,8 @@ class MetricsOfTheLastMicrobatch(OneWork):
         return {**metrics, **last}
 
 
-class MeanOfMeans(OneWork):
-    """Every micro-batch counts the same, however many tokens it has."""
+class MeanOfMeans(OneLossSpec):
+    """Gives every micro-batch the same weight in the mean, however many tokens it has."""
 
     def train_one(self, batch, loss, outputs):
         def even(part, computed):
@@ -129,8 +129,8 @@ class MeanOfMeans(OneWork):
         return super().train_one(batch, even, outputs)
 
 
-class MetricsOfTheFirstMicrobatchsNames(OneWork):
-    """A name that only a later micro-batch has is lost."""
+class MetricsOfTheFirstMicrobatchsNames(OneLossSpec):
+    """Loses a metric that only a later micro-batch has."""
 
     def train_one(self, batch, loss, outputs):
         known = []
@@ -143,16 +143,16 @@ class MetricsOfTheFirstMicrobatchsNames(OneWork):
         return super().train_one(batch, watched, outputs)
 
 
-class FirstWorkAlone(FSDPEngine):
-    def train(self, works):
-        return super().train(works[:1])
+class FirstLossSpecOnly(FSDPEngine):
+    def train(self, loss_specs):
+        return super().train(loss_specs[:1])
 
 
-class UpdateForEachWork(FSDPEngine):
-    """Two optimizer updates where one was asked for."""
+class UpdateForEachLossSpec(FSDPEngine):
+    """Makes two optimizer updates instead of one."""
 
-    def train(self, works):
-        return combine(super(UpdateForEachWork, self).train([work]) for work in works)
+    def train(self, loss_specs):
+        return combine(super(UpdateForEachLossSpec, self).train([loss_spec]) for loss_spec in loss_specs)
 
 
 class AverageTheWrongWay(FSDPEngine):
@@ -160,16 +160,16 @@ class AverageTheWrongWay(FSDPEngine):
         super().update_ema(source, 1 - decay)
 
 
-class UnitsTornApart(FSDPEngine):
+class SplitSequenceGroups(FSDPEngine):
     def _plan(self, batch, outputs=()):
         return super()._plan(replace(batch, units={}, unit_index=None))
 
 
-class UnitsByPosition(FSDPEngine):
-    """Values of units are cut by position instead of being selected with their unit."""
+class SequenceGroupsByPosition(FSDPEngine):
+    """Selects the values of sequence groups by position instead of by group."""
 
-    def _rounds(self, batch, work):
-        for part, place, counts in super()._rounds(batch, work):
+    def _rounds(self, batch, loss_spec):
+        for part, place, counts in super()._rounds(batch, loss_spec):
             cut = {key: value[: len(part.unit_rows)] for key, value in batch.units.items()}
             yield replace(part, units=cut), place, counts
 
@@ -197,14 +197,14 @@ class RandomStateNotRestored(FSDPEngine):
 
 
 class SnapshotThatSharesMemory(FSDPEngine):
-    """Nothing is copied: what is written is what the engine has by then."""
+    """Copies nothing, so that it writes the later state of the engine."""
 
     def snapshot(self):
         return self.save
 
 
 class SnapshotOfTheFirstTime(FSDPEngine):
-    """The memory of the first snapshot is kept, and what is in it too."""
+    """Keeps the first snapshot's memory with its content."""
 
     def snapshot(self):
         self._taken = getattr(self, "_taken", None) or super().snapshot()
@@ -212,7 +212,7 @@ class SnapshotOfTheFirstTime(FSDPEngine):
 
 
 class SnapshotWithoutTheOptimizer(FSDPEngine):
-    """Only the parameters are copied."""
+    """Copies only the parameters."""
 
     def snapshot(self):
         write = super().snapshot()
@@ -231,7 +231,7 @@ class SnapshotThatTakesNothing(FSDPEngine):
         return 0
 
 
-class ExportWithoutTheLastUpdate(OneWork):
+class ExportWithoutTheLastUpdate(OneLossSpec):
     def train_one(self, batch, loss, outputs):
         self._stale = [(name, tensor.clone()) for name, tensor in self.named_full_parameters()]
         return super().train_one(batch, loss, outputs)
@@ -245,7 +245,7 @@ class ReferenceThatLearns(FSDPEngine):
         super().setup(model, ACTOR if role == REFERENCE_ROLE else role, settings)
 
 
-class ReferenceThatPretendsToLearn(OneWork):
+class ReferenceThatIgnoresTraining(OneLossSpec):
     def train_one(self, batch, loss, outputs):
         return super().train_one(batch, loss, outputs) if self._role.trains else {"loss": Metric.mean(0.0)}
 
@@ -265,7 +265,7 @@ class EntropyWithoutTemperature(FSDPEngine):
         return {**computed, **{name: plain[name] for name in plain if name == "entropy"}}
 
 
-class ClippedNormReported(OneWork):
+class ClippedNormReported(OneLossSpec):
     def train_one(self, batch, loss, outputs):
         metrics = super().train_one(batch, loss, outputs)
         limit = self._config.max_gradient_norm
@@ -289,8 +289,8 @@ class NonFiniteGradientApplied(FSDPEngine):
         return super()._update(rate)
 
 
-class MomentumWithoutAToken(FSDPEngine):
-    """Steps whatever the gradient is, as optimizers do."""
+class MomentumWithoutWeights(FSDPEngine):
+    """Makes an optimizer step even if the gradient is 0."""
 
     def _update(self, rate):
         for parameter in self._parameters.values():
@@ -299,10 +299,10 @@ class MomentumWithoutAToken(FSDPEngine):
 
 
 class KeysOfOtherSequences(FSDPEngine):
-    """Per-sequence keys are cut by position instead of being selected with their sequence."""
+    """Selects fields of sequences by position instead of by sequence."""
 
-    def _rounds(self, batch, work):
-        for part, place, counts in super()._rounds(batch, work):
+    def _rounds(self, batch, loss_spec):
+        for part, place, counts in super()._rounds(batch, loss_spec):
             yield (
                 part.with_sequences(**{key: value[: len(part)] for key, value in batch.sequences.items()}),
                 place,
@@ -321,8 +321,8 @@ class DescribesWithoutTheHead(FSDPEngine):
         return ((name, value) for name, value in super().named_meta_parameters() if "head" not in name)
 
 
-class ParametersOfTheStart(OneWork):
-    """`forward` uses a copy of the model that is refreshed too late."""
+class ParametersOfTheStart(OneLossSpec):
+    """Uses parameters of before the last update in `forward`."""
 
     def train_one(self, batch, loss, outputs):
         self._before = {name: p.detach().clone() for name, p in self._parameters.items()}
@@ -333,28 +333,28 @@ class ParametersOfTheStart(OneWork):
         current = {name: p.detach().clone() for name, p in self._parameters.items()}
         for name, parameter in self._parameters.items():
             parameter.copy_(getattr(self, "_before", current)[name])
-        found = super().forward(batch, outputs)
+        outputs_by_name = super().forward(batch, outputs)
         for name, parameter in self._parameters.items():
             parameter.copy_(current[name])
-        return found
+        return outputs_by_name
 
 
-class BatchChangedInPlace(OneWork):
+class BatchChangedInPlace(OneLossSpec):
     def train_one(self, batch, loss, outputs):
         batch["advantages"].mul_(0.5)
         return super().train_one(batch, loss, outputs)
 
 
-class ComparedTheWrongWayRound(FSDPEngine):
-    """A β from 0 to 1 means what 1 - β does."""
+class ComparedWithMirroredBeta(FSDPEngine):
+    """Computes the divergence with 1 - β."""
 
     def _compute(self, part, place, outputs):
-        turned = {name: turn(name) for name in outputs}
-        computed = super()._compute(part, place, list(turned.values()))
-        return {name: computed[other] for name, other in turned.items()}
+        mirrored = {name: mirror(name) for name in outputs}
+        computed = super()._compute(part, place, list(mirrored.values()))
+        return {name: computed[other] for name, other in mirrored.items()}
 
 
-def turn(name):
+def mirror(name):
     head, _, beta = name.rpartition(":")
     return f"{head}:{1 - float(beta)}" if head else name
 
@@ -365,8 +365,8 @@ class ComparedWithoutAGradient(FSDPEngine):
         return {name: value.detach() + 0 * value if ":" in name else value for name, value in computed.items()}
 
 
-class ComparedTheOtherWayUp(FSDPEngine):
-    """The right values, and gradients that lead away."""
+class ComparedWithNegatedGradient(FSDPEngine):
+    """Gives the right values, but negated gradients."""
 
     def _compute(self, part, place, outputs):
         computed = super()._compute(part, place, outputs)
@@ -374,7 +374,7 @@ class ComparedTheOtherWayUp(FSDPEngine):
 
 
 class ComparedWithItself(FSDPEngine):
-    """The frozen engine computes with the parameters of the one that learns."""
+    """Overwrites the frozen engine's parameters with those of the engine that learns."""
 
     @torch.no_grad()
     def compare_with(self, engines):
@@ -388,24 +388,24 @@ LOGPROBS = "test_logprobs_are_of_the_tempered_distribution"
 ENTROPY = "test_entropy_is_of_the_tempered_distribution"
 GRADIENT = "test_the_gradient_is_that_of_the_whole_loss"
 ADD_UP = "test_micro_batches_add_up"
-KINDS = "test_metrics_are_put_together_by_their_kind"
-UNITS = "test_units_stay_whole"
-DIVERGENCE = "test_a_divergence_is_of_two_whole_distributions"
-WORKS = "test_several_works_are_one_update"
+KINDS = "test_metrics_are_combined_by_their_kind"
+GROUPS = "test_sequence_groups_stay_whole"
+DIVERGENCE = "test_a_divergence_matches_its_definition"
+LOSS_SPECS = "test_several_loss_specs_are_one_update"
 REFERENCE = "test_a_reference_never_learns"
 CHECKPOINT = "test_a_checkpoint_continues_bit_for_bit"
 SNAPSHOT = "test_a_snapshot_is_of_its_moment"
 MUTANTS = [
-    (MomentumWithoutAToken, "test_an_update_in_which_no_token_counts_changes_nothing", "no token counts moved"),
-    (ComparedTheWrongWayRound, DIVERGENCE, "at beta 0.0 differs from its formula"),
+    (MomentumWithoutWeights, "test_an_update_without_loss_weights_changes_nothing", "no token counts moved"),
+    (ComparedWithMirroredBeta, DIVERGENCE, "at beta 0.0 differs from its formula"),
     (ComparedWithoutAGradient, DIVERGENCE, "the gradient's norm is"),
-    (ComparedTheOtherWayUp, "test_a_divergence_falls_where_it_is_learned", "the divergence went from"),
+    (ComparedWithNegatedGradient, "test_training_on_a_divergence_lowers_it", "the divergence went from"),
     (ComparedWithItself, DIVERGENCE, "at beta 0.0 differs from its formula"),
-    (FirstWorkAlone, WORKS, "loss is"),
-    (UpdateForEachWork, WORKS, "loss is"),
-    (AverageTheWrongWay, "test_an_average_follows", "after a step"),
+    (FirstLossSpecOnly, LOSS_SPECS, "loss is"),
+    (UpdateForEachLossSpec, LOSS_SPECS, "loss is"),
+    (AverageTheWrongWay, "test_an_ema_follows_its_target", "after a step"),
     (OffByOneShift, LOGPROBS, "logprobs differs from a plain forward pass"),
-    (OffByOneShift, "test_single_tokens_have_their_own_gradient", "by automatic differentiation"),
+    (OffByOneShift, "test_a_single_token_has_the_right_gradient", "by automatic differentiation"),
     (PaddingCountedInTheLoss, GRADIENT, "by automatic differentiation"),
     (PaddingCountedInTheLoss, "test_the_loss_sees_every_token_once", "the loss saw"),
     (SequencesSeeEachOther, LOGPROBS, "logprobs differs from a plain forward pass"),
@@ -417,35 +417,35 @@ MUTANTS = [
     (MetricsOfTheLastMicrobatch, ADD_UP, "tokens is"),
     (MeanOfMeans, KINDS, "logprob is"),
     (MetricsOfTheFirstMicrobatchsNames, ADD_UP, "metrics differ"),
-    (UnitsTornApart, UNITS, "torn apart"),
-    (UnitsByPosition, UNITS, "those of another one"),
+    (SplitSequenceGroups, GROUPS, "was split"),
+    (SequenceGroupsByPosition, GROUPS, "values of another one"),
     (GradientNotCleared, "test_each_update_has_its_own_gradient", "of equal updates"),
     (OptimizerStateNotSaved, CHECKPOINT, "is the optimizer's state saved"),
     (RandomStateNotRestored, CHECKPOINT, "random state was not restored"),
     (SnapshotThatSharesMemory, SNAPSHOT, "snapshot 1 after further training"),
     (SnapshotOfTheFirstTime, SNAPSHOT, "snapshot 2 after further training"),
-    (SnapshotWithoutTheOptimizer, SNAPSHOT, "snapshot 1: goes on with"),
-    (SnapshotWithALaterRandomState, SNAPSHOT, "snapshot 1: the random state is another one"),
-    (SnapshotThatTakesNothing, "test_a_snapshot_says_what_memory_it_takes", "is said to take 0 bytes"),
+    (SnapshotWithoutTheOptimizer, SNAPSHOT, "snapshot 1: metrics are"),
+    (SnapshotWithALaterRandomState, SNAPSHOT, "snapshot 1: the random state differs"),
+    (SnapshotThatTakesNothing, "test_a_snapshot_reports_its_memory", "a snapshot takes 0 bytes"),
     (ExportWithoutTheLastUpdate, "test_an_export_is_the_model_after_the_last_update", "export differs"),
     (ReferenceThatLearns, REFERENCE, "a frozen role has learned"),
-    (ReferenceThatPretendsToLearn, REFERENCE, "said nothing"),
+    (ReferenceThatIgnoresTraining, REFERENCE, "raised no error"),
     (EntropyOfTheWrongSign, ENTROPY, "entropy differs from a plain forward pass"),
     (EntropyWithoutTemperature, ENTROPY, "at temperature 0.7: entropy differs"),
     (ClippedNormReported, "test_the_gradient_norm_is_that_before_clipping", "with clipping at 0.001"),
-    (ForwardInOrderOfMicrobatches, "test_micro_batches_leave_the_order_of_a_batch", "changes or reorders values"),
+    (ForwardInOrderOfMicrobatches, "test_micro_batches_keep_the_order_of_a_batch", "changes or reorders values"),
     (NonFiniteGradientApplied, "test_a_gradient_that_is_not_finite_changes_nothing", "was not skipped"),
-    (KeysOfOtherSequences, "test_the_loss_sees_every_token_once", "is of other sequences"),
+    (KeysOfOtherSequences, "test_the_loss_sees_every_token_once", "is that of other sequences"),
     (TiedParametersTwice, "test_parameters_are_named_as_in_the_files", "names differ"),
     (DescribesWithoutTheHead, "test_parameters_are_named_as_in_the_files", "where named_full_parameters has"),
-    (ParametersOfTheStart, "test_training_makes_likely_what_the_loss_asks_for", "forward does not know the updates"),
+    (ParametersOfTheStart, "test_training_lowers_the_loss", "forward does not use the updated parameters"),
     (BatchChangedInPlace, "test_the_batch_stays_as_it_was", "changed the batch"),
 ]
 
 
-@pytest.mark.parametrize(("mutant", "test", "words"), MUTANTS, ids=lambda value: getattr(value, "__name__", "of"))
-def test_a_mutant_fails_the_test_that_is_meant_to_catch_it(mutant, test, words, tmp_path):
+@pytest.mark.parametrize(("mutant", "test", "message"), MUTANTS, ids=lambda value: getattr(value, "__name__", "of"))
+def test_a_broken_engine_fails_its_test(mutant, test, message, tmp_path):
     suite = TestCorrectEngine()
     suite.engine_type = mutant
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=message):
         getattr(suite, test)(tmp_path)

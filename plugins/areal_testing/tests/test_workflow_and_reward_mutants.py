@@ -1,4 +1,4 @@
-"""The suites of workflows and rewards pass correct ones and catch each of these broken ones where it should."""
+"""Test the suites of workflows and rewards: correct components pass, and each broken one fails its test."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 from areal_core.data import Episode, FinishReason, Generation, Trajectory, TrajectoryBuilder
 from areal_testing.conformance import RewardSuite, WorkflowSuite
 
-# Correct ones.
+# Correct components.
 
 
 class Counting:
-    """An environment of three turns; asks on until it is told a letter."""
+    """An environment of three turns. The reward of a turn counts the letters a."""
 
     async def reset(self, row):
         self.turns = 0
@@ -30,7 +30,7 @@ class Counting:
 
 
 class Plain:
-    """One answer to a prompt of text."""
+    """A workflow with one answer to a text prompt."""
 
     async def run_episode(self, row, context):
         ids = context.tokenizer.encode(row["prompt"])
@@ -78,8 +78,8 @@ class TestExact(RewardSuite):
 # Broken workflows.
 
 
-class TokenizedAnew(Plain):
-    """The answer goes through text and back, as of old; some tokens are not what they were."""
+class TokenizedAgain(Plain):
+    """Decodes and encodes the answer, which changes some tokens."""
 
     def trajectory(self, ids, generation):
         again = [ord(letter) for letter in "".join(map(chr, generation.output_ids)).rstrip("\0 ")] + [0]
@@ -93,35 +93,35 @@ class TokenizedAnew(Plain):
 
 
 class AnswerCutOff(Plain):
-    """The token that ends the answer is thrown away, so ending is never learned."""
+    """Drops the stop token, so that the policy never learns to end."""
 
     def trajectory(self, ids, generation):
         parts = (generation.output_ids, generation.logprobs, generation.versions)
         return Trajectory.from_generation(ids, Generation(*(part[:-1] for part in parts), generation.finish_reason))
 
 
-class PromptLearnedFrom(Plain):
+class PromptInTheLoss(Plain):
     def trajectory(self, ids, generation):
-        made = super().trajectory(ids, generation)
-        made.tokens["loss_mask"][:] = True
-        return made
+        trajectory = super().trajectory(ids, generation)
+        trajectory.tokens["loss_mask"][:] = True
+        return trajectory
 
 
 class LogprobsLost(Plain):
     def trajectory(self, ids, generation):
-        made = super().trajectory(ids, generation)
-        made.tokens["logprobs"] = np.zeros_like(made.tokens["logprobs"])
-        return made
+        trajectory = super().trajectory(ids, generation)
+        trajectory.tokens["logprobs"] = np.zeros_like(trajectory.tokens["logprobs"])
+        return trajectory
 
 
 class OneVersionForAll(Plain):
     def trajectory(self, ids, generation):
-        made = super().trajectory(ids, generation)
-        made.tokens["versions"][made.tokens["loss_mask"]] = max(generation.versions)
-        return made
+        trajectory = super().trajectory(ids, generation)
+        trajectory.tokens["versions"][trajectory.tokens["loss_mask"]] = max(generation.versions)
+        return trajectory
 
 
-class StateOfAnEpisode(Plain):
+class SharedRow(Plain):
     async def run_episode(self, row, context):
         self.row = row
         return await super().run_episode(row, context)
@@ -131,7 +131,7 @@ class StateOfAnEpisode(Plain):
 
 
 class SharedTokens(Plain):
-    """The builder belongs to the workflow."""
+    """Shares a builder between episodes."""
 
     async def run_episode(self, row, context):
         self.builder = TrajectoryBuilder()
@@ -161,7 +161,7 @@ class RewardOfText(Plain):
         return "0.5"
 
 
-class NothingReturned(Plain):
+class NoTrajectory(Plain):
     async def run_episode(self, row, context):
         return Episode([], 0.0)
 
@@ -176,46 +176,46 @@ class CancellationSwallowed(Plain):
             return Episode([builder.build()], 0.0)
 
 
-SAMPLED, APART = (
-    "test_every_sampled_token_is_there_as_it_was_sampled",
-    "test_episodes_at_once_do_not_know_of_each_other",
+SAMPLED, INDEPENDENT = (
+    "test_sampled_tokens_are_kept_unchanged",
+    "test_concurrent_episodes_are_independent",
 )
 WORKFLOWS = [
-    (TokenizedAnew, SAMPLED, "tokenized anew, or cut"),
-    (AnswerCutOff, SAMPLED, "tokenized anew, or cut"),
-    (PromptLearnedFrom, SAMPLED, "no generation continued"),
+    (TokenizedAgain, SAMPLED, "tokenized again, or cut"),
+    (AnswerCutOff, SAMPLED, "tokenized again, or cut"),
+    (PromptInTheLoss, SAMPLED, "no generation continued"),
     (LogprobsLost, SAMPLED, "no generation continued"),
     (OneVersionForAll, SAMPLED, "no generation continued"),
-    (StateOfAnEpisode, APART, "reward depends on the episodes beside it"),
-    (SharedTokens, APART, "tokens depend on the episodes beside it"),
+    (SharedRow, INDEPENDENT, "reward depends on concurrent episodes"),
+    (SharedTokens, INDEPENDENT, "tokens depend on concurrent episodes"),
     (RowChanged, "test_the_row_stays_as_it_was", "changed the row"),
     (RewardOfText, "test_the_reward_is_a_finite_number", "reward is '0.5'"),
-    (NothingReturned, SAMPLED, "at least one trajectory"),
-    (CancellationSwallowed, "test_a_cancelled_episode_ends", "as if nothing had happened"),
+    (NoTrajectory, SAMPLED, "at least one trajectory"),
+    (CancellationSwallowed, "test_a_cancelled_episode_ends", "as if it had not been cancelled"),
 ]
 
 
-@pytest.mark.parametrize(("mutant", "test", "words"), WORKFLOWS, ids=lambda value: getattr(value, "__name__", "of"))
-def test_a_broken_workflow_fails_the_test_that_is_meant_to_catch_it(mutant, test, words):
+@pytest.mark.parametrize(("mutant", "test", "message"), WORKFLOWS, ids=lambda value: getattr(value, "__name__", "of"))
+def test_a_broken_workflow_fails_its_test(mutant, test, message):
     suite = TestPlain()
     suite.make = mutant
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=message):
         getattr(suite, test)()
 
 
-class RowUnread(Plain):
+class FailsBeforeTheFirstGeneration(Plain):
     async def run_episode(self, row, context):
         raise KeyError("there is no such column")
 
 
-def test_what_a_workflow_raises_before_it_asks_for_anything_is_said_at_once():
+def test_an_exception_before_the_first_generation_is_raised_immediately():
     suite = TestPlain()
-    suite.make = RowUnread
+    suite.make = FailsBeforeTheFirstGeneration
     with pytest.raises(KeyError, match="no such column"):
         suite.test_a_cancelled_episode_ends()
 
 
-def test_a_hidden_failure_of_a_reward_is_caught():
+def test_a_hidden_failure_of_a_reward_fails_the_suite():
     suite = TestPlain()
     suite.make = FailureHidden
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
@@ -253,31 +253,31 @@ def slow_on_brackets(completion, answer):
     return exact(completion, answer)
 
 
-def wants_what_is_not_there(completion, solution):
+def unknown_parameter(completion, solution):
     return exact(completion, solution)
 
 
-def wrong_by_case(completion, answer):
+def inverted(completion, answer):
     return 1.0 - exact(completion, answer)
 
 
-ANYTHING = "test_anything_that_a_model_writes_has_a_finite_reward"
+ANYTHING = "test_any_completion_has_a_finite_reward"
 REWARDS = [
     (parses_anything, ANYTHING, "invalid literal for int"),
     (not_a_number, ANYTHING, "is not a finite number"),
     (counts_its_calls, "test_the_same_answer_has_the_same_reward", "what was scored before"),
     (random_bonus, "test_the_same_answer_has_the_same_reward", "what was scored before"),
-    (changes_the_row, "test_examples", "changed what it was given"),
+    (changes_the_row, "test_examples", "changed its arguments in place"),
     (slow_on_brackets, ANYTHING, "took"),
-    (wants_what_is_not_there, "test_examples", "neither rewards nor `row` have: solution"),
-    (wrong_by_case, "test_examples", "is worth 0.0, not 1"),
+    (unknown_parameter, "test_examples", "nor keys of `row`: solution"),
+    (inverted, "test_examples", "has the reward 0.0, not 1"),
 ]
 
 
-@pytest.mark.parametrize(("mutant", "test", "words"), REWARDS, ids=lambda value: getattr(value, "__name__", "of"))
-def test_a_broken_reward_fails_the_test_that_is_meant_to_catch_it(mutant, test, words):
+@pytest.mark.parametrize(("mutant", "test", "message"), REWARDS, ids=lambda value: getattr(value, "__name__", "of"))
+def test_a_broken_reward_fails_its_test(mutant, test, message):
     suite = TestExact()
     suite.make = lambda: mutant
-    suite.seconds = 0.3 if words == "took" else 60
-    with pytest.raises(Exception, match=words):
+    suite.seconds = 0.3 if message == "took" else 60
+    with pytest.raises(Exception, match=message):
         getattr(suite, test)()

@@ -1,4 +1,4 @@
-"""What the adapter asks of a vLLM server and how it reads answers, against recorded ones."""
+"""Test the adapter's requests to a vLLM server, and how it reads recorded answers."""
 
 import copy
 import json
@@ -33,15 +33,15 @@ def partial(prompt=(5, 17, 33, 8), **sampling):
     return PartialGeneration("r1.1", list(prompt), SamplingParameters(**sampling), 3, "0")
 
 
-def generated(adapter_call, answers, one=None, **settings):
+def generated(adapter_call, answers, request=None, **settings):
     async def collect(connection):
-        return [chunk async for chunk in adapter(**settings).generate(connection, one or partial())]
+        return [chunk async for chunk in adapter(**settings).generate(connection, request or partial())]
 
     return adapter_call(answers, collect)
 
 
-def described(recorded, **changes):
-    """The recorded answers, with some values of `vllm_config` changed."""
+def with_config(recorded, **changes):
+    """Return the recorded answers with some values of `vllm_config` changed."""
     answers = copy.deepcopy(recorded)
     for path, value in changes.items():
         group, key = path.split("__")
@@ -49,19 +49,19 @@ def described(recorded, **changes):
     return answers
 
 
-def test_options_become_words_of_the_command():
+def test_options_become_arguments_of_the_command():
     options = {"max_model_len": 512, "enforce_eager": True, "enable_prefix_caching": False, "stream_interval": 4}
     settings = {"program": ["/a/python", "-m", "server"], "options": options, "environment": {"A": "1"}}
     command = adapter(**settings).command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000, SCRATCH)
-    words = list(command.arguments)
-    assert words[:3] == ["/a/python", "-m", "server"]
-    assert words[words.index("--max-model-len") + 1] == "512"
-    assert words[words.index("--model") + 1] == "/model"
-    assert words[words.index("--dtype") + 1] == "bfloat16"
-    assert "--enforce-eager" in words
-    assert "--enable-prefix-caching" not in words
-    assert words.count("--stream-interval") == 1
-    assert words[words.index("--stream-interval") + 1] == "4", "what the config names goes before the adapter's own"
+    arguments = list(command.arguments)
+    assert arguments[:3] == ["/a/python", "-m", "server"]
+    assert arguments[arguments.index("--max-model-len") + 1] == "512"
+    assert arguments[arguments.index("--model") + 1] == "/model"
+    assert arguments[arguments.index("--dtype") + 1] == "bfloat16"
+    assert "--enforce-eager" in arguments
+    assert "--enable-prefix-caching" not in arguments
+    assert arguments.count("--stream-interval") == 1
+    assert arguments[arguments.index("--stream-interval") + 1] == "4", "options of the config replace the adapter's own"
     assert command.environment["A"] == "1"
     assert str(WORKER) in command.environment["PYTHONPATH"]
     assert list(WORKER.glob("*.py")), "the server imports its worker extension from this folder"
@@ -75,18 +75,18 @@ def test_the_key_is_not_on_the_command_line(monkeypatch):
 
 
 def test_a_server_is_identified(adapter_call, recorded):
-    found, _ = adapter_call(recorded, adapter().identify)
-    assert (found.version, found.context, found.slots, found.dtype) == ("0.32.0", 16384, 32, "float32")
-    assert found.ranks == 1
-    assert found.reports_spans
+    identity, _ = adapter_call(recorded, adapter().identify)
+    assert (identity.version, identity.context, identity.slots, identity.dtype) == ("0.32.0", 16384, 32, "float32")
+    assert identity.ranks == 1
+    assert identity.reports_spans
 
 
 def test_an_unknown_version_is_refused_unless_allowed(adapter_call, recorded):
     answers = {**recorded, "/version": {"version": "0.99.1"}}
     with pytest.raises(ServerRefusedError, match=r"is vLLM 0\.99\.1.*allow_unknown_version"):
         adapter_call(answers, adapter().identify)
-    found, _ = adapter_call(answers, adapter(allow_unknown_version=True).identify)
-    assert found.version == "0.99.1"
+    identity, _ = adapter_call(answers, adapter(allow_unknown_version=True).identify)
+    assert identity.version == "0.99.1"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_an_unknown_version_is_refused_unless_allowed(adapter_call, recorded):
     ],
     ids=["nothing there", "no version", "a list", "no model"],
 )
-def test_something_else_that_speaks_http_is_refused(adapter_call, answers):
+def test_other_servers_are_refused(adapter_call, answers):
     with pytest.raises(ServerRefusedError, match="answers, but not as a vLLM server does"):
         adapter_call(answers, adapter().identify)
 
@@ -111,40 +111,42 @@ def test_a_server_without_weight_updates_is_refused(adapter_call, recorded):
 
 
 def test_a_server_with_untempered_logprobs_is_refused(adapter_call, recorded):
-    answers = described(recorded, model_config__logprobs_mode="raw_logprobs")
+    answers = with_config(recorded, model_config__logprobs_mode="raw_logprobs")
     with pytest.raises(ServerRefusedError, match="--logprobs-mode processed_logprobs"):
         adapter_call(answers, adapter().identify)
 
 
-def test_stop_texts_need_detokenize():
+def test_stop_strings_need_detokenize():
     assert "stop" not in adapter().capabilities().sampling
     assert "stop" in adapter(detokenize=True).capabilities().sampling
-    words = list(
+    arguments = list(
         adapter(detokenize=True).command(ModelReference("/model", "float32"), "127.0.0.1", 8000, SCRATCH).arguments
     )
-    assert "--skip-tokenizer-init" not in words
+    assert "--skip-tokenizer-init" not in arguments
 
 
 def test_a_recorded_answer_is_read(adapter_call, recorded):
     events = recorded[GENERATE]["events"]
     chunks, (body,) = generated(adapter_call, recorded)
-    wanted = [(choice["token_ids"], choice["logprobs"]["content"]) for event in events for choice in event["choices"]]
-    assert [chunk.output_ids for chunk in chunks] == [ids for ids, _ in wanted]
-    assert [chunk.logprobs for chunk in chunks] == [[entry["logprob"] for entry in entries] for _, entries in wanted]
+    choices = [choice for event in events for choice in event["choices"]]
+    assert [chunk.output_ids for chunk in chunks] == [choice["token_ids"] for choice in choices]
+    logprobs = [[entry["logprob"] for entry in choice["logprobs"]["content"]] for choice in choices]
+    assert [chunk.logprobs for chunk in chunks] == logprobs
     assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
     spans = chunks[-1].spans
-    assert [label for label, _, _ in spans] == ["0", "1"], "the recording met one update"
+    assert [label for label, _, _ in spans] == ["0", "1"], "one update happened during the recording"
     assert spans[0][2] == spans[1][1]
     assert spans[1][2] == sum(len(chunk.output_ids) for chunk in chunks)
     assert (body["request_id"], body["token_ids"], body["cache_salt"]) == ("r1.1", [5, 17, 33, 8], "0")
 
 
-def test_sampling_is_asked_for_in_words_of_vllm(adapter_call, recorded):
-    one = partial(max_new_tokens=7, min_new_tokens=2, stop_token_ids=(4, 9), top_k=3)
-    _, (body,) = generated(adapter_call, recorded, one)
-    asked = body["sampling_params"]
-    assert (asked["max_tokens"], asked["min_tokens"], asked["stop_token_ids"], asked["top_k"]) == (7, 2, [4, 9], 3)
-    assert asked["ignore_eos"], "only what a request names ends it"
+def test_sampling_parameters_are_those_of_vllm(adapter_call, recorded):
+    request = partial(max_new_tokens=7, min_new_tokens=2, stop_token_ids=(4, 9), top_k=3)
+    _, (body,) = generated(adapter_call, recorded, request)
+    sampling = body["sampling_params"]
+    assert (sampling["max_tokens"], sampling["min_tokens"], sampling["top_k"]) == (7, 2, 3)
+    assert sampling["stop_token_ids"] == [4, 9]
+    assert sampling["ignore_eos"], "only the request's stop tokens end it"
 
 
 def test_greedy_with_a_temperature_is_refused_before_it_is_sent(adapter_call, recorded):
@@ -152,18 +154,17 @@ def test_greedy_with_a_temperature_is_refused_before_it_is_sent(adapter_call, re
         generated(adapter_call, recorded, partial(greedy=True, temperature=0.7))
 
 
-def test_a_stream_that_breaks_off_is_a_lost_server(adapter_call, recorded):
+def test_an_error_in_a_stream_is_a_lost_server(adapter_call, recorded):
     broken = {"events": [*recorded[GENERATE]["events"][:1], {"error": {"message": "the engine died", "code": 500}}]}
     with pytest.raises(ServerLostError, match="the engine died"):
         generated(adapter_call, {GENERATE: broken})
 
 
-def test_errors_hold_no_token_ids(adapter_call, recorded):
+def test_errors_contain_no_token_ids(adapter_call, recorded):
     prompt = [31337, 31338]
     for status in (400, 500):
-        told = recorded["validation error"]
         with pytest.raises((RequestRefusedError, ServerLostError)) as caught:
-            generated(adapter_call, {GENERATE: (status, told)}, partial(prompt))
+            generated(adapter_call, {GENERATE: (status, recorded["validation error"])}, partial(prompt))
         assert "valid integer" in str(caught.value)
         assert "3133" not in str(caught.value)
     nonsense = (200, json.dumps(prompt) * 3)
@@ -179,112 +180,106 @@ def test_weights_are_loaded_from_a_folder(adapter_call, mode, tmp_path):
     _, bodies = adapter_call(answers, lambda connection: adapter().load(connection, tmp_path, "3", mode))
     assert bodies[1] == {"update_info": {"folder": str(tmp_path)}}
     assert bodies[2] == {"weight_version": "3"}
-    # Live requests are sent back to the queue, or nothing is emptied at all.
+    # The server puts live requests back into the queue, or keeps its cache.
     assert bodies[3:] == ([{"reset_running_requests": "true"}] if mode == "recompute" else [])
 
 
-def test_a_pause_keeps_keys_and_values(adapter_call):
-    """By default vLLM empties its cache at every pause, and `keep_cache` would be `recompute`."""
+def test_a_pause_keeps_the_cache(adapter_call):
+    """By default vLLM empties its cache at every pause, which would make `keep_cache` the same as `recompute`."""
     stop = adapter().stop
     _, bodies = adapter_call({"/pause": {"status": "paused"}}, lambda connection: stop(connection, "keep_cache"))
     assert bodies == [{"mode": "keep", "clear_cache": "false"}]
 
 
-def test_weights_that_a_server_refuses(adapter_call, tmp_path):
+def test_refused_weights_raise(adapter_call, tmp_path):
     answers = {"/start_weight_update": {}, "/update_weights": (400, {"error": {"message": "no such tensor"}})}
     with pytest.raises(UpdateRefusedError, match="no such tensor"):
         adapter_call(answers, lambda connection: adapter().load(connection, tmp_path, "3", "recompute"))
 
 
-def test_servers_of_adapters_are_started_with_room_for_them():
+def test_servers_with_adapter_rank_allocate_adapters():
     command = adapter(adapter_rank=20).command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000, SCRATCH)
-    words = list(command.arguments)
-    assert "--enable-lora" in words
-    assert words[words.index("--max-lora-rank") + 1] == "32", "vLLM knows some sizes only"
+    arguments = list(command.arguments)
+    assert "--enable-lora" in arguments
+    assert arguments[arguments.index("--max-lora-rank") + 1] == "32", "vLLM supports only some ranks"
     assert command.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert "--enable-lora" not in adapter().command(ModelReference("/model"), "127.0.0.1", 8000, SCRATCH).arguments
 
 
-def test_a_server_without_room_for_adapters_is_refused(adapter_call, recorded):
-    with pytest.raises(ServerRefusedError, match="takes adapters of rank 0 at most, and adapter_rank is 8"):
+def test_a_server_with_a_lower_adapter_rank_is_refused(adapter_call, recorded):
+    with pytest.raises(ServerRefusedError, match="takes adapters of rank 0 at most, but adapter_rank is 8"):
         adapter_call(recorded, adapter(adapter_rank=8).identify)
-    roomy = copy.deepcopy(recorded)
-    roomy[SERVER_INFO]["vllm_config"]["lora_config"] = {"max_lora_rank": 8}
-    identity, _ = adapter_call(roomy, adapter(adapter_rank=8).identify)
-    assert not identity.reports_spans, "its label is the base's: requests end before an adapter comes"
+    answers = copy.deepcopy(recorded)
+    answers[SERVER_INFO]["vllm_config"]["lora_config"] = {"max_lora_rank": 8}
+    identity, _ = adapter_call(answers, adapter(adapter_rank=8).identify)
+    assert not identity.reports_spans, "its label is the base model's: requests must end before a new adapter"
 
 
-def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(adapter_call, recorded, tmp_path):
-    """Nothing is asked of the base any more; weights of a whole model make the server forget its adapter."""
-    place = "base_model.model.model.layers.0.self_attn"
-    tensors = {f"{place}.{part}_proj.lora_A.weight": torch.zeros(3, 8) for part in "qv"}
-    tensors |= {f"{place}.{part}_proj.lora_B.weight": torch.zeros(8, 3) for part in "qv"}
+def test_a_new_adapter_replaces_the_old_one_and_requests_name_it(adapter_call, recorded, tmp_path):
+    """Weights of a whole model make the server unload its adapter, and requests name none."""
+    prefix = "base_model.model.model.layers.0.self_attn"
+    tensors = {f"{prefix}.{part}_proj.lora_A.weight": torch.zeros(3, 8) for part in "qv"}
+    tensors |= {f"{prefix}.{part}_proj.lora_B.weight": torch.zeros(8, 3) for part in "qv"}
     folder, whole = tmp_path / "adapter", tmp_path / "whole"
-    for where, held in ((folder, tensors), (whole, {"model.norm.weight": torch.zeros(8)})):
-        where.mkdir()
-        save_file(held, where / "model.safetensors")
+    for target, content in ((folder, tensors), (whole, {"model.norm.weight": torch.zeros(8)})):
+        target.mkdir()
+        save_file(content, target / "model.safetensors")
     answers = copy.deepcopy(recorded) | {"/v1/load_lora_adapter": "ok", "/v1/unload_lora_adapter": "ok"}
     answers |= {f"/{route}": {} for route in ("start_weight_update", "update_weights", "finish_weight_update")}
     answers["/reset_prefix_cache"] = {"success": True}
     answers["/v1/models"]["data"].append({"id": "areal"})
-    speaks = adapter(adapter_rank=8)
+    served = adapter(adapter_rank=8)
 
-    async def go(connection):
+    async def load_and_generate(connection):
         chunks = []
-        for where in (folder, whole):
-            await speaks.load(connection, where, "1", "recompute")
-            chunks.append(
-                [
-                    chunk
-                    async for chunk in speaks.generate(
-                        connection, replace(partial(), adapter=speaks.name_of(connection))
-                    )
-                ]
-            )
+        for source in (folder, whole):
+            await served.load(connection, source, "1", "recompute")
+            request = replace(partial(), adapter=served.name_of(connection))
+            chunks += [chunk async for chunk in served.generate(connection, request)]
         return chunks
 
-    chunks, bodies = adapter_call(answers, go)
-    dropped, loaded, asked, dropped_again, *updated, asked_again = bodies
-    assert dropped == dropped_again == {"lora_name": "areal"}
+    chunks, bodies = adapter_call(answers, load_and_generate)
+    unloaded, loaded, generated, unloaded_again, *updated, generated_again = bodies
+    assert unloaded == unloaded_again == {"lora_name": "areal"}
     assert loaded == {"lora_name": "areal", "lora_path": str(folder)}
-    assert asked["model"] == "areal"
-    assert "model" not in asked_again
+    assert generated["model"] == "areal"
+    assert "model" not in generated_again
     assert {"update_info": {"folder": str(whole)}} in updated
-    assert all(chunk.spans is None for chunk in chunks[0])
-    told = json.loads((folder / "adapter_config.json").read_text())
-    assert (told["r"], told["lora_alpha"], told["target_modules"]) == (3, 3, ["q_proj", "v_proj"])
+    assert all(chunk.spans is None for chunk in chunks)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["target_modules"]) == (3, 3, ["q_proj", "v_proj"])
     assert (folder / "adapter_model.safetensors").is_file()
 
 
-def test_the_experts_of_tokens_are_read(adapter_call, recorded):
-    """From the numpy file, in base64, that `vllm/utils/serial_utils.py` writes; nothing was recorded of a GPU."""
-    speaks = adapter(routed_experts=True)
-    speaks.moe = MoEShape(depth=3, layers=(0, 2), experts=8, choices=2)
+def test_routed_experts_are_read(adapter_call, recorded):
+    """Routed experts are a numpy file in base64, as `vllm/utils/serial_utils.py` writes it. The test makes them up."""
+    served = adapter(routed_experts=True)
+    served.moe = MoEShape(depth=3, layers=(0, 2), experts=8, choices=2)
     answers = copy.deepcopy(recorded)
     last = answers[GENERATE]["events"][-1]["choices"][0]
     assert last["finish_reason"]
-    known = 103  # tokens, all but the newest, of the prompt and the recorded answer
+    known = 103  # tokens of the prompt and the recorded answer without the last
     choices = np.arange(known * 3 * 2, dtype=np.int64).reshape(known, 3, 2).astype(np.uint8) % 8
     with BytesIO() as file:
         np.save(file, choices, allow_pickle=False)
         last["routed_experts"] = b64encode(file.getbuffer()).decode()
 
     async def collect(connection):
-        return [chunk async for chunk in speaks.generate(connection, partial())]
+        return [chunk async for chunk in served.generate(connection, partial())]
 
     chunks, _ = adapter_call(answers, collect)
     assert [bool(chunk.columns) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     column = chunks[-1].columns["routed_experts"]
-    assert not column[0].any(), "nothing predicts the first"
+    assert not column[0].any(), "no token predicts the first"
     assert column[1:].tolist() == (choices[:, [0, 2]] + 1).tolist()
 
 
-def test_a_server_that_tells_no_experts_is_refused(adapter_call, recorded):
-    speaks = adapter(routed_experts=True)
-    words = list(speaks.command(ModelReference("/model", "float32"), "127.0.0.1", 8000, SCRATCH).arguments)
-    assert "--enable-return-routed-experts" in words
+def test_a_server_that_reports_no_routed_experts_is_refused(adapter_call, recorded):
+    served = adapter(routed_experts=True)
+    arguments = list(served.command(ModelReference("/model", "float32"), "127.0.0.1", 8000, SCRATCH).arguments)
+    assert "--enable-return-routed-experts" in arguments
     with pytest.raises(ServerRefusedError, match="start it with --enable-return-routed-experts"):
-        adapter_call(recorded, speaks.identify)
+        adapter_call(recorded, served.identify)
     answers = copy.deepcopy(recorded)
     answers[SERVER_INFO]["vllm_config"]["aux_output_config"] = {"enable_return_routed_experts": True}
-    assert adapter_call(answers, speaks.identify)[0].version == "0.32.0"
+    assert adapter_call(answers, served.identify)[0].version == "0.32.0"

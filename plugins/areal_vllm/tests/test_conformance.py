@@ -1,4 +1,4 @@
-"""The core's own suite for inference engines, against vLLM's own server, with AREAL_SERVERS_ON_GPU=1 on a GPU."""
+"""Run the conformance suite of inference engines with vLLM servers; with AREAL_SERVERS_ON_GPU=1, on a GPU."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ from areal_testing.conformance import InferenceEngineSuite
 from areal_testing.conformance.models import without_tensor
 from areal_vllm.adapter import VLLMAdapter
 
-# A first run makes the server's environment, and starting two servers takes a minute; the suite has limits of its own.
+# The first run creates the server's environment, and two servers start in a minute. The suite has its own timeouts.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
@@ -22,7 +22,7 @@ class TestVLLM(InferenceEngineSuite):
 
 
 class DroppingAdapter(VLLMAdapter):
-    """Leaves one tensor out, a norm of 64 numbers."""
+    """Does not load one tensor, a norm with 64 numbers."""
 
     async def load(self, connection, folder, label, mode):
         await super().load(connection, without_tensor(folder, "model.norm.weight"), label, mode)

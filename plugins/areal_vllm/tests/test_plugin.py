@@ -13,32 +13,36 @@ class TestPlugin(PluginSuite):
     plugin = "vllm"
 
 
-def test_on_the_trainers_gpus_servers_take_turns_with_it_or_keep_their_memory():
+def test_sleep_mode_time_shares_the_trainers_gpus():
     pytest.importorskip("areal_grpo", reason="the preset is another plugin's")
-    words = ["inference_engine=vllm", "placement={generation: [0], training: [0]}"]
-    assert not resolve(None, ["grpo"], words).config.takes_turns
-    assert resolve(None, ["grpo"], [*words, "inference_engine.sleep_mode=true"]).config.takes_turns
+    overrides = ["inference_engine=vllm", "placement={generation: [0], training: [0]}"]
+    assert not resolve(None, ["grpo"], overrides).config.takes_turns
+    assert resolve(None, ["grpo"], [*overrides, "inference_engine.sleep_mode=true"]).config.takes_turns
 
 
-def test_on_a_shared_gpu_servers_get_the_size_of_their_cache(tmp_path):
+def test_options_of_servers_on_a_shared_gpu_bound_their_cache(tmp_path):
     share = GPUShare(
         80 << 30, 20 << 30, 2, weight_bytes=1 << 30, token_bytes=1 << 16, context=4096, useful_tokens=1 << 30
     )
     settings = VLLMConfig.model_validate({"program": ["vllm"]}).within(share)
-    words = VLLMAdapter(settings).command(ModelReference(str(tmp_path)), "127.0.0.1", 1, tmp_path).arguments
-    assert words[words.index("--kv-cache-memory-bytes") + 1] == str(share.cache_bytes)
-    part = float(words[words.index("--gpu-memory-utilization") + 1])
-    assert share.cache_bytes < part * share.gpu_bytes < 1.05 * share.room_bytes, "so much is free when it starts"
-    assert "--max-model-len" not in words
-    fresh = VLLMConfig.model_validate({"program": ["vllm"]}).within(share._replace(useful_tokens=1024))
-    assert fresh.options["max_model_len"] == 1024, "vLLM refuses a cache that is smaller than the context"
+    arguments = VLLMAdapter(settings).command(ModelReference(str(tmp_path)), "127.0.0.1", 1, tmp_path).arguments
+    assert arguments[arguments.index("--kv-cache-memory-bytes") + 1] == str(share.cache_bytes)
+    fraction = float(arguments[arguments.index("--gpu-memory-utilization") + 1])
+    assert share.cache_bytes < fraction * share.gpu_bytes < 1.05 * share.room_bytes, "this must be free at the start"
+    assert "--max-model-len" not in arguments
+    small = VLLMConfig.model_validate({"program": ["vllm"]}).within(share._replace(useful_tokens=1024))
+    assert small.options["max_model_len"] == 1024, "vLLM refuses a cache that is smaller than the context"
 
 
-def test_an_adapter_alone_is_refused_only_where_servers_give_their_memory_away():
+def test_adapter_rank_is_refused_only_if_servers_free_their_memory():
     pytest.importorskip("areal_grpo", reason="the preset is another plugin's")
-    words = ["inference_engine=vllm", "placement={generation: [0], training: [0]}", "inference_engine.adapter_rank=8"]
-    words.append("train_engine.adapter={rank: 8, sync: alone}")
+    overrides = [
+        "inference_engine=vllm",
+        "placement={generation: [0], training: [0]}",
+        "inference_engine.adapter_rank=8",
+    ]
+    overrides.append("train_engine.adapter={rank: 8, sync: alone}")
     bounds = ["inference_engine.options={kv-cache-memory-bytes: 4000000000, gpu-memory-utilization: 0.3}"]
-    resolve(None, ["grpo"], [*words, *bounds])
+    resolve(None, ["grpo"], [*overrides, *bounds])
     with pytest.raises(ConfigError, match="lose an adapter's base"):
-        resolve(None, ["grpo"], [*words, "inference_engine.sleep_mode=true"])
+        resolve(None, ["grpo"], [*overrides, "inference_engine.sleep_mode=true"])

@@ -1,4 +1,4 @@
-"""A server outside of a run: `python -m areal_hf SETTINGS MODEL ADDRESS`, the first two in JSON.
+"""A server outside of a run: `python -m areal_hf SETTINGS MODEL ADDRESS`. The first two arguments are JSON.
 
 See `HFAdapter.command`.
 """
@@ -18,7 +18,7 @@ from areal_hf.server import main
 
 
 def end_with_parent() -> None:
-    """End when standard input does: the program that has started this process holds the other end."""
+    """End this process when standard input is closed: the parent holds the other end, and has ended then."""
     os.read(0, 1)
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""The adapter for servers of this plugin: messages of a `Peer`, and one answer for a whole request."""
+"""Adapter for servers of this plugin. They exchange messages over a `Peer`, and answer a request in one message."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class HFAdapter(ServerAdapter):
-    """Speaks to servers of this plugin. See `ServerAdapter` for the methods."""
+    """Translates requests and weight updates for servers of this plugin. See `ServerAdapter` for the methods."""
 
     Config = HFConfig
     settings: HFConfig
@@ -46,34 +46,35 @@ class HFAdapter(ServerAdapter):
         self._known_tokenizer: Any = None
 
     def serve(self, model: ModelReference) -> None:
-        """Keep the model, for its tokenizer. Any model that transformers knows will do."""
+        """Set the model, whose tokenizer may be needed. The server accepts any model that transformers can load."""
         self._model = model
 
     def capabilities(self) -> InferenceCapabilities:
-        """Return what servers can do. Sampling settings that the trainer could not reproduce are left out."""
+        """See `ServerAdapter.capabilities`. Sampling settings that the trainer cannot reproduce are not supported."""
         modes: frozenset[UpdateMode] = frozenset({"keep_cache", "recompute"})
         return InferenceCapabilities(modes, frozenset({"stop"}), self.settings.deterministic, images=True)
 
     def command(self, model: ModelReference, host: str, port: int, scratch: Path) -> ServerCommand:
         """Return the command for a server outside of a run, at a socket in `scratch`. In a run see `HFConfig.serve`."""
         address = f"unix:{scratch / str(port)}"
-        words = self.settings.model_dump_json(), msgspec.json.encode(model).decode(), address
-        return ServerCommand(
-            [sys.executable, "-m", "areal_hf", *words], {"OMP_NUM_THREADS": str(self.settings.threads)}, address
-        )
+        settings, reference = self.settings.model_dump_json(), msgspec.json.encode(model).decode()
+        arguments = [sys.executable, "-m", "areal_hf", settings, reference, address]
+        return ServerCommand(arguments, {"OMP_NUM_THREADS": str(self.settings.threads)}, address)
 
     def connect(self, address: str) -> HFConnection:
         """Return a connection that sends the fleet's key."""
         return HFConnection(address, self.settings.key)
 
     async def check_health(self, connection: HFConnection, timeout_s: float) -> None:
-        """Wait for an answer between two steps. One step may take longer than `timeout_s`, so that update_timeout_s
-        applies."""
+        """Wait for an answer between two steps.
+
+        One step may take longer than `timeout_s`. So after the connection is open, update_timeout_s is the timeout.
+        """
         await in_time(connection.loaded(), timeout_s)
         await in_time(connection.ask(Ping()), self.settings.update_timeout_s, "update_timeout_s")
 
     async def identify(self, connection: HFConnection) -> ServerIdentity:
-        """Return what the server reports to each new connection."""
+        """Return what the server reports to each new connection: program, model, context, slots and dtype."""
         loaded = await connection.loaded()
         slots = 1 if self.settings.deterministic else self.settings.max_concurrent_requests
         return ServerIdentity(loaded.program, loaded.model, loaded.sequence_length, slots, loaded.dtype)
@@ -104,18 +105,22 @@ class HFAdapter(ServerAdapter):
         await connection.ask(Abort())
 
     async def load(self, connection: HFConnection, folder: Path, label: str, mode: UpdateMode) -> None:
-        """Load the weights. The server's own settings say what becomes of the cache of live requests."""
+        """Load the weights. The server's own update_mode decides about the cache of live requests.
+
+        Raises:
+            UpdateRefusedError: the server refuses the weights.
+        """
         try:
             await connection.ask(Update(label, folder))
         except RunError as error:
             raise UpdateRefusedError(error.message) from None
 
     async def set_label(self, connection: HFConnection, label: str) -> None:
-        """Set the label of the weights that the server holds."""
+        """Set the label of the weights that the server has loaded."""
         await connection.ask(Update(label, None))
 
     def _tokenizer(self) -> Any:
-        """Return the model's tokenizer, which is loaded for the first request with stop texts."""
+        """Return the model's tokenizer. It is loaded for the first request with stop strings."""
         if self._known_tokenizer is None:
             from transformers import AutoTokenizer
 
@@ -126,7 +131,7 @@ class HFAdapter(ServerAdapter):
 
 
 def _spans(numbers: Sequence[int], labels: Mapping[int, str]) -> list[tuple[str, int, int]]:
-    """Return the label of each run of tokens with the same weights, whose numbers only rise."""
+    """Return (label, start, end) of each run of tokens with the same weights. The weights' numbers ascend."""
     spans, start = [], 0
     while start < len(numbers):
         end = bisect_right(numbers, numbers[start], start)

@@ -1,8 +1,8 @@
-"""What a model asks of its attention, which the results of a few tokens do not show.
+"""Finds out which attention a model needs, if outputs of a few tokens do not show it.
 
-A window or a chunk of thousands of tokens changes nothing in a short sequence, and neither does a soft cap. So a model
-runs once under an attention that notes what each layer hands it: the function that transformers makes the layer's mask
-from, and what else the layer passes.
+A window or chunk of thousands of tokens, or a soft cap, changes nothing in a short sequence. So the model runs once
+with an attention that records the arguments of each layer: the function from which transformers makes the layer's mask,
+and further arguments.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from areal_hf.masks import AttentionMasks
 
 _NAME = "areal_asked"
-_LEFT_OUT = ("softcap", "s_aux", "position_bias")
-"""Arguments of a layer that scaled dot products leave out."""
+_UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias")
+"""Arguments of a layer that scaled dot-product attention ignores."""
 
 
 class Asked(NamedTuple):
-    """What the attention layers of a model ask for.
+    """The attention that a model needs.
 
     Attributes:
-        layers: attention layers that showed their masks.
-        more: names of what they pass and scaled dot products leave out.
-        fault: why the masks of `AttentionMasks` are not those of the model; empty where they are.
+        layers: number of attention layers that showed their masks.
+        more: names of arguments that the layers pass and that scaled dot-product attention ignores.
+        fault: why the masks of `AttentionMasks` are not those of the model; empty if they are.
     """
 
     layers: int
@@ -47,41 +47,43 @@ class _Call(NamedTuple):
 
 
 def asked_of_attention(model: PreTrainedModel, masks: AttentionMasks | None, ids: torch.Tensor) -> Asked:
-    """Compare the masks that a model makes with those that the engine makes for it, at up to 262,144 tokens.
+    """Compare a model's masks with those that the engine makes for it, at positions of up to 262,144 tokens.
 
     Args:
-        model: whose attention is another one from now on; set it again.
-        masks: the engine's; None where it has none for the model.
+        model: the model. The function changes its attention: set it again afterwards.
+        masks: masks of the engine; None if it has none for the model.
         ids: [1, T] int64, a short sequence.
 
     Raises:
-        Exception: whatever the model raises under an attention that it does not know.
+        Exception: any error of the model, which may not support another attention.
     """
     ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, shown_mask)
-    theirs = _called(model, ids, None)
-    more = sorted({name for call in theirs for name in call.more})
+    model_calls = _called(model, ids, None)
+    more = sorted({name for call in model_calls for name in call.more})
     if masks is None:
-        return Asked(len(theirs), more, "")
-    ours = _called(model, ids, masks.for_layers(lambda window: _marked(model, ids, window)))
-    if len(theirs) != len(ours):
-        return Asked(len(theirs), more, "its layers differ with the mask that they are given")
-    for their, our in zip(theirs, ours, strict=True):
-        if not hasattr(their.mask, "visible") or not hasattr(our.mask, "near"):
-            return Asked(len(theirs), more, f"{their.layer} does not show its mask")
-        if not _are_same(their, our):
-            return Asked(len(theirs), more, f"{their.layer} asks for a mask that is no window of earlier tokens")
-    return Asked(len(theirs), more, "")
+        return Asked(len(model_calls), more, "")
+    engine_calls = _called(model, ids, masks.for_layers(lambda window: _marked(model, ids, window)))
+    if len(model_calls) != len(engine_calls):
+        return Asked(len(model_calls), more, "its layers are called differently with the engine's masks")
+    for model_call, engine_call in zip(model_calls, engine_calls, strict=True):
+        if not hasattr(model_call.mask, "visible") or not hasattr(engine_call.mask, "near"):
+            return Asked(len(model_calls), more, f"{model_call.layer} does not show its mask")
+        if not _are_same(model_call, engine_call):
+            return Asked(
+                len(model_calls), more, f"{model_call.layer} uses a mask that is not a window of earlier tokens"
+            )
+    return Asked(len(model_calls), more, "")
 
 
 def _marked(model: PreTrainedModel, ids: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Return a mask that the model takes for ready made, and that knows its window; a copy would not know it."""
+    """Return a mask with its window, which the model passes on without a copy."""
     length = ids.shape[1]
-    places = {"dtype": model.dtype, "device": model.device}
-    return shown_mask(1, length, length, mask_function=torch.ge, local_size=window, **places)
+    options = {"dtype": model.dtype, "device": model.device}
+    return shown_mask(1, length, length, mask_function=torch.ge, local_size=window, **options)
 
 
 def _called(model: PreTrainedModel, ids: torch.Tensor, masks: Any) -> list[_Call]:
-    """Return what each attention layer was called with in a forward; its results are thrown away."""
+    """Return the arguments of each attention layer in a forward, whose outputs are discarded."""
     calls: list[_Call] = []
 
     def attention(
@@ -93,9 +95,9 @@ def _called(model: PreTrainedModel, ids: torch.Tensor, masks: Any) -> list[_Call
         sliding_window: int | None = None,
         **extras: Any,
     ) -> tuple[torch.Tensor, None]:
-        more = [name for name in _LEFT_OUT if extras.get(name) is not None]
+        more = [name for name in _UNSUPPORTED_ARGUMENTS if extras.get(name) is not None]
         calls.append(_Call(type(module).__name__, attention_mask, sliding_window, more))
-        heads = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)  # the shape of the results
+        heads = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)  # as many heads as the outputs have
         return heads.transpose(1, 2).contiguous(), None
 
     AttentionInterface.register(_NAME, attention)
@@ -105,12 +107,12 @@ def _called(model: PreTrainedModel, ids: torch.Tensor, masks: Any) -> list[_Call
     return calls
 
 
-def _are_same(their: _Call, our: _Call) -> bool:
-    """Whether two masks show the same where masks of these kinds differ."""
-    theirs: Any = their.mask
-    ours: Any = our.mask
-    queries, keys = probe_positions(theirs.near, their.window, ours.near, device=theirs.device)
-    wanted = keys <= queries
-    if ours.near is not None:
-        wanted = wanted & (queries - keys < ours.near)
-    return bool((theirs.visible(0, 0, queries, keys).expand_as(wanted) == wanted).all())
+def _are_same(model_call: _Call, engine_call: _Call) -> bool:
+    """Return whether two masks are the same at all positions at which masks of these kinds can differ."""
+    model_mask: Any = model_call.mask
+    engine_mask: Any = engine_call.mask
+    queries, keys = probe_positions(model_mask.near, model_call.window, engine_mask.near, device=model_mask.device)
+    expected = keys <= queries
+    if engine_mask.near is not None:
+        expected = expected & (queries - keys < engine_mask.near)
+    return bool((model_mask.visible(0, 0, queries, keys).expand_as(expected) == expected).all())

@@ -1,8 +1,8 @@
 """Attention of one new token per row over cached keys and values, without repeating them for grouped heads.
 
-Several query heads share a key and value head in most models. Hugging Face copies keys and values once per query head
-before the product. With a single query per row the heads of a group can instead stand as queries of one shared head:
-the same sums, no copies; three times faster where the head size is small.
+In most models, several query heads share a key and value head. Hugging Face copies keys and values for each query head
+before the product. With one query per row, the heads of a group can be queries of one shared head instead. The sums are
+the same, and nothing is copied: this is three times faster if the head size is small.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def grouped_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as Hugging Face models call it.
+    """Compute attention with the interface of Hugging Face models.
 
     Args:
         module: the attention layer.
         query: [B, heads, T, head size].
         key, value: [B, key heads, S, head size].
-        attention_mask: [B, 1, T, S], added to the scores; none means causal.
-        scaling: of the scores, by default 1 / sqrt(head size).
-        options: what the layer passes besides.
+        attention_mask: [B, 1, T, S], added to the scores. None means causal attention.
+        scaling: factor of the scores, by default 1 / sqrt(head size).
+        options: further arguments of the layer.
 
     Returns:
-        [B, T, heads, head size], and no weights.
+        Outputs [B, T, heads, head size], and None instead of attention weights.
     """
     rows, heads, length, _ = query.shape
     key_heads = key.shape[1]

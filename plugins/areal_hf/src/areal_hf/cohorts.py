@@ -1,12 +1,12 @@
-"""Decodes requests of one length together, with the cache that transformers itself makes for the model.
+"""Decodes requests of one length together, with the cache that transformers makes for the model.
 
 A recurrent state, a compressed key or the keys of an indexer cannot be cut into padded rows. But any model computes a
-batch of sequences of one length, without padding and without masks of ours, as it computes each of them alone. So the
-requests that join together with equally many tokens are a cohort: one forward a step, and one cache, of which a request
-that ends takes its part out. Siblings of one prompt always are a cohort.
+batch of sequences of one length exactly as each of them alone, without padding and masks. So requests of one length
+that join together are a cohort. A cohort has one forward per step and one cache. If a request ends, its part of the
+cache is removed. Siblings of one prompt always are in one cohort.
 
-A cohort without a cache computes all its tokens again. That is how every cohort begins, how one drops what former
-weights have computed, and all that a model needs whose cache is not exact.
+A cohort without a cache computes all its tokens again. Each cohort starts so, drops its cache so after a weight update,
+and runs so all the time if the model's cache is not exact.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     _Sequence = tuple[tuple[int, ...], int]
 
-_MEASURED = (4, 36)
-"""Tokens of the two sequences whose caches are compared to find the memory of a row and of a token."""
+_MEASURED_LENGTHS = (4, 36)
+"""Lengths of two sequences whose caches are compared to find the memory of a row and of a token."""
 
 
 @dataclass(slots=True)
@@ -42,9 +42,10 @@ class _Cohort:
     """Requests of one length.
 
     Attributes:
-        rows: where they live.
-        length: tokens of each, without the newest.
-        cache: of these tokens, one batch row for each of `rows`; None before the first step, and without a cache.
+        rows: their rows.
+        length: number of tokens of each request, without the newest.
+        cache: cache of these tokens with a batch row for each of `rows`. None before the first step, or if the decoder
+            keeps no cache.
     """
 
     rows: list[int]
@@ -56,12 +57,12 @@ class CohortDecoder:
     """A `Decoder` with one forward for each cohort.
 
     Args:
-        model: in evaluation mode, on its device, with frozen parameters.
-        limits: what runs at once.
-        keeps_cache: else all tokens are computed again in each step.
-        turning_point: tokens beyond which a rotary embedding has other frequencies, None where it always has the same:
-            what a cache holds from before does not fit those that follow.
-        vision: what the model does with image tokens; None where it sees no images.
+        model: model in evaluation mode, on its device, with frozen parameters.
+        limits: limits of concurrent work.
+        keeps_cache: False to compute all tokens again in each step.
+        turning_point: number of tokens beyond which a rotary embedding has other frequencies, so that a cache of
+            earlier tokens is wrong. None if its frequencies never change.
+        vision: places images into sequences; None for a model without images.
     """
 
     def __init__(
@@ -91,8 +92,10 @@ class CohortDecoder:
     def _measure(self) -> tuple[int, int]:
         if not self._keeps_cache:
             return 0, 0
-        longest = getattr(self._model.config.get_text_config(), "max_position_embeddings", None) or max(_MEASURED)
-        few, many = (min(length, longest) for length in _MEASURED)
+        longest = getattr(self._model.config.get_text_config(), "max_position_embeddings", None) or max(
+            _MEASURED_LENGTHS
+        )
+        few, many = (min(length, longest) for length in _MEASURED_LENGTHS)
         sizes = []
         for length in (few, many):
             ids = torch.zeros(1, length, dtype=torch.int64, device=self._model.device)
@@ -117,63 +120,61 @@ class CohortDecoder:
         for cohort in self._cohorts:
             if cohort.length == self._turning_point:
                 cohort.cache = None
-        self._cohorts = [piece for cohort in self._cohorts for piece in self._pieces(cohort, rows)]
-        parts = [self._advance(cohort, rows) for cohort in self._cohorts]
-        places = torch.tensor([row for cohort in self._cohorts for row in cohort.rows], device=rows.device)
-        return torch.cat(parts)[places.argsort()]
+        self._cohorts = [part for cohort in self._cohorts for part in self._split(cohort, rows)]
+        logits = [self._advance(cohort, rows) for cohort in self._cohorts]
+        order = torch.tensor([row for cohort in self._cohorts for row in cohort.rows], device=rows.device)
+        return torch.cat(logits)[order.argsort()]
 
-    def _pieces(self, cohort: _Cohort, rows: Rows) -> list[_Cohort]:
-        """Cut a cohort without a cache into those whose distinct sequences are one forward of limited size."""
+    def _split(self, cohort: _Cohort, rows: Rows) -> list[_Cohort]:
+        """Split a cohort without a cache, so that the distinct sequences of each part fit into one forward."""
         if cohort.cache is not None:
             return [cohort]
         most = max(1, self._limits.prefill_tokens // (cohort.length + 1))
-        pieces: list[_Cohort] = []
+        parts: list[_Cohort] = []
         distinct: set[_Sequence] = set()
         for row, sequence in zip(cohort.rows, _sequences(rows, cohort.rows), strict=True):
-            if not pieces or len(distinct | {sequence}) > most:
-                pieces.append(_Cohort([], cohort.length))
+            if not parts or len(distinct | {sequence}) > most:
+                parts.append(_Cohort([], cohort.length))
                 distinct.clear()
-            pieces[-1].rows.append(row)
+            parts[-1].rows.append(row)
             distinct.add(sequence)
-        return pieces
+        return parts
 
     def _advance(self, cohort: _Cohort, rows: Rows) -> torch.Tensor:
         """Return the logits [rows of the cohort, V] of its next tokens."""
-        places = torch.tensor(cohort.rows, device=rows.device)
+        indices = torch.tensor(cohort.rows, device=rows.device)
         if cohort.cache is None:
             order: dict[_Sequence, int] = {}
             sequences = _sequences(rows, cohort.rows)
             source = [order.setdefault(sequence, len(order)) for sequence in sequences]
-            images = [rows.requests[cohort.rows[source.index(place)]].images for place in range(len(order))]
+            images = [rows.requests[cohort.rows[source.index(number)]].images for number in range(len(order))]
             ids = torch.tensor([tokens for tokens, _ in order], device=rows.device)
             logits, cohort.cache = self._forward(self._sequences(ids, images), None)
             index = torch.tensor(source, device=rows.device)
             logits = logits[index]
             _select(cohort.cache, index, len(order))
         else:
-            newest, positions = (
-                without_image_tokens(self._model.config, rows.live("last")[places]),
-                rows.live("lengths")[places],
-            )
+            newest = without_image_tokens(self._model.config, rows.live("last")[indices])
+            positions = rows.live("lengths")[indices]
             if self._vision is not None:
-                positions = positions + rows.live("offsets")[places]
+                positions = positions + rows.live("offsets")[indices]
             inputs = {"input_ids": newest.unsqueeze(1), "position_ids": positions.unsqueeze(1)}
             logits, cohort.cache = self._forward(inputs, cohort.cache)
         cohort.length += 1
         return logits
 
     def _sequences(self, ids: torch.Tensor, images: list[ImageInputs | None]) -> dict[str, torch.Tensor]:
-        """Return what the model takes for whole sequences [B, T] and their images."""
+        """Return the model's arguments for whole sequences [B, T] and their images."""
         if self._vision is None:
             ids = without_image_tokens(self._model.config, ids)
             return {"input_ids": ids, "position_ids": torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)}
-        fed, positions = self._vision.place_rows(ids, images)
-        return {"input_ids": fed, "position_ids": positions, **self._vision.shown(images)}
+        input_ids, positions = self._vision.place_rows(ids, images)
+        return {"input_ids": input_ids, "position_ids": positions, **self._vision.shown(images)}
 
     def _forward(self, inputs: dict[str, torch.Tensor], cache: Any) -> tuple[torch.Tensor, Any]:
-        """Return the logits [B, V] after some tokens, and the cache with them in it; None where none is kept."""
+        """Return the logits [B, V] after some tokens, and the cache that includes them, or None if none is kept."""
         options = {**inputs, **self._options}
-        # Several models take their position from the first layer's cache, which may hold no keys: it is given.
+        # Without positions, several models take them from the first layer's cache, which may have no keys.
         if not self._takes_positions:
             del options["position_ids"]
         if cache is not None:
@@ -189,24 +190,25 @@ class CohortDecoder:
         """See `Decoder.remove`."""
         leaving, moved = set(ended), dict(zip(sources, targets, strict=True))
         for cohort in self._cohorts:
-            kept = [place for place, row in enumerate(cohort.rows) if row not in leaving]
+            kept = [index for index, row in enumerate(cohort.rows) if row not in leaving]
             if kept and len(kept) < len(cohort.rows):
                 _select(cohort.cache, torch.tensor(kept, device=rows.device), len(cohort.rows))
-            cohort.rows = [moved.get(cohort.rows[place], cohort.rows[place]) for place in kept]
+            cohort.rows = [moved.get(cohort.rows[index], cohort.rows[index]) for index in kept]
         self._cohorts = [cohort for cohort in self._cohorts if cohort.rows]
 
 
-def _sequences(rows: Rows, places: list[int]) -> list[_Sequence]:
-    """Return the tokens of some rows, the newest among them, and what tells their images apart."""
+def _sequences(rows: Rows, indices: list[int]) -> list[_Sequence]:
+    """Return the tokens of some rows, including the newest, and the identity of their images."""
     newest = rows.live("last").tolist()
-    histories = (history for row in places for history in rows.histories(row, row + 1))
+    histories = (history for row in indices for history in rows.histories(row, row + 1))
     return [
-        ((*history, newest[row]), id(rows.requests[row].images)) for row, history in zip(places, histories, strict=True)
+        ((*history, newest[row]), id(rows.requests[row].images))
+        for row, history in zip(indices, histories, strict=True)
     ]
 
 
 def _select(cache: Any, index: torch.Tensor, batch: int) -> None:
-    """Select the batch rows `index` of a cache. `Cache.reorder_cache` leaves out the states of some models."""
+    """Select the batch rows `index` of a cache. `Cache.reorder_cache` omits the states of some models."""
 
     def select(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.index_select(0, index) if tensor.dim() and len(tensor) == batch else tensor
@@ -216,14 +218,14 @@ def _select(cache: Any, index: torch.Tensor, batch: int) -> None:
 
 
 def _size(cache: Any) -> int:
-    """Return the bytes of all tensors of a cache."""
+    """Return the total bytes of all tensors of a cache."""
     sizes: dict[int, int] = {}
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
+    def record(tensor: torch.Tensor) -> torch.Tensor:
         sizes[tensor.data_ptr()] = tensor.nbytes
         return tensor
 
-    _replace(cache, note)
+    _replace(cache, record)
     return sum(sizes.values())
 
 
@@ -232,10 +234,10 @@ def _replace(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, list | tuple):
-        return type(value)(_replace(each, change) for each in value)
+        return type(value)(_replace(item, change) for item in value)
     if isinstance(value, dict):
-        return {key: _replace(each, change) for key, each in value.items()}
+        return {key: _replace(item, change) for key, item in value.items()}
     if isinstance(value, Cache | CacheLayerMixin | LinearAttentionCacheLayerMixin):
-        for name, each in [*vars(value).items()]:
-            setattr(value, name, _replace(each, change))
+        for name, item in [*vars(value).items()]:
+            setattr(value, name, _replace(item, change))
     return value

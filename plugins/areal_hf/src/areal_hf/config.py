@@ -1,4 +1,4 @@
-"""The settings of the embedded engine."""
+"""Settings of the embedded engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HFConfig(ServerSettings):
     least_servers: ClassVar[int] = 1
     servers: int | ServerBounds = 1
     """Number of server processes, each with a copy of the model. {minimum, maximum}: an elastic fleet, whose processes
-    come and go with their nodes."""
+    start and end with their nodes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model. auto: the GPU, if PyTorch sees one."""
     max_concurrent_requests: int = Field(128, ge=1)
@@ -41,13 +41,13 @@ class HFConfig(ServerSettings):
     cache_gib: float = Field(2.0, gt=0)
     """Memory in GiB for the KV caches of running requests. Requests that do not fit wait."""
     prefill_tokens: int = Field(4096, ge=1)
-    """Prompt tokens in one forward pass, padding included. A longer prompt gets a pass of its own."""
+    """Prompt tokens in one forward pass, including padding. A longer prompt gets a pass of its own."""
     update_mode: Literal["keep_cache", "recompute"] = "keep_cache"
-    """What a weight sync does with the KV cache of running requests: keep it, or recompute it under the new weights."""
+    """KV cache of running requests at a weight sync: keep it, or recompute it with the new weights."""
     threads: int = Field(1, ge=1)
     """CPU threads of one process."""
     deterministic: bool = False
-    """Run one request at a time, in order of arrival, so that answers are the same bit for bit."""
+    """Run one request at a time, in order of arrival, so that answers are bit-identical."""
     start_timeout_s: Seconds = Field(300.0, gt=0)
     """Timeout in seconds for loading the model."""
 
@@ -62,7 +62,7 @@ class HFConfig(ServerSettings):
         return [replace(group, cores_each=self.threads) for group in super().process_groups(config, run_dir)]
 
     def serve(self, config: RunConfig, model: ModelReference, member: Member, run_dir: Path) -> int:
-        """Be a server of the run; see `ServerSettings`."""
+        """Run a server until the run ends; see `ServerSettings.serve`."""
         del config, run_dir
         member.enter_loading("loading the model", self.start_timeout_s)
         from areal_hf.server import main
@@ -71,32 +71,30 @@ class HFConfig(ServerSettings):
             member.announce("server", address)
             member.enter("generating")
 
-        place = f"tcp:{member.host}:0" if self.key else f"unix:{member.scratch}/server.sock"
-        asyncio.run(main(self, model, place, announce))
+        address = f"tcp:{member.host}:0" if self.key else f"unix:{member.scratch}/server.sock"
+        asyncio.run(main(self, model, address, announce))
         return 0
 
     def for_run(self, config: RunConfig) -> Self:
-        """See `ServerSettings.for_run`. In a deterministic run servers are deterministic, too."""
+        """See `ServerSettings.for_run`. In a deterministic run, servers are deterministic."""
         return self.model_copy(update={"deterministic": self.deterministic or config.deterministic})
 
     def notes(self, config: RunConfig) -> Iterable[str]:
-        """Yield which engine would be faster, and which memory the plan leaves out."""
+        """Note that another engine would be faster, and that the memory plan does not count this engine."""
         if self.device != "cpu" and count_gpus() and has_nvidia_driver():
             servers = [name for name in _SERVERS if find_spec(name) and find_spec(f"areal_{name}")]
-            faster = (
-                f"{' and '.join(servers)}, installed here, " if servers else "SGLang and vLLM, not installed here, "
-            )
-            yield faster + "generate faster on a GPU than this engine: set inference_engine.type=auto"
+            faster = f"{' and '.join(servers)}, installed here," if servers else "SGLang and vLLM, not installed here,"
+            yield f"{faster} generate faster on a GPU than this engine: set inference_engine.type=auto"
         if self.device != "cpu" and config.placement.gpu_memory_gib is not None and not config.placement.disaggregated:
             yield (
-                f"on the trainer's GPU it has a copy of the model, and keys and values of up to cache_gib, "
-                f"{self.cache_gib:g} GiB, which the plan of memory does not count"
+                "the memory plan does not count this engine's copy of the model on the trainer's GPU, and its KV cache "
+                f"of up to cache_gib, {self.cache_gib:g} GiB"
             )
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """Yield contradictions with the rest of the config."""
         yield from super().check(config)
         if (self.deterministic or config.deterministic) and self.bounds.maximum > 1:
-            yield "deterministic is one request at a time: set servers to 1"
+            yield "deterministic runs one request at a time: set servers to 1"
         if self.max_sequence_length is not None and config.longest_sequence > self.max_sequence_length:
-            yield f"max_sequence_length is {self.max_sequence_length}, and sequences may have {config.longest_sequence}"
+            yield f"max_sequence_length is {self.max_sequence_length}, but sequences may have {config.longest_sequence}"

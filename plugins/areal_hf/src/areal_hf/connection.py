@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class HFConnection:
-    """See `areal_core.servers.Connection`.
+    """A connection to a server; see `areal_core.servers.Connection`. It opens at the first message.
 
     Args:
-        address: the server's address.
-        key: the key that it requires; empty for none.
+        address: address of the server.
+        key: key of the server, or empty if it has none.
     """
 
     def __init__(self, address: str, key: str = "") -> None:
@@ -42,25 +42,35 @@ class HFConnection:
         self._opening: asyncio.Future[_Channel] | None = None
 
     async def loaded(self) -> Loaded:
-        """Return what the server reports of itself."""
+        """Return what the server reports to each new connection.
+
+        Raises:
+            ServerLostError: the server cannot be reached, or refuses the key.
+        """
         return (await self._channel()).loaded
 
     async def ask(self, message: Message) -> None:
-        """Send a command, and return when the server has carried it out.
+        """Send a command, and return when the server has executed it.
 
         Raises:
-            RunError: the server reports that it failed.
+            RunError: the command failed on the server.
+            ServerLostError: the connection is lost.
         """
         channel = await self._channel()
         try:
-            await channel.peer.request(message, None, "what it was asked for")
+            await channel.peer.request(message, None, "a command")
         except PeerClosed as error:
             raise _lost(error) from None
 
     async def generate(
         self, input_ids: list[int], sampling: SamplingParameters, seed: int, images: tuple[str, ...]
     ) -> Answer | None:
-        """Continue one sequence. Returns None if all requests were aborted."""
+        """Continue one sequence. Return None if the request was aborted.
+
+        Raises:
+            RequestRefusedError: the server refuses the request.
+            ServerLostError: the connection is lost.
+        """
         return await (await self._channel()).generate(input_ids, sampling, seed, images)
 
     def close(self) -> None:
@@ -90,8 +100,8 @@ class _Channel:
     """An open connection.
 
     Args:
-        peer: the server.
-        loaded: what it reports of itself.
+        peer: connection to the server.
+        loaded: the report of the server.
     """
 
     def __init__(self, peer: Peer, loaded: Loaded) -> None:
@@ -104,10 +114,10 @@ class _Channel:
 
     @classmethod
     async def open(cls, address: str, credentials: Credentials) -> _Channel:
-        """Connect.
+        """Connect to a server.
 
         Raises:
-            ServerLostError: the server is gone, or refuses the key.
+            ServerLostError: the server cannot be reached, or refuses the key.
         """
         try:
             peer = await connect_once(address, "fleet", credentials)
@@ -127,7 +137,7 @@ class _Channel:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the server will answer nothing more."""
+        """Whether no further answer can arrive."""
         return self._receiving.done()
 
     async def generate(
@@ -175,7 +185,7 @@ class _Channel:
         versions = array("i", bytes(view[size : 2 * size]))
         logprobs = array("f", bytes(view[2 * size : 3 * size]))
         columns = self._columns(message.computed, view[3 * size :]) if self.loaded.experts_shape else [{}] * len(counts)
-        self._labels |= {message.oldest + place: label for place, label in enumerate(message.labels)}
+        self._labels |= {message.oldest + index: label for index, label in enumerate(message.labels)}
         start = 0
         for number, count, stopped, column in zip(message.numbers, counts, message.stopped, columns, strict=True):
             future = self._requests.get(number)
@@ -187,7 +197,7 @@ class _Channel:
             start = end
 
     def _columns(self, computed: list[int], data: memoryview) -> list[dict[str, Values]]:
-        """Return the routed experts of each generation. No position predicts the first token: its row is 0."""
+        """Return the routed experts of each generation. No token predicts the first token, so its row is 0."""
         shape, dtype = self.loaded.experts_shape, self.loaded.experts_dtype
         experts = np.frombuffer(data, dtype).reshape(-1, *shape)
         first = np.zeros((1, *shape), dtype)
@@ -196,4 +206,4 @@ class _Channel:
 
 
 def _lost(error: RunError) -> ServerLostError:
-    return ServerLostError(f"broke off: {error.message}")
+    return ServerLostError(f"closed the connection: {error.message}")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command; its exit code."""
+    """Run the command. Return its exit code."""
     parser = argparse.ArgumentParser(prog="areal debug", description=__doc__)
     add_request_arguments(parser)
     parser.add_argument(
@@ -54,7 +54,7 @@ def main(words: Sequence[str]) -> int:
 
 
 class Generator:
-    """An `InferenceClient` in this process, one request after another."""
+    """An `InferenceClient` in this process. It answers one request at a time."""
 
     capabilities = InferenceCapabilities(frozenset(), frozenset({"stop"}))
 
@@ -66,11 +66,11 @@ class Generator:
         """See `InferenceClient.generate`."""
         stop, sampling = request.sampling.stop, replace(request.sampling, stop=())
         self._scheduler.add(LiveRequest(0, [*request.input_ids], sampling, request.seed))
-        while (found := self._scheduler.step()) is None:
+        while (outputs := self._scheduler.step()) is None:
             pass
-        reason = FinishReason.STOP if found.stopped[0] else FinishReason.LENGTH
-        generation = Generation(found.tokens.tolist(), found.logprobs.tolist(), found.versions.tolist(), reason)
+        reason = FinishReason.STOP if outputs.stopped[0] else FinishReason.LENGTH
+        generation = Generation(outputs.tokens.tolist(), outputs.logprobs.tolist(), outputs.versions.tolist(), reason)
         return cut_at_stop(generation, stop, self._tokenizer) if stop else generation
 
     async def close(self) -> None:
-        """See `InferenceClient.close`. There is no connection."""
+        """Do nothing: there is no connection."""

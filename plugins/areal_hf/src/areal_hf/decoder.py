@@ -1,4 +1,4 @@
-"""What the scheduler needs of a model: logits for the next token of all live requests, and the room that they take."""
+"""The interface between scheduler and model: logits of all live requests, and the memory that they need."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
 
 
 class Decoder(Protocol):
-    """Runs a model for the live requests, and keeps what the model remembers of their tokens.
+    """Runs a model for the live requests, and caches states of their tokens.
 
     Attributes:
-        bytes_per_row: memory of a request, however short.
-        bytes_per_token: memory of each of its tokens.
+        bytes_per_row: memory of a request, without its tokens.
+        bytes_per_token: memory of each token of a request.
     """
 
     bytes_per_row: int
     bytes_per_token: int
 
     def join(self, rows: Rows, start: int) -> None:
-        """Take the requests of rows `start` and later, which have just joined."""
+        """Add the requests of rows `start` and later, which have just joined."""
 
     def rebuild(self, rows: Rows) -> None:
-        """Compute everything again that is remembered of the live requests: the weights have changed."""
+        """Compute all cached states of the live requests again with new weights."""
 
     def logits(self, rows: Rows) -> torch.Tensor:
-        """Return the logits [B, V] for the next token of every row; the newest tokens are remembered from now on."""
+        """Return the logits [B, V] for the next token of every row. This also caches the newest tokens."""
 
     def remove(self, rows: Rows, ended: list[int], sources: list[int], targets: list[int]) -> None:
-        """Forget the rows `ended`, which `rows` has removed: then rows `sources` have become rows `targets`."""
+        """Remove the rows `ended`, which `rows` has removed already: rows `sources` have become rows `targets`."""

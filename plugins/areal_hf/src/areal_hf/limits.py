@@ -1,4 +1,4 @@
-"""What runs at once."""
+"""Limits of concurrent work."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What runs at once.
+    """Limits of concurrent work.
 
     Attributes:
-        requests: rows of a step.
-        sequence_length: tokens of one request, prompt and output.
-        cache_bytes: of what the model remembers of its tokens, in all.
-        prefill_tokens: prompt tokens of one forward, padding included.
+        requests: largest number of live requests.
+        sequence_length: largest number of tokens of one request, prompt and output together.
+        cache_bytes: memory of all cached states.
+        prefill_tokens: largest number of prompt tokens in one forward, including padding.
     """
 
     requests: int

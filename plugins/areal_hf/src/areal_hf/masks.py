@@ -1,4 +1,4 @@
-"""Which cached columns each token may look at, for models with full attention and with sliding windows."""
+"""Attention masks over cached columns, for models with full attention and with sliding windows."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 Masks = torch.Tensor | dict[str, torch.Tensor] | None
-"""What a model takes as `attention_mask`: one mask, or one for each type of layer, or none for plain causality."""
+"""`attention_mask` of a model: one mask, or one for each type of layer, or None for plain causal attention."""
 
 _KNOWN = {"full_attention", "sliding_attention"}
 
 
 class AttentionMasks:
-    """Builds additive masks: 0 where a token may look, the dtype's lowest number elsewhere.
+    """Builds additive masks: 0 for columns that a token attends to, the dtype's lowest number for others.
 
     Args:
-        config: of the model; says which layers see only a window.
-        dtype: of the mask, that of the attention scores.
-        explicit: whether the attention in use needs the causal mask of a prompt spelt out.
+        config: config of the model, which defines the layers with a window.
+        dtype: dtype of the mask, that of the attention scores.
+        explicit: True if the attention needs a causal mask for prompts.
 
     Raises:
-        ValueError: the model has layers that are no attention over all earlier tokens or a window of them.
+        ValueError: a layer attends neither to all earlier tokens nor to a window of them.
     """
 
     def __init__(self, config: PreTrainedConfig, dtype: torch.dtype, *, explicit: bool) -> None:
@@ -55,19 +55,19 @@ class AttentionMasks:
         return self.for_layers(mask)
 
     def for_layers(self, mask: Callable[[int | None], torch.Tensor]) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Make the mask of each type of layer from its window, as the model takes them."""
-        found = {name: mask(window) for name, window in self._windows.items()}
-        return found if len(found) > 1 else next(iter(found.values()))
+        """Return the model's `attention_mask`, with `mask` called for the window of each type of layer."""
+        masks = {name: mask(window) for name, window in self._windows.items()}
+        return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def for_prompts(self, rows: int, length: int, device: torch.device) -> Masks:
-        """For prompts that begin at column 0: masks [rows, 1, length, length], or None.
+        """Return masks [rows, 1, length, length] for prompts that start at column 0, or None.
 
-        Padding stands behind a prompt, where causality hides it from every real token.
+        Padding follows a prompt, so that the causal mask hides it from the prompt's tokens.
         """
         if self._plain:
             return None
         return self._masks(torch.arange(length, device=device).expand(rows, length), length)
 
     def for_tokens(self, positions: torch.Tensor, width: int) -> Masks:
-        """For one token of each row at `positions` [B] int64, over `width` columns: masks [B, 1, 1, width]."""
+        """Return masks [B, 1, 1, width] for one token of each row at `positions` [B] int64."""
         return self._masks(positions.unsqueeze(1), width)

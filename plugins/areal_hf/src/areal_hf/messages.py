@@ -1,4 +1,4 @@
-"""Between a server and those who ask it: the rollout controller and the rollout workers."""
+"""Messages between a server and its peers: the rollout controller and the rollout workers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from areal_core.servers import SamplingParameters
 
 
 class Loaded(Message):
-    """What a server is and can take, in tokens; told to everybody who comes.
+    """A server's report to each new connection.
 
     Attributes:
-        program: whose version it is, and the version.
-        model: its folder.
-        dtype: of its parameters, as PyTorch names it.
-        sequence_length: the longest sequence, prompt and output.
-        experts_shape, experts_dtype: of what is told of each token's experts, layers and choices; nothing where empty.
+        program: name and version of the program.
+        model: folder of the model.
+        dtype: dtype of the parameters, as PyTorch names it.
+        sequence_length: largest number of tokens of a sequence, prompt and output together.
+        experts_shape, experts_dtype: (layers, choices) and dtype of a token's routed experts. Both are empty if the
+            server does not report them.
     """
 
     program: str
@@ -28,14 +29,14 @@ class Loaded(Message):
 
 
 class Generate(Message):
-    """One sequence to continue. Answered within `Finished` or `Aborted`, or with `Refused`.
+    """A request to continue one sequence. The reply is a `Finished`, an `Aborted` or a `Refused` with its number.
 
     Attributes:
-        number: of the request.
-        input_ids: prompt and everything after it so far.
-        sampling: its settings.
-        seed: of its random numbers.
-        images: the files of its images, in base64.
+        number: number of the request.
+        input_ids: the prompt and everything after it so far.
+        sampling: sampling settings.
+        seed: seed of the random numbers.
+        images: image files, in base64.
     """
 
     number: int
@@ -46,51 +47,51 @@ class Generate(Message):
 
 
 class Refused(Message):
-    """A request cannot be served; why."""
+    """The server refuses a request, for the reason in `text`."""
 
     number: int
     text: str
 
 
 class Cancel(Message):
-    """Nobody wants the answer to a request any more."""
+    """Cancel a request."""
 
     number: int
 
 
 class Ping(Message):
-    """Whether the server still goes from step to step. Answered with `Done`."""
+    """A health check. The reply is a `Done` between two steps."""
 
 
 class Abort(Message):
-    """End all requests, whoever asked. Answered with `Done`, and whoever asked is told by `Aborted`."""
+    """End all requests of all peers. Each gets an `Aborted`. The reply is a `Done`."""
 
 
 class Aborted(Message):
-    """A request that was ended without an answer."""
+    """A request ended without an answer."""
 
     number: int
 
 
 class Update(Message):
-    """Take over the weights in a folder, or the label alone where it is None. Answered with `Done`, or `Failed`."""
+    """Load the weights of a folder, or only set the label if the folder is None. The reply is a `Done` or `Failed`."""
 
     label: str
     folder: Path | None
 
 
 class Finished(Message):
-    """Requests that have ended, one behind another.
+    """The answers to requests that ended in one step.
 
     Attributes:
-        numbers: of the requests.
-        counts: tokens of each.
-        stopped: whether each ended with a stop token.
-        columns: tokens, numbers of weights (int32) and log-probabilities (float32) of all of them, column by column;
-            then the experts of all tokens that were computed.
-        computed: of each; see `Outputs`.
-        oldest: the lowest of the numbers of weights.
-        labels: of the weights, from this number on.
+        numbers: numbers of the requests.
+        counts: number of tokens of each answer.
+        stopped: True for each answer that ended with a stop token.
+        columns: three concatenated arrays over all tokens: tokens (int32), numbers of weights (int32) and
+            log-probabilities (float32); then the routed experts of all computed tokens.
+        computed: number of computed tokens of each request; see `Outputs`.
+        oldest: lowest number of weights in `columns`.
+        labels: labels of the weights with the numbers `oldest`, `oldest` + 1, ...
     """
 
     numbers: list[int]

@@ -1,4 +1,4 @@
-"""What `areal doctor MODEL` asks of this plugin."""
+"""The check of a model for `areal doctor MODEL`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_generate(folder: Path) -> Finding:
-    """Report the way that the embedded engine generates by in each dtype, and why it takes no faster one."""
+    """Report in which way the embedded engine generates in each dtype, and why not in a faster one."""
     return try_dtypes(folder, _way)
 
 

@@ -1,4 +1,4 @@
-"""What this plugin supplies."""
+"""The components, commands and health checks of this plugin."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from areal_core.plugins import Command, Component, HealthCheck, hookimpl
 
 @hookimpl
 def areal_inference_engines() -> list[Component]:
-    """The embedded engine."""
+    """Register the embedded engine."""
     return [
         Component(
             "hf",
-            "generates with any Hugging Face causal model in processes of its own, on the CPU or one GPU each",
+            "generates with any Hugging Face causal model in separate processes, on the CPU or one GPU each",
             target="areal_hf.adapter:HFAdapter",
             config="areal_hf.config:HFConfig",
         )
@@ -20,12 +20,12 @@ def areal_inference_engines() -> list[Component]:
 
 @hookimpl
 def areal_commands() -> list[Command]:
-    """`areal debug`, `areal hf debug`."""
+    """Register `areal debug` (`areal hf debug`)."""
     return [Command("debug", "take one row from prompt to loss in this process", target="areal_hf.debug:main")]
 
 
 @hookimpl
 def areal_health_checks() -> list[HealthCheck]:
-    """Of a model."""
+    """Register the check of a model."""
     meaning = "how the embedded engine generates: rows, cohorts or whole, the fastest first"
     return [HealthCheck("generate", meaning, target="areal_hf.model_checks:check_generate", of_model=True)]

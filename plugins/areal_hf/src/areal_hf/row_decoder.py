@@ -1,4 +1,4 @@
-"""Decodes all live requests in one forward, each a row of the engine's own cache of keys and values."""
+"""Decodes all live requests in one forward. Each is a row of the engine's own KV cache."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ if TYPE_CHECKING:
 class RowDecoder:
     """A `Decoder` with one forward for all rows.
 
-    A joining request's prompt, but for its last token, is put into the cache; the last token is then an ordinary step's
-    input. Rebuilding the cache under new weights is the same operation on live rows, with what they have generated
-    behind their prompts.
+    A prefill caches the tokens of a joining request except the last, which is the input of the next step. Rebuilding
+    the cache after a weight update is the same operation on live rows, which include generated tokens.
 
     Args:
-        model: in evaluation mode, on its device, with frozen parameters.
-        limits: what runs at once.
-        masks: of the model's layers.
-        vision: what it does with image tokens; None where it sees no images.
+        model: model in evaluation mode, on its device, with frozen parameters.
+        limits: limits of concurrent work.
+        masks: masks of the model's layers.
+        vision: places images into sequences; None for a model without images.
     """
 
     bytes_per_row = 0
     experts: RoutedExperts | None
-    """Records the experts of each token, where the run asks for them."""
+    """Records the routed experts of each token, if the run requests them."""
     layers: int
-    """layers that hold keys and values"""
+    """Number of layers with keys and values."""
 
     def __init__(
         self, model: PreTrainedModel, limits: Limits, masks: AttentionMasks, vision: VisionTokens | None
@@ -55,7 +54,7 @@ class RowDecoder:
 
     @torch.inference_mode()
     def _measure(self) -> int:
-        """Bytes of the cache for one token, asked of the model itself: every family has its own shapes."""
+        """Return the cache's bytes per token, measured by a forward: each model family has its own shapes."""
         self.cache.fit(1, 1, 0, 0, 1)
         self._prefill(0, [[0]], [None])
         size = self.cache.bytes_per_token
@@ -70,7 +69,7 @@ class RowDecoder:
 
     def rebuild(self, rows: Rows) -> None:
         """See `Decoder.rebuild`."""
-        self._fill(rows, 0, is_again=True)
+        self._fill(rows, 0, is_rebuild=True)
 
     def logits(self, rows: Rows) -> torch.Tensor:
         """See `Decoder.logits`."""
@@ -96,71 +95,70 @@ class RowDecoder:
         """See `Decoder.remove`."""
         del ended
         if sources:
-            origins, places = (torch.tensor(each, device=rows.device) for each in (sources, targets))
-            # The newest token's keys are in the cache already, so `longest` columns hold something.
-            self.cache.move(origins, places, rows.longest)
+            source_rows, target_rows = (torch.tensor(indices, device=rows.device) for indices in (sources, targets))
+            # The cache includes the newest token, so `longest` columns are in use.
+            self.cache.move(source_rows, target_rows, rows.longest)
         if not len(rows):
-            # Memory back; and what is generated next does not depend on what ran before, not even in its strides.
+            # This also makes later results independent of earlier requests, even of the tensors' strides.
             self.cache.reset()
 
     def _fit(self, count: int, columns: int, live_rows: int) -> None:
-        """Make room for rows and columns; the first `live_rows` rows hold something."""
+        """Fit the cache to rows and columns. The first `live_rows` rows are in use."""
         most = self._limits.cache_bytes // max(1, rounded(columns) * self.bytes_per_token)
         self.cache.fit(count, columns, live_rows, self.cache.capacity[1], min(self._limits.requests, most))
 
-    def _fill(self, rows: Rows, start: int, *, is_again: bool = False) -> None:
-        """Put everything but the newest token of the rows from `start` on into the cache, in forwards of limited size;
-        `is_again`, under new weights."""
+    def _fill(self, rows: Rows, start: int, *, is_rebuild: bool = False) -> None:
+        """Cache all tokens but the newest of the rows from `start` on, in forwards of limited size."""
         histories = rows.histories(start, len(rows))
         images = [request.images for request in rows.requests[start:]]
         chunk: list[list[int]] = []
         distinct: set[_Prompt] = set()
-        longest = taken = 0
-        for history, seen in zip(histories, images, strict=True):
+        longest = done = 0
+        for history, inputs in zip(histories, images, strict=True):
             longest = max(longest, len(history))
-            grown = distinct | {_prompt(history, seen)}
+            grown = distinct | {_prompt(history, inputs)}
             if chunk and len(grown) * longest > self._limits.prefill_tokens:
-                self._prefill(start + taken, chunk, images[taken:], is_again=is_again)
-                taken += len(chunk)
-                chunk, grown, longest = [], {_prompt(history, seen)}, len(history)
+                self._prefill(start + done, chunk, images[done:], is_rebuild=is_rebuild)
+                done += len(chunk)
+                chunk, grown, longest = [], {_prompt(history, inputs)}, len(history)
             chunk.append(history)
             distinct = grown
-        self._prefill(start + taken, chunk, images[taken:], is_again=is_again)
+        self._prefill(start + done, chunk, images[done:], is_rebuild=is_rebuild)
 
     def _prefill(
-        self, start: int, histories: list[list[int]], images: list[ImageInputs | None], *, is_again: bool = False
+        self, start: int, histories: list[list[int]], images: list[ImageInputs | None], *, is_rebuild: bool = False
     ) -> None:
-        """One forward over the distinct ones of `histories`; siblings that share a prompt share its computation.
+        """Run one forward over the distinct histories. Siblings with one prompt share its computation.
 
         Args:
-            start: the first of their rows.
-            histories: of one row after another.
-            images: of these rows, and perhaps of more.
-            is_again: they were in the cache before, under other weights.
+            start: the first row.
+            histories: tokens of the rows from `start` on.
+            images: images of these rows, and possibly of later ones.
+            is_rebuild: True if the rows were cached before, with old weights.
         """
         order: dict[_Prompt, int] = {}
         first: list[int] = []
         source = []
-        for place, history in enumerate(histories):
-            key = _prompt(history, images[place])
+        for index, history in enumerate(histories):
+            key = _prompt(history, images[index])
             if key not in order:
                 order[key] = len(order)
-                first.append(place)
+                first.append(index)
             source.append(order[key])
         longest = max(len(history) for history in histories)
         if not longest:
             return
         device = self._model.device
-        padded = [[*histories[place], *[0] * (longest - len(histories[place]))] for place in first]
+        padded = [[*histories[index], *[0] * (longest - len(histories[index]))] for index in first]
         ids = torch.tensor(padded, dtype=torch.int64, device=device)
         if self._vision is None:
             ids = without_image_tokens(self._model.config, ids)
         positions = torch.arange(longest, device=device).expand(len(order), longest)
-        shown: dict[str, torch.Tensor] = {}
+        image_inputs: dict[str, torch.Tensor] = {}
         if self._vision is not None:
-            seen = [images[place] for place in first]
-            ids, positions = self._vision.place_rows(ids, seen)
-            shown = self._vision.shown(seen)
+            distinct_images = [images[index] for index in first]
+            ids, positions = self._vision.place_rows(ids, distinct_images)
+            image_inputs = self._vision.shown(distinct_images)
         sources = torch.tensor(source, dtype=torch.int64, device=device)
         self.cache.fill(start, sources)
         self._model(
@@ -170,14 +168,14 @@ class RowDecoder:
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1,
-            **shown,
+            **image_inputs,
         )
-        if self.experts is not None and is_again:
-            self.experts.take_made()
+        if self.experts is not None and is_rebuild:
+            self.experts.take_choices()
         elif self.experts is not None:
             self.experts.fill(start, sources, longest)
 
 
 def _prompt(history: list[int], images: ImageInputs | None) -> _Prompt:
-    """What tells prompts apart; a request's images are read once for all its siblings."""
+    """Return what distinguishes prompts. Siblings share the object of their images."""
     return tuple(history), id(images)

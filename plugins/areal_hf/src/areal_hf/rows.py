@@ -1,4 +1,4 @@
-"""What is known of the live requests, as tensors with one row each, so that a token costs no Python per request."""
+"""State of the live requests as tensors with one row each, so that a step needs no Python code for each request."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request in the generating process.
+    """A request in the server.
 
     Attributes:
-        number: the client's number for it.
+        number: number of the request.
         input_ids: prompt tokens.
-        sampling: how to draw.
-        seed: of its random numbers.
-        images: its images; None where it has none.
-        offset: of its tokens' positions behind the prompt, beside how many stand before; see `Placed.offset`.
-        row: where it lives, -1 while it waits.
-        cancelled: nobody wants its answer any more.
+        sampling: sampling settings.
+        seed: seed of the random numbers.
+        images: its images; None without images.
+        offset: difference between a token's position and the number of tokens before it, for tokens after the prompt;
+            see `Placed.offset`.
+        row: its row, or -1 while it waits.
+        cancelled: True if the client has cancelled it.
     """
 
     number: int
@@ -40,22 +41,23 @@ class LiveRequest:
 
     @property
     def limit(self) -> int:
-        """Tokens that it may come to, prompt included."""
+        """Largest number of tokens, prompt and output together."""
         return len(self.input_ids) + self.sampling.max_new_tokens
 
 
 @dataclass(slots=True)
 class Outputs:
-    """What finished requests were given: one entry per request, and flat tensors of all their tokens in order.
+    """Results of finished requests: one entry per request, and flat tensors of all their tokens in order.
 
     Attributes:
-        numbers: the client's numbers.
-        counts: generated tokens of each.
-        stopped: whether a stop token ended it; else its length did.
+        numbers: numbers of the requests.
+        counts: number of generated tokens of each request.
+        stopped: True if a stop token ended the request, False if its length did.
         tokens, versions: [sum of counts] int32.
         logprobs: [sum of counts] float32.
-        computed: tokens of each, its prompt's among them, that went through the model; empty where `experts` is.
-        experts: [sum of computed, layers, choices], of these tokens; empty where they are not noted.
+        computed: number of tokens of each request for which the model was run, including the prompt. Empty if `experts`
+            is.
+        experts: [sum of computed, layers, choices], the routed experts of these tokens. Empty if they are not recorded.
     """
 
     numbers: list[int] = field(default_factory=list)
@@ -69,14 +71,14 @@ class Outputs:
 
 
 _INTEGERS = ("lengths", "prompts", "last", "seeds", "minimum", "maximum", "offsets")
-"""Columns of int64: tokens in the cache; tokens of the prompt; the newest token, not yet in the cache; seed; fewest
-and most new tokens; see `LiveRequest.offset`."""
+"""Columns of int64: number of cached tokens; number of prompt tokens; the newest token, which is not yet cached; seed;
+smallest and largest number of new tokens; see `LiveRequest.offset`."""
 
 
 class Rows:
-    """The state of all live requests. Row r belongs to `requests[r]`; rows are dense: compaction moves the last ones.
+    """The state of all live requests. Row r belongs to `requests[r]`. The last rows replace those that are removed.
 
-    All tensors have room for `capacity` rows; the live ones are the first `len(self)`.
+    All tensors have `capacity` rows. The first `len(self)` rows are live.
     """
 
     def __init__(self, capacity: int, device: torch.device) -> None:
@@ -99,11 +101,11 @@ class Rows:
         return len(self.requests)
 
     def live(self, name: str) -> torch.Tensor:
-        """A column of integers of the live rows, [B] int64, to read or to write in place."""
+        """Return a column of integers of the live rows, [B] int64. It may be changed in place."""
         return self._integers[_INTEGERS.index(name), : len(self.requests)]
 
     def join(self, joiners: list[LiveRequest]) -> None:
-        """Append requests. Their prompts but for the last token must be put into the cache before the next token."""
+        """Append requests. Their prompts except the last token must be cached before the next step."""
         first, count = len(self.requests), len(joiners)
         columns = [
             [len(r.input_ids) - 1 for r in joiners],
@@ -123,8 +125,8 @@ class Rows:
         width = max(len(r.sampling.stop_token_ids) for r in joiners)
         if width > self._stops.shape[1]:
             self._stops = torch.nn.functional.pad(self._stops, (0, width - self._stops.shape[1]), value=-1)
-        room = self._stops.shape[1]
-        padded = [[*r.sampling.stop_token_ids, *[-1] * (room - len(r.sampling.stop_token_ids))] for r in joiners]
+        width = self._stops.shape[1]
+        padded = [[*r.sampling.stop_token_ids, *[-1] * (width - len(r.sampling.stop_token_ids))] for r in joiners]
         self._stops[first:end] = torch.tensor(padded, dtype=torch.int64, device=self.device)
         for i, request in enumerate(joiners):
             request.row = first + i
@@ -132,10 +134,10 @@ class Rows:
         self._note_extremes()
 
     def sample(self, logits: torch.Tensor, version: int) -> torch.Tensor:
-        """Draw the next token of every row from logits [B, V] and record it with its label.
+        """Draw the next token of every row from logits [B, V], and record it with the weight version.
 
         Returns:
-            [B] bool: the rows that have ended with this token.
+            [B] bool, True for rows that end with this token.
         """
         rows = len(self.requests)
         lengths, prompts, last, seeds, minimum, maximum, _ = self._integers[:, :rows].unbind()
@@ -162,25 +164,25 @@ class Rows:
         return stopped.logical_or_(generated + 1 >= maximum)
 
     def _forbidden(self, logits: torch.Tensor, early: torch.Tensor) -> torch.Tensor:
-        """[B, V] bool: the stop tokens of the rows that are too short to stop."""
+        """Return [B, V] bool, True for the stop tokens of rows that are too short to stop."""
         rows, size = logits.shape
         mask = torch.zeros(rows, size + 1, dtype=torch.bool, device=self.device)
         stops = self._stops[:rows]
-        # Unused places and ids beyond the vocabulary mark the spare column, which is cut off.
+        # Padding, and ids beyond the vocabulary, mark the additional column, which is cut off.
         mask.scatter_(1, stops.masked_fill((stops < 0) | (stops >= size), size), True)
         return mask[:, :size] & early.unsqueeze(1)
 
     def _widen(self) -> None:
-        room = self._tokens.shape[1]
-        self._tokens = torch.nn.functional.pad(self._tokens, (0, room))
-        self._versions = torch.nn.functional.pad(self._versions, (0, room))
-        self._logprobs = torch.nn.functional.pad(self._logprobs, (0, room))
+        width = self._tokens.shape[1]
+        self._tokens = torch.nn.functional.pad(self._tokens, (0, width))
+        self._versions = torch.nn.functional.pad(self._versions, (0, width))
+        self._logprobs = torch.nn.functional.pad(self._logprobs, (0, width))
 
     def take(self, ended: list[int]) -> Outputs:
-        """What the rows `ended` have generated; the rows stay until they are removed."""
+        """Return the outputs of rows `ended`. The rows stay until `remove`."""
         requests = [self.requests[row] for row in ended]
         rows = torch.tensor(ended, device=self.device)
-        # `lengths` counts what is in the cache, with the newest token not yet in it: so it counts one less already.
+        # `lengths` does not count the newest token, which is not cached yet.
         generated = self._integers[0, rows] + 1 - self._integers[1, rows]
         stopped = (self._integers[2, rows].unsqueeze(1) == self._stops[rows]).any(dim=1)
         counts = generated.tolist()
@@ -196,10 +198,10 @@ class Rows:
         )
 
     def remove(self, ended: list[int]) -> tuple[list[int], list[int]]:
-        """Take rows out and close the gaps with the last rows.
+        """Remove rows. The last rows replace them.
 
         Returns:
-            (sources, targets): the rows that moved, and where to; whatever else has rows must move the same way.
+            (sources, targets): the rows that moved, and their new rows. Other tensors with rows must move the same way.
         """
         remaining = len(self.requests) - len(ended)
         leaving = set(ended)
@@ -222,19 +224,19 @@ class Rows:
         return sources, targets
 
     def histories(self, start: int, stop: int) -> list[list[int]]:
-        """The tokens of rows `start` to `stop` that belong in the cache: all but the newest."""
+        """Return the tokens of rows `start` to `stop` that are cached, that is all but the newest."""
         lengths = self._integers[0, start:stop].tolist()
-        found = []
+        histories = []
         for row, length in zip(range(start, stop), lengths, strict=True):
             prompt = self.requests[row].input_ids
             if length < len(prompt):
-                found.append(prompt[:length])
+                histories.append(prompt[:length])
             else:
-                found.append(prompt + self._tokens[row, : length - len(prompt)].tolist())
-        return found
+                histories.append(prompt + self._tokens[row, : length - len(prompt)].tolist())
+        return histories
 
-    def _note_extremes(self) -> None:
-        """What the hot loop would otherwise ask the tensors for at every token."""
+    def _update_extremes(self) -> None:
+        """Update numbers that the step would otherwise read from the tensors for every token."""
         rows = len(self.requests)
         self._any_greedy = any(r.sampling.greedy for r in self.requests)
         self._any_minimum = any(r.sampling.min_new_tokens for r in self.requests)

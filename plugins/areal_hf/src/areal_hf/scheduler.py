@@ -1,8 +1,8 @@
 """Continuous batching: requests join and leave between tokens.
 
-All live requests take one step together. Their state is rows of a few tensors, so that a step costs the same few
-operations however many there are; Python looks at a single request only when it joins or leaves. A `Decoder` runs the
-model for them, by the way that `choose_way` finds exact for it.
+All live requests take one step together. Their state is rows of a few tensors, so that a step has the same few
+operations for any number of requests. Python code for a single request runs only when it joins or leaves. A `Decoder`
+runs the model, in the way that `choose_way` has found to be exact.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SLOWER = {
-    Way.COHORTS: "requests of one length are computed together, with transformers' own cache",
-    Way.WHOLE: "every token is computed by a forward over the whole sequence, which is slow",
+    Way.COHORTS: "requests of one length are computed together with transformers' own cache",
+    Way.WHOLE: "each token needs a forward over the whole sequence, which is slow",
 }
 _PATIENCE = 4
-"""Steps that a request waits for company when others run: a prompt's forward costs nearly the same for one as for
-eight, and is taken from everybody's time."""
+"""Steps that requests wait for others to join with if some run: a prefill stops all live requests, and costs nearly the
+same for one prompt as for eight."""
 
 _COMPANY = 8
-"""A waiting party of max_requests / 8 is large enough to join at once."""
+"""A group of waiting requests of at least 1/8 of `Limits.requests` joins immediately."""
 
 
 class Scheduler:
-    """Generates for all requests that fit, one token each at a step; the others wait in order of arrival.
+    """Generates one token per step for all requests that fit. Others wait in order of arrival.
 
     Args:
-        model: in evaluation mode, on its device, with frozen parameters.
-        limits: what runs at once.
+        model: model in evaluation mode, on its device, with frozen parameters.
+        limits: limits of concurrent work.
         recompute: rebuild the cache of live requests when weights change.
-        routed_experts: note which experts tokens go through.
+        routed_experts: record the routed experts of all tokens.
 
     Raises:
-        RunError: the engine does not generate what the model computes. Or its experts are to be noted, and it is no
-            MoE whose routers are known, or does not generate in rows.
+        RunError: the engine cannot generate exactly with the model. Or routed experts are requested, but the model is
+            not an MoE with known routers, or does not generate in rows.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Scheduler:
             raise RunError(
                 f"the embedded engine does not generate what transformers computes for model type '{kind}': "
                 f"{self.choice.reason}",
-                hints=["generate with a server, inference_engine sglang/sglang or vllm/vllm"],
+                hints=["set inference_engine to sglang or vllm"],
             )
         if self.choice.way is not Way.ROWS:
             log.warning("model type '%s': %s, because %s", kind, _SLOWER[self.choice.way], self.choice.reason)
@@ -83,49 +83,49 @@ class Scheduler:
         if routed_experts:
             if not isinstance(self._decoder, RowDecoder):
                 raise RunError(
-                    f"routed_experts is set, and model type '{kind}' does not generate in rows: {self.choice.reason}",
+                    f"routed_experts is set, but model type '{kind}' does not generate in rows: {self.choice.reason}",
                     hints=["set inference_engine.routed_experts to false"],
                 )
             self.experts = self._decoder.experts = RoutedExperts(model, limits.requests)
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens of one request that the cache's memory could hold at most."""
+        """Largest number of tokens of one request that fits into the cache's memory."""
         free = self._limits.cache_bytes - self._decoder.bytes_per_row
         return free // self._decoder.bytes_per_token if self._decoder.bytes_per_token else 1 << 40
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to generate."""
+        """Whether there is no request."""
         return not self._waiting and not len(self._rows)
 
     def add(self, request: LiveRequest) -> None:
-        """Take a request. Its tokens and `limit` must be within the vocabulary and the context.
+        """Queue a request. Its tokens must be in the vocabulary, and its `limit` within the context.
 
         Raises:
-            ValueError: the cache has no room for it, its images do not fit its tokens, or the model sees none.
+            ValueError: it does not fit into the cache, its images do not fit its tokens, or the model takes no images.
         """
         if request.limit > self.cache_tokens:
-            raise ValueError(f"wants {request.limit} tokens, but cache_gib has room for {self.cache_tokens} tokens")
+            raise ValueError(f"needs {request.limit} tokens, but cache_gib has room for {self.cache_tokens} tokens")
         if request.images is not None:
             if self._vision is None:
-                raise ValueError("the request has images, and the model sees none, or areal-vision is not installed")
+                raise ValueError("the request has images, but the model takes none or areal-vision is not installed")
             if request.input_ids[-1] == self._vision.image:
-                raise ValueError("the prompt ends with an image, and must end with text")
+                raise ValueError("the prompt ends with an image: it must end with text")
             request.offset = self._vision.place(torch.tensor(request.input_ids), request.images.grid).offset
         self._waiting.append(request)
 
     def cancel(self, request: LiveRequest) -> None:
-        """Forget a request; its row is free before the next token."""
+        """Cancel a request. Its row is free in the next step."""
         request.cancelled = True
         self._cancelled += 1
 
     @torch.inference_mode()
     def step(self) -> Outputs | None:
-        """One token for every live request.
+        """Generate one token for every live request.
 
         Returns:
-            What the requests that ended with this token were given, or None where none did.
+            The outputs of requests that ended with this token, or None if no request ended.
         """
         if self._cancelled:
             self._forget_cancelled()
@@ -144,7 +144,7 @@ class Scheduler:
         return outputs
 
     def _report_experts(self, outputs: Outputs, ended: list[int]) -> None:
-        """Of all tokens that rows `ended` had computed: all but their newest."""
+        """Add the routed experts of all computed tokens of rows `ended`, that is all but the newest."""
         assert self.experts is not None
         rows = torch.tensor(ended, device=self._rows.device)
         counts = self._rows.live("lengths")[rows]
@@ -152,10 +152,10 @@ class Scheduler:
 
     @torch.inference_mode()
     def update_weights(self, version: int, folder: Path) -> None:
-        """Take over weights between two tokens.
+        """Load weights between two tokens.
 
         Raises:
-            RunError: they do not fit; everything goes on with the old ones.
+            RunError: they do not fit the model, which keeps the old weights.
         """
         self._loader.load(folder)
         self.version = version
@@ -178,14 +178,14 @@ class Scheduler:
             self.experts.reset()
 
     def _admit(self) -> None:
-        """Let waiting requests join, in order, as many as there are rows and memory for."""
+        """Let waiting requests join in order, as many as fit into rows and memory."""
         rows, limits = self._rows, self._limits
         free = limits.requests - len(rows)
-        party = min(free, len(self._waiting))
-        if not party:
+        joining = min(free, len(self._waiting))
+        if not joining:
             return
         self._waited += 1
-        if len(rows) and party * _COMPANY < limits.requests and self._waited < _PATIENCE:
+        if len(rows) and joining * _COMPANY < limits.requests and self._waited < _PATIENCE:
             return
         self._waited = 0
         longest = max((request.limit for request in rows.requests), default=0)
@@ -203,5 +203,5 @@ class Scheduler:
         self._decoder.join(rows, start)
 
     def _bytes_of(self, tokens: int) -> int:
-        """Memory of a request that comes to so many tokens."""
+        """Return the memory of a request with so many tokens."""
         return self._decoder.bytes_per_row + rounded(tokens) * self._decoder.bytes_per_token

@@ -1,7 +1,7 @@
-"""A server: one thread, one event loop, a step of all live requests in each of its turns.
+"""A server with one thread and one event loop. Each iteration of the loop runs a step of all live requests.
 
-Between two steps the loop reads what has arrived and writes what has ended; generating in a second thread would halve
-the throughput of small models, whose cost is Python.
+The loop reads and sends messages between two steps. A second thread for generation would halve the throughput of small
+models, whose cost is Python code.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from areal_vision.images import ImageInputs, ImageReader
 
 
-_IMAGES_KEPT = 64
-"""Of requests of late, as patches."""
+_CACHED_REQUESTS = 64
+"""Number of recent requests whose images are cached as patches."""
 
 
 def load_model(reference: ModelReference, device: str) -> PreTrainedModel:
-    """The model in evaluation mode, on its device, with frozen parameters.
+    """Load a model in evaluation mode on its device, with frozen parameters.
 
     Raises:
-        OSError, ValueError: it cannot be loaded.
+        OSError, ValueError: the model cannot be loaded.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -57,15 +57,15 @@ def load_model(reference: ModelReference, device: str) -> PreTrainedModel:
 
 
 def limits_for(settings: HFConfig, model: PreTrainedModel) -> Limits:
-    """What the settings allow, within the model's own context.
+    """Return the limits of the settings, within the model's context.
 
     Raises:
-        ValueError: the settings ask for more than the model can.
+        ValueError: max_sequence_length is larger than the model's context.
     """
     context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     length = settings.max_sequence_length
     if length is not None and context is not None and length > context:
-        raise ValueError(f"max_sequence_length is {length}, the model's context is {context} tokens")
+        raise ValueError(f"max_sequence_length is {length}, but the model's context is {context} tokens")
     return Limits(
         requests=1 if settings.deterministic else settings.max_concurrent_requests,
         sequence_length=length or context or 1 << 40,
@@ -75,31 +75,32 @@ def limits_for(settings: HFConfig, model: PreTrainedModel) -> Limits:
 
 
 class Server:
-    """Connects peers to the scheduler.
+    """Passes requests of peers to the scheduler, and its outputs to the peers.
 
     Args:
-        settings: of the plugin.
-        model: that is served.
+        settings: settings of the plugin.
+        reference: the model.
     """
 
     def __init__(self, settings: HFConfig, reference: ModelReference) -> None:
         torch.set_num_threads(settings.threads)
         model = load_model(reference, settings.device)
         limits = limits_for(settings, model)
-        ways = {"recompute": settings.update_mode == "recompute", "routed_experts": settings.routed_experts}
-        self._scheduler = Scheduler(model, limits, **ways)
+        options = {"recompute": settings.update_mode == "recompute", "routed_experts": settings.routed_experts}
+        self._scheduler = Scheduler(model, limits, **options)
         self._labels = [""]
         self._numbers = itertools.count()
         self._requests: dict[int, tuple[Peer, int, LiveRequest]] = {}
         self._peers: set[Peer] = set()
         self._arrived = asyncio.Event()
-        self._read = lru_cache(maxsize=_IMAGES_KEPT)(partial(_read, reference.path))
+        self._read = lru_cache(maxsize=_CACHED_REQUESTS)(partial(_read_images, reference.path))
         program = f"transformers {transformers.__version__}"
-        told = () if (experts := self._scheduler.experts) is None else (experts.moe.shape, experts.moe.dtype)
-        self._loaded = Loaded(program, reference.path, reference.dtype, limits.sequence_length, *told)
+        experts = self._scheduler.experts
+        experts_form = () if experts is None else (experts.moe.shape, experts.moe.dtype)
+        self._loaded = Loaded(program, reference.path, reference.dtype, limits.sequence_length, *experts_form)
 
     async def on_message(self, peer: Peer) -> None:
-        """Let a peer ask for things until it is gone."""
+        """Handle the messages of a peer until it disconnects. Then its requests are cancelled."""
         peer.notify(self._loaded)
         self._peers.add(peer)
         try:
@@ -108,17 +109,17 @@ class Server:
                 self._arrived.set()
         finally:
             self._peers.discard(peer)
-            for number in [number for number, (asker, *_) in self._requests.items() if asker is peer]:
+            for number in [number for number, (owner, *_) in self._requests.items() if owner is peer]:
                 self._scheduler.cancel(self._requests.pop(number)[2])
 
     async def run(self) -> None:
-        """Generate for ever."""
+        """Generate until this coroutine is cancelled."""
         while True:
             if self._scheduler.idle:
                 self._arrived.clear()
                 await self._arrived.wait()
             await asyncio.sleep(0)
-            for peer in self._peers:  # what has just come takes part in this step
+            for peer in self._peers:  # requests that have just arrived take part in this step
                 with suppress(PeerClosed):
                     for request in peer.receive_ready():
                         self._handle(peer, *request)
@@ -130,8 +131,8 @@ class Server:
             case Generate():
                 self._add(peer, message)
             case Cancel(cancelled):
-                for key, (asker, theirs, request) in [*self._requests.items()]:
-                    if asker is peer and theirs == cancelled:
+                for key, (owner, client_number, request) in [*self._requests.items()]:
+                    if owner is peer and client_number == cancelled:
                         del self._requests[key]
                         self._scheduler.cancel(request)
             case Abort():
@@ -158,12 +159,12 @@ class Server:
             self._requests[number] = peer, new.number, request
 
     def _abort(self) -> None:
-        """End all requests; what they have so far is not told."""
+        """End all requests without an answer."""
         ended, self._requests = self._requests, {}
-        for peer, theirs, request in ended.values():
+        for peer, client_number, request in ended.values():
             self._scheduler.cancel(request)
             with suppress(PeerClosed):
-                peer.notify(Aborted(theirs))
+                peer.notify(Aborted(client_number))
 
     def _update(self, update: Update) -> Done | Failed:
         version = len(self._labels)
@@ -177,40 +178,41 @@ class Server:
         return Done()
 
     def _report(self, outputs: Outputs) -> None:
-        """To each peer what it has asked for."""
+        """Send each peer the answers to its requests."""
         oldest = int(outputs.versions.min())
-        askers = [self._requests.pop(number) for number in outputs.numbers]
-        pieces = [torch.split(each, outputs.counts) for each in (outputs.tokens, outputs.versions, outputs.logprobs)]
+        owners = [self._requests.pop(number) for number in outputs.numbers]
+        parts = [torch.split(flat, outputs.counts) for flat in (outputs.tokens, outputs.versions, outputs.logprobs)]
         if outputs.computed:
-            pieces.append(torch.split(outputs.experts, outputs.computed))
-        for peer in dict.fromkeys(asker for asker, *_ in askers):
-            own = [place for place, (asker, *_) in enumerate(askers) if asker is peer]
-            data = b"".join(piece[place].numpy().tobytes() for piece in pieces for place in own)
-            numbers = [askers[place][1] for place in own]
-            counts, stopped = [outputs.counts[place] for place in own], [outputs.stopped[place] for place in own]
-            computed = [outputs.computed[place] for place in own] if outputs.computed else []
+            parts.append(torch.split(outputs.experts, outputs.computed))
+        for peer in dict.fromkeys(owner for owner, *_ in owners):
+            indices = [index for index, (owner, *_) in enumerate(owners) if owner is peer]
+            data = b"".join(part[index].numpy().tobytes() for part in parts for index in indices)
+            numbers = [owners[index][1] for index in indices]
+            counts = [outputs.counts[index] for index in indices]
+            stopped = [outputs.stopped[index] for index in indices]
+            computed = [outputs.computed[index] for index in indices] if outputs.computed else []
             with suppress(PeerClosed):
                 peer.notify(Finished(numbers, counts, stopped, data, computed, oldest, self._labels[oldest:]))
 
 
-def _read(model: str, images: tuple[str, ...]) -> ImageInputs:
-    """The images of a request; its siblings have the same."""
+def _read_images(model: str, images: tuple[str, ...]) -> ImageInputs:
+    """Return the images of a request as patches. The cache serves siblings, which have the same images."""
     reader: ImageReader = extra_module("areal_vision.images", "hf", "vision").reader_of(model)
     return reader.read([b64decode(image) for image in images])
 
 
 async def main(settings: HFConfig, model: ModelReference, address: str, ready: Callable[[str], object]) -> None:
-    """Load a model and serve it for ever.
+    """Load a model, and serve it until the process ends.
 
     Args:
-        settings: of the plugin, with the run's key.
-        model: that is served.
-        address: where; see `areal_core.messages.serve`.
-        ready: called with where it is by then.
+        settings: settings of the plugin, with the run's key.
+        model: the model.
+        address: address to listen at; see `areal_core.messages.serve`.
+        ready: called with the address of the server when it listens.
     """
     logging.disable_progress_bar()
     server = Server(settings, model)
     listening = await serve(address, server.on_message, lambda: Credentials(settings.key))
-    gc.freeze()  # what the model is made of is not walked again and again
+    gc.freeze()  # keeps the model's objects out of later garbage collections
     ready(listening.address)
     await server.run()

@@ -1,7 +1,7 @@
-"""Texts that end a generation. The generating process knows tokens alone, so an answer is cut where it has arrived.
+"""Stop strings. The server only knows tokens, so the client cuts an answer after it has arrived.
 
-What stands before the cut was sampled as it would have been with nobody looking, so its log-probabilities hold; what
-stands behind it was generated in vain.
+Tokens before the cut were sampled as without a stop string, so their log-probabilities are right. Tokens after the cut
+are wasted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def cut_at_stop(generation: Generation, stop: Sequence[str], tokenizer: Any) -> Generation:
-    """A generation up to the token that completes the first of these texts; the whole one where none is in it."""
+    """Return a generation up to the token that completes the first stop string, or all of it if there is none."""
 
     def has_stop(count: int) -> bool:
         text = tokenizer.decode(generation.output_ids[:count], skip_special_tokens=False)
@@ -24,10 +24,10 @@ def cut_at_stop(generation: Generation, stop: Sequence[str], tokenizer: Any) -> 
     low, high = 0, len(generation.output_ids)
     if not has_stop(high):
         return generation
-    while high - low > 1:  # a text that is there stays there, however many tokens follow
+    while high - low > 1:  # bisection: a stop string stays in the text if more tokens follow
         middle = (low + high) // 2
         low, high = (low, middle) if has_stop(middle) else (middle, high)
     ids, logprobs = generation.output_ids[:high], generation.logprobs[:high]
-    left_out = len(generation.output_ids) - high
-    columns = {name: column[: len(column) - left_out] for name, column in generation.columns.items()}
+    removed = len(generation.output_ids) - high
+    columns = {name: column[: len(column) - removed] for name, column in generation.columns.items()}
     return Generation(ids, logprobs, generation.versions[:high], FinishReason.STOP, columns)

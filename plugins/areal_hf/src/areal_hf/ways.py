@@ -1,15 +1,14 @@
-"""Which way a model generates, found by trying: the engine's log-probabilities must be those of a plain forward.
+"""Finds the way in which the engine generates with a model: its log-probabilities must equal a plain forward's.
 
-    rows      one forward for all requests, each a row of the engine's own cache of keys and values: the fastest
+    rows      one forward for all requests, each a row of the engine's own KV cache: the fastest
     cohorts   one forward for the requests of one length, with the cache that transformers makes for the model
     whole     the same without a cache: every step computes all tokens again
-    refused   none of them computes what the model computes
+    refused   no way is exact
 
-A model takes the first way on which requests that join, wait and leave get what a forward over their whole sequences
-gives. Four kinds of faults would pass such a trial of a few tokens, so each has a check of its own: masks that look
-like causal ones at first (`asked`), frequencies that change with the length (`_turning_point`), keys that are chosen
-in long sequences alone (`_refuse_chosen_keys`), and time steps that are seldom below their bound
-(`_refuse_limited_steps`).
+A model takes the first way whose outputs equal those of a forward over whole sequences while requests join, wait and
+leave. Four kinds of faults do not show in a trial with a few tokens, so each has its own check: masks that only later
+differ from causal ones (`asked`), frequencies that change with the length (`_turning_point`), keys that are chosen only
+in long sequences (`_refuse_chosen_keys`), and time steps that are rarely limited (`_refuse_limited_steps`).
 """
 
 from __future__ import annotations
@@ -46,15 +45,16 @@ if TYPE_CHECKING:
 _PROMPTS = (9, 5, 5, 3)
 _NEW = 8
 _TOLERANCE = 1e-4
-"""How far two log-probabilities of the same token may lie apart in float32, where none is below `-_MODERATE`."""
+"""Largest difference of a token's log-probabilities in float32, if none is below `-_MODERATE`."""
 _MODERATE = 10.0
-"""Beyond it the tolerance grows with the largest log-probability, because rounding does."""
-_LEAST_ROUNDING, _MORE = 0.01, 4.0
-"""In other dtypes each sequence's median error may be so large, or so many times that of whole sequences in a batch."""
+"""If log-probabilities are larger, the tolerance grows with the largest, because rounding errors do."""
+_LEAST_ROUNDING, _ROUNDING_FACTOR = 0.01, 4.0
+"""Largest median error of a sequence in other dtypes: the larger of this number, and this factor times the median error
+of whole sequences in a batch."""
 
 
 class Way(StrEnum):
-    """How a model generates; see above."""
+    """A way in which the engine generates with a model; see the module's docstring."""
 
     ROWS = "rows"
     COHORTS = "cohorts"
@@ -63,12 +63,12 @@ class Way(StrEnum):
 
 
 class Choice(NamedTuple):
-    """A way and the reason for it.
+    """The way for a model and the reason for it.
 
     Attributes:
-        way: that the model takes.
-        reason: why it takes no faster one; empty for `rows`.
-        attention: name of the attention that it computes with.
+        way: the way.
+        reason: why the engine takes no faster way; empty for `rows`.
+        attention: name of the attention implementation.
     """
 
     way: Way
@@ -83,21 +83,21 @@ class _Generated(NamedTuple):
 
 
 class _UnfitError(Exception):
-    """A way does not compute what the model computes; the message is the reason."""
+    """A way is not exact for a model. The message is the reason."""
 
 
 def choose_way(model: PreTrainedModel, longest: int | None = None) -> Choice:
-    """Find the way that a model generates by in the embedded engine; its attention is that of the way from then on.
+    """Find the fastest exact way for a model in the embedded engine, and set its attention.
 
     Args:
-        model: in evaluation mode, on its device.
-        longest: tokens of the longest sequence that is asked for; by default the model's context.
+        model: model in evaluation mode, on its device.
+        longest: largest number of tokens of a sequence; the model's context by default.
     """
     try:
         WeightLoader(model)
         trial = _Trial(model, longest)
     except (RunError, _UnfitError) as fault:
-        return Choice(Way.REFUSED, _words(fault))
+        return Choice(Way.REFUSED, _first_sentence(fault))
     reasons: dict[str, None] = {}
     for way, attention, attempt in trial.attempts():
         try:
@@ -106,14 +106,14 @@ def choose_way(model: PreTrainedModel, longest: int | None = None) -> Choice:
         except torch.OutOfMemoryError:
             raise
         except Exception as fault:  # noqa: BLE001 - a model may raise anything; it is reported, and the next way is tried
-            reasons[f"{way}: {_words(fault)}"] = None
+            reasons[f"{way}: {_first_sentence(fault)}"] = None
         else:
             return Choice(way, "; ".join(reasons), attention)
     return Choice(Way.REFUSED, "; ".join(reasons))
 
 
 def decoder_of(choice: Choice, model: PreTrainedModel, limits: Limits, vision: VisionTokens | None) -> Decoder:
-    """Return what generates by a way that `choose_way` has found."""
+    """Return the decoder of a way that `choose_way` has found."""
     if choice.way is Way.ROWS:
         return RowDecoder(model, limits, _masks(model, choice.attention), vision)
     return CohortDecoder(
@@ -126,7 +126,7 @@ def decoder_of(choice: Choice, model: PreTrainedModel, limits: Limits, vision: V
 
 
 def vision_of(model: PreTrainedModel) -> VisionTokens | None:
-    """Return how images reach a model; None where it is shown none, or areal-vision is not installed."""
+    """Return how images are placed. None if the model takes none, or areal-vision is not installed."""
     if model.config.model_type not in FAMILIES:
         return None
     with suppress(RunError):
@@ -141,15 +141,15 @@ def _masks(model: PreTrainedModel, attention: str) -> AttentionMasks:
 
 
 def _turning_point(model: PreTrainedModel, longest: int) -> int | None:
-    """Return the length beyond which a `longrope` rotary embedding changes its frequencies, where it is reached."""
+    """Return the length beyond which a `longrope` embedding changes its frequencies, or None if none is reached."""
     settings = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    kinds = [settings, *(each for each in settings.values() if isinstance(each, dict))]
-    points = [each.get("original_max_position_embeddings") for each in kinds if each.get("rope_type") == "longrope"]
+    groups = [settings, *(value for value in settings.values() if isinstance(value, dict))]
+    points = [group.get("original_max_position_embeddings") for group in groups if group.get("rope_type") == "longrope"]
     return min((int(point) for point in points if point and point < longest), default=None)
 
 
-def _words(fault: Exception) -> str:
-    """Return the first sentence of an error, with its type where the type is not ours."""
+def _first_sentence(fault: Exception) -> str:
+    """Return the first sentence of an error, with its type if it is not an error of areal."""
     if isinstance(fault, RunError):
         return fault.message
     first = (str(fault).splitlines() or [""])[0].split(". ")[0]
@@ -157,19 +157,19 @@ def _words(fault: Exception) -> str:
 
 
 def _largest_median(errors: list[torch.Tensor]) -> float:
-    return max(float(each.median()) for each in errors)
+    return max(float(error.median()) for error in errors)
 
 
 class _Trial:
-    """A model on trial.
+    """Tries the ways with a model.
 
     Args:
-        model: in evaluation mode, on its device.
+        model: model in evaluation mode, on its device.
         longest: see `choose_way`.
 
     Raises:
-        _UnfitError: transformers cannot compute the model, or its outputs are not finite.
-        RunError: it sees images in a way that is not known.
+        _UnfitError: transformers cannot run the model, or its outputs are not finite.
+        RunError: the model places images in an unknown way.
     """
 
     def __init__(self, model: PreTrainedModel, longest: int | None) -> None:
@@ -183,9 +183,9 @@ class _Trial:
         self._limits = Limits(len(_PROMPTS), self._longest, 1 << 40, 1 << 20)
         self._allowed: float | None = None
         self._asked, self._fault = Asked(0, [], ""), ""
-        self._ask()
+        self._probe_attention()
 
-    def _ask(self) -> None:
+    def _probe_attention(self) -> None:
         ids = torch.arange(min(_PROMPTS[0], self._longest), device=self._model.device)[None] % self._vocabulary
         masks = None
         try:
@@ -194,12 +194,12 @@ class _Trial:
             self._fault = str(fault)
         try:
             self._asked = asked_of_attention(self._model, masks, ids)
-        except Exception as fault:  # noqa: BLE001 - a model may raise anything under an attention that it does not know
-            self._fault = self._fault or f"its attention does not show its masks: {_words(fault)}"
+        except Exception as fault:  # noqa: BLE001 - a model may raise anything with an attention that it does not support
+            self._fault = self._fault or f"its attention does not show its masks: {_first_sentence(fault)}"
         self._fault = self._fault or self._asked.fault
 
     def attempts(self) -> Iterator[tuple[Way, str, Callable[[], None]]]:
-        """The ways in their order, each with its attention, and with what raises an error where the model is unfit."""
+        """Yield the ways in order, each with its attention and a function that raises an error if it is not exact."""
         is_plain = self._asked.layers > 0 and not self._asked.more and self._model._supports_sdpa
         yield Way.ROWS, GROUPED if is_plain else "eager", self._try_rows
         for way in (Way.COHORTS, Way.WHOLE):
@@ -228,8 +228,10 @@ class _Trial:
         self._check(self._generate(decoder_of(Choice(way, ""), self._model, self._limits, self._vision)))
 
     def _refuse_chosen_keys(self) -> None:
-        """Refuse attention that chooses keys among all of a longer sequence, so that a token's output depends on those
-        after it (Doge): what is sampled is not what a forward over the whole sequence gives."""
+        """Refuse attention that chooses keys among all tokens of a longer sequence (Doge).
+
+        A token's output then depends on later tokens, so that a forward over the whole sequence cannot reproduce it.
+        """
         for module in self._model.modules():
             window = getattr(module, "keep_window_size", None)
             if window is not None and window < self._longest:
@@ -239,7 +241,7 @@ class _Trial:
                 )
 
     def _refuse_limited_steps(self) -> None:
-        """Refuse mixers that bound their time step in a scan of a sequence, but not in a step: few tokens reach it."""
+        """Refuse mixers that limit their time step in a forward over a sequence, but not in a step with a cache."""
         for module in self._model.modules():
             lowest, highest = getattr(module, "time_step_limit", None) or (0.0, inf)
             if lowest > 0 or highest < inf:
@@ -250,7 +252,7 @@ class _Trial:
 
     @torch.inference_mode()
     def _generate(self, decoder: Decoder) -> list[_Generated]:
-        """Generate while requests join and leave."""
+        """Generate with requests that join and leave."""
         rows = Rows(len(_PROMPTS), self._model.device)
         generator = torch.Generator().manual_seed(0)
         new = max(1, min(_NEW, self._longest // 2))
@@ -261,7 +263,7 @@ class _Trial:
         prompts[2] = prompts[1]  # siblings
         sampling = SamplingParameters(max_new_tokens=new)
         requests = [LiveRequest(seed, prompt, sampling, seed) for seed, prompt in enumerate(prompts)]
-        found: dict[int, _Generated] = {}
+        results: dict[int, _Generated] = {}
 
         def join(joiners: list[LiveRequest]) -> None:
             start = len(rows)
@@ -270,9 +272,9 @@ class _Trial:
 
         def leave(ended: list[int]) -> None:
             outputs = rows.take(ended)
-            parts = (torch.split(each, outputs.counts) for each in (outputs.tokens, outputs.logprobs))
+            parts = (torch.split(flat, outputs.counts) for flat in (outputs.tokens, outputs.logprobs))
             for number, tokens, logprobs in zip(outputs.numbers, *parts, strict=True):
-                found[number] = _Generated(prompts[number], tokens.tolist(), logprobs.tolist())
+                results[number] = _Generated(prompts[number], tokens.tolist(), logprobs.tolist())
             decoder.remove(rows, ended, *rows.remove(ended))
 
         join(requests[:3])
@@ -283,48 +285,49 @@ class _Trial:
                 leave([1])
             rows.sample(decoder.logits(rows), 0)
         leave([*range(len(rows))])
-        return [found[number] for number in sorted(found)]
+        return [results[number] for number in sorted(results)]
 
-    def _check(self, found: list[_Generated]) -> None:
-        """Compare with plain forwards.
+    def _check(self, generated: list[_Generated]) -> None:
+        """Compare log-probabilities with those of plain forwards.
 
         Raises:
-            _UnfitError: log-probabilities differ by more than is allowed.
+            _UnfitError: they differ by more than the tolerance.
         """
-        errors = self._errors(found)
+        errors = self._errors(generated)
         if self._model.dtype is torch.float32:
-            error, allowed = max(float(each.max()) for each in errors), _TOLERANCE
+            error, allowed = max(float(sequence.max()) for sequence in errors), _TOLERANCE
         else:
             error, allowed = _largest_median(errors), self._rounding()
         if error > allowed:
             raise _UnfitError(f"its log-probabilities differ from a plain forward's by {error:.3g}")
 
     def _rounding(self) -> float:
-        """Return how far a sequence's median may be off in few bits, where a batch rounds otherwise than one sequence.
+        """Return the largest median error of a sequence in low precision, where a batch rounds differently.
 
-        The largest error says nothing: rounding turns choices of routers over, which moves single tokens by any amount.
-        A median over all sequences would hide one that is wrong as a whole.
+        The largest error is useless: rounding changes choices of routers, which moves single tokens by any amount. A
+        median over all sequences would hide a sequence that is wrong as a whole.
         """
         if self._allowed is None:
             decoder = decoder_of(Choice(Way.WHOLE, ""), self._model, self._limits, self._vision)
-            self._allowed = max(_LEAST_ROUNDING, _MORE * _largest_median(self._errors(self._generate(decoder))))
+            errors = self._errors(self._generate(decoder))
+            self._allowed = max(_LEAST_ROUNDING, _ROUNDING_FACTOR * _largest_median(errors))
         return self._allowed
 
     @torch.inference_mode()
-    def _errors(self, found: list[_Generated]) -> list[torch.Tensor]:
-        """Distances [T] of each sequence's log-probabilities to a plain forward's, less where these are far below 0."""
+    def _errors(self, generated: list[_Generated]) -> list[torch.Tensor]:
+        """Return each sequence's differences [T] from a plain forward, scaled down if log-probabilities are large."""
         attention = self._attention
         set_attention(self._model, "eager")
         try:
-            wanted = [self._expected(each) for each in found]
+            expected = [self._expected(sequence) for sequence in generated]
         finally:
             set_attention(self._model, attention)
-        largest = float(torch.cat(wanted).abs().max())
+        largest = float(torch.cat(expected).abs().max())
         if not isfinite(largest):
             raise _UnfitError("the outputs of a plain forward are not finite")
-        computed = [torch.tensor(each.logprobs, dtype=torch.float64) for each in found]
+        computed = [torch.tensor(sequence.logprobs, dtype=torch.float64) for sequence in generated]
         scale = max(1.0, largest / _MODERATE)
-        return [(own - plain).abs().nan_to_num(nan=inf) / scale for own, plain in zip(computed, wanted, strict=True)]
+        return [(own - plain).abs().nan_to_num(nan=inf) / scale for own, plain in zip(computed, expected, strict=True)]
 
     @property
     def _attention(self) -> str:
@@ -332,13 +335,13 @@ class _Trial:
         return name
 
     def _expected(self, generated: _Generated) -> torch.Tensor:
-        """Log-probabilities [T] float64 of generated tokens, by a plain forward over what comes before each."""
+        """Return log-probabilities [T] float64 of generated tokens by a plain forward over the tokens before each."""
         tokens = torch.tensor([*generated.prompt, *generated.tokens], device=self._model.device)
-        fed = without_image_tokens(self._model.config, tokens)
+        input_ids = without_image_tokens(self._model.config, tokens)
         first, last = len(generated.prompt), len(tokens)
         if self._turning_point is None:
-            logits = self._model(input_ids=fed[None], use_cache=False).logits[0, first - 1 : -1]
+            logits = self._model(input_ids=input_ids[None], use_cache=False).logits[0, first - 1 : -1]
         else:
-            forwards = (self._model(input_ids=fed[None, :end], use_cache=False) for end in range(first, last))
+            forwards = (self._model(input_ids=input_ids[None, :end], use_cache=False) for end in range(first, last))
             logits = torch.stack([forward.logits[0, -1] for forward in forwards])
         return torch.log_softmax(logits.double(), -1).gather(1, tokens[first:, None])[:, 0].cpu()

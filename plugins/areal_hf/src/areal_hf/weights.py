@@ -1,4 +1,4 @@
-"""Taking over synced weights: all of them, or none."""
+"""Loads synced weights into a model: either all of them or none."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-_SHOWN = 5
-"""Names told of each kind of fault; a wrong model would otherwise fill the screen."""
+_LISTED_NAMES = 5
+"""Number of names in an error for each kind of fault. Those of a whole wrong model would be too many."""
 
 
 class WeightLoader:
     """Copies synced weights into the parameters of a model.
 
-    Names are those of the model's files, whatever transformers joins in memory. A tensor that the model holds under
-    several names (tied weights) may stand in the file under any of them.
+    Names are those of the model's files, even if transformers joins tensors in memory. A tensor that the model has
+    under several names (tied weights) may have any of them in the file.
 
     Args:
-        model: whose parameters and persistent buffers are overwritten in place.
+        model: the model, whose parameters and persistent buffers are overwritten in place.
 
     Raises:
-        RunError: what the files hold is no part of what the model holds.
+        RunError: a tensor of the files does not share memory with the model's.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -44,9 +44,9 @@ class WeightLoader:
         for name, view in self._tensors.items():
             if view.untyped_storage().data_ptr() not in memory:
                 raise RunError(
-                    f"model type {model.config.model_type}: '{name}' of its files is computed anew from what the model "
-                    "holds, so weights cannot be taken over in place",
-                    hints=["generate with a server, inference_engine sglang/sglang or vllm/vllm"],
+                    f"model type {model.config.model_type}: '{name}' of its files is computed from other tensors of "
+                    "the model, so that weights cannot be loaded in place",
+                    hints=["set inference_engine to sglang or vllm"],
                 )
             self._names.setdefault((view.data_ptr(), view.shape), []).append(name)
 
@@ -54,22 +54,22 @@ class WeightLoader:
     def load(self, folder: Path) -> None:
         """Overwrite all weights with those of the safetensors in `folder`.
 
-        Every name and shape is compared, and the files proven whole, before the first parameter is touched.
+        All files are read, and all names and shapes are compared, before the first parameter is overwritten.
 
         Raises:
-            RunError: a file cannot be read, or they do not fit; the model is as it was.
+            RunError: a file cannot be read, or the tensors do not fit. The model keeps its weights.
         """
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for path in sorted(folder.glob("*.safetensors")) or [folder / "model.safetensors"]:
             try:
-                found |= load_file(path)
+                tensors |= load_file(path)
             except (OSError, SafetensorError, ValueError) as error:
                 raise RunError(f"the weights in {path} cannot be read: {error}") from None
         missing, chosen = [], {}
         for names in self._names.values():
-            present = [name for name in names if name in found]
+            present = [name for name in names if name in tensors]
             if present:
-                chosen[names[0]] = found[present[0]]
+                chosen[names[0]] = tensors[present[0]]
             else:
                 missing.append(names[0])
         mismatching = [
@@ -80,7 +80,7 @@ class WeightLoader:
         ]
         faults = (
             _listed("missing", missing),
-            _listed("unexpected", found.keys() - self._tensors.keys()),
+            _listed("unexpected", tensors.keys() - self._tensors.keys()),
             _listed("mismatching", mismatching),
         )
         message = "; ".join(fault for fault in faults if fault)
@@ -98,5 +98,5 @@ def _listed(fault: str, names: Iterable[str]) -> str:
     ordered = sorted(names)
     if not ordered:
         return ""
-    more = f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else ""
-    return f"{fault}: {', '.join(ordered[:_SHOWN])}{more}"
+    rest = f" and {len(ordered) - _LISTED_NAMES} more" if len(ordered) > _LISTED_NAMES else ""
+    return f"{fault}: {', '.join(ordered[:_LISTED_NAMES])}{rest}"

@@ -1,4 +1,4 @@
-"""SGLang's HTTP interface: `sglang/srt/entrypoints/http_server.py` and `sglang/srt/managers/io_struct.py`."""
+"""Adapter for SGLang's HTTP API: `sglang/srt/entrypoints/http_server.py` and `sglang/srt/managers/io_struct.py`."""
 
 from __future__ import annotations
 
@@ -46,39 +46,39 @@ if TYPE_CHECKING:
     from areal_sglang.events import Reason
 
 KNOWN = SpecifierSet(">=0.5.17,<0.5.24")
-"""Versions whose interface was read and tried."""
+"""Versions of SGLang with which this adapter was tested."""
 
 SPANS_SINCE = Version("0.5.23")
-"""From here on an answer says which of its tokens were sampled by which weights."""
+"""First version that reports which weights sampled which tokens of an answer."""
 
 _LOGPROBS = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "false"}
-"""Log-probabilities after the temperature, whatever the user's shell says."""
+"""Environment of a server: log-probabilities are those after the temperature, whatever the user's shell has set."""
 
 _ABORTED = 499
-"""What is said of a request that was aborted before the scheduler had seen it."""
+"""Error code of a request that was aborted before the scheduler saw it."""
 
-_EVERYTHING = 1e-9
-"""As nucleus: only the most probable token is left. With SGLang's own greedy mode log-probabilities would not be those
-of the temperature."""
+_GREEDY_TOP_P = 1e-9
+"""top_p of greedy requests: only the most probable token is left. SGLang's own greedy mode would ignore the temperature
+in log-probabilities."""
 
 
 class SGLangAdapter(HTTPAdapter):
-    """Speaks to SGLang servers. See `ServerAdapter` for the methods.
+    """Translates requests and weight updates for SGLang servers. See `ServerAdapter` for the methods.
 
     Args:
-        settings: of the fleet.
+        settings: settings of the fleet.
 
     Attributes:
-        moe: of the model, where servers shall tell which experts tokens went through.
+        moe: the model's MoE layers if servers report routed experts, else None.
     """
 
     Config = SGLangConfig
     settings: SGLangConfig
     name = "SGLang"
     package = "sglang"
-    # `/health` generates a token: it would read weights that were given away, and holds an update up for a second.
+    # `/health` generates a token, which would use released weights, and would delay an update by a second.
     health_path = "/server_info"
-    # SGLang puts the group's name in front; then PyTorch's helper puts it again, and the device.
+    # SGLang prepends the group's name. Then PyTorch's helper prepends it again, with the device.
     group_store_prefixes: Mapping[str, Sequence[str]] = MappingProxyType(
         {"nccl": ("{group}", "{group}/", "cuda/"), "gloo": ("{group}", "{group}/", "cpu/")}
     )
@@ -86,27 +86,27 @@ class SGLangAdapter(HTTPAdapter):
     def __init__(self, settings: SGLangConfig) -> None:
         super().__init__(settings)
         self.moe: MoEShape | None = None
-        self._adapted: WeakSet[ServerConnection] = WeakSet()  # to servers whose weights are an adapter's by now
+        self._adapted: WeakSet[ServerConnection] = WeakSet()  # connections to servers whose weights are an adapter's
         self._prompts = ImagePrompts("")
 
     def serve(self, model: ModelReference) -> None:
-        """Requests are for this model.
+        """Set the model of the requests.
 
         Raises:
-            RunError: it sees, and servers are to take adapters by themselves; or it shall tell which experts tokens
-                went through, and has none that are known.
+            RunError: the model takes images and servers load LoRA adapters, or routed experts are requested of a model
+                without known MoE layers.
         """
         if self.settings.routed_experts:
             self.moe = MoEShape.read(model.path)
         self._prompts = ImagePrompts(model.path)
         if self._prompts.sees and self.settings.adapter_rank is not None:
             raise RunError(
-                "an adapter by itself cannot be synced to servers of a VLM",
-                hints=["set train_engine.adapter.sync=merged, and leave inference_engine.adapter_rank out"],
+                "servers of a VLM cannot load LoRA adapters",
+                hints=["set train_engine.adapter.sync=merged, and remove inference_engine.adapter_rank"],
             )
 
     def capabilities(self) -> InferenceCapabilities:
-        """Everything that SGLang samples with; its seeds count only in a mode that costs a third of its speed."""
+        """See `ServerAdapter.capabilities`. Seeds count only in the deterministic mode, which is a third slower."""
         sampling = {"top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
         return InferenceCapabilities(
             update_modes=frozenset({"keep_cache", "recompute"}),
@@ -117,7 +117,11 @@ class SGLangAdapter(HTTPAdapter):
         )
 
     def command(self, model: ModelReference, host: str, port: int, scratch: Path) -> ServerCommand:
-        """SGLang's own start, with the options that a run needs."""
+        """Return the command of SGLang's launcher with the options that a run needs.
+
+        Raises:
+            RunError: the server has a key, and `options` sets `config`.
+        """
         settings = self.settings
         options: dict[str, OptionValue] = {
             "model_path": model.path,
@@ -138,8 +142,8 @@ class SGLangAdapter(HTTPAdapter):
             options |= lora.options_for(settings.adapter_rank)
         if settings.key:
             if "config" in settings.options:
-                raise RunError("the key reaches SGLang by its own `config`: write what that says into `options`")
-            # Everybody can read a command line, and SGLang reads no environment.
+                raise RunError("areal passes the key in SGLang's `config`: move the content of yours to `options`")
+            # Every user can read command lines, and SGLang does not read a key from the environment.
             path = scratch / "server-key.yaml"
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as key_file:
                 key_file.write(json.dumps({"api-key": settings.key}))
@@ -149,17 +153,21 @@ class SGLangAdapter(HTTPAdapter):
             options |= images.options_for(model.path)
             fixed |= images.ENVIRONMENT
         program = settings.program or [sys.executable, "-m", "sglang.launch_server"]
-        words = option_arguments(options | settings.options)
-        return ServerCommand([*program, *words], {**fixed, **settings.environment})
+        arguments = option_arguments(options | settings.options)
+        return ServerCommand([*program, *arguments], {**fixed, **settings.environment})
 
     async def identify(self, connection: ServerConnection) -> ServerIdentity:
-        """From `/server_info`."""
+        """Identify the server by `/server_info`.
+
+        Raises:
+            ServerRefusedError: it is not an SGLang server of a tested version, or was started without needed options.
+        """
         try:
-            told = await connection.get("/server_info")
-            version = Version(str(told["version"]))
-            ranks = int(told.get("tp_size") or 1) * int(told.get("dp_size") or 1)
-            context = int(told.get("context_length") or told["max_req_input_len"])
-            slots = _slots(told)
+            info = await connection.get("/server_info")
+            version = Version(str(info["version"]))
+            ranks = int(info.get("tp_size") or 1) * int(info.get("dp_size") or 1)
+            context = int(info.get("context_length") or info["max_req_input_len"])
+            slots = _slots(info)
         except (RequestRefusedError, InvalidVersion, LookupError, TypeError, ValueError, AttributeError) as error:
             raise ServerRefusedError(f"answers, but not as an SGLang server does: {error!r:.200}") from None
         if version not in KNOWN and not self.settings.allow_unknown_version:
@@ -167,31 +175,37 @@ class SGLangAdapter(HTTPAdapter):
                 f"is SGLang {version}; areal-sglang was tested with {KNOWN}: install one of these, or set "
                 "allow_unknown_version"
             )
-        if self.settings.routed_experts and not told.get("enable_return_routed_experts"):
+        if self.settings.routed_experts and not info.get("enable_return_routed_experts"):
             raise ServerRefusedError(
-                "does not tell which experts tokens went through, and routed_experts is set: start it with "
+                "does not report routed experts, but routed_experts is set: start it with "
                 "--enable-return-routed-experts, or with areal serve"
             )
-        if int(told.get("tokenizer_worker_num") or 1) > 1:
+        if int(info.get("tokenizer_worker_num") or 1) > 1:
             raise ServerRefusedError(
-                "has several HTTP processes, which learn of a pause one after another: an update of the weights that "
-                "comes between never ends; start it without --tokenizer-worker-num"
+                "has several HTTP processes, which pause one after another: a weight update that arrives between two "
+                "of them never ends; start it without --tokenizer-worker-num"
             )
         if self._prompts.sees:
-            images.check_server(version, told)
-        dtype = str(told.get("dtype") or "auto")
-        named = "" if dtype == "auto" else dtype
+            images.check_server(version, info)
+        configured_dtype = str(info.get("dtype") or "auto")
+        dtype = "" if configured_dtype == "auto" else configured_dtype
         if rank := self.settings.adapter_rank:
-            lora.check_room(told, rank)
-        # SGLang's overlap scheduler holds back the tokens of one forward pass when a pause keeps the cache, and labels
-        # them with the version that is loaded meanwhile (pause_generation, mode in_place, in scheduler.py of 0.5.23).
-        holds_tokens_back = self.settings.update_mode == "keep_cache" and not told.get("disable_overlap_schedule")
-        spans = version >= SPANS_SINCE and not rank and not holds_tokens_back
-        return ServerIdentity(str(version), str(told["model_path"]), context, slots, named, ranks, spans)
+            lora.check_rank(info, rank)
+        # If a pause keeps the cache, SGLang's overlap scheduler delays the tokens of one forward pass, and labels them
+        # with the version that is loaded in the meantime (pause_generation, mode in_place, in scheduler.py of 0.5.23).
+        delays_tokens = self.settings.update_mode == "keep_cache" and not info.get("disable_overlap_schedule")
+        reports_spans = version >= SPANS_SINCE and not rank and not delays_tokens
+        return ServerIdentity(str(version), str(info["model_path"]), context, slots, dtype, ranks, reports_spans)
 
     async def generate(self, connection: ServerConnection, partial: PartialGeneration) -> AsyncIterator[Chunk]:
-        """`/generate` with token ids, streamed. SGLang repeats the image token of each image by itself."""
-        prompt, named = self._prompts.place(partial.input_ids, len(partial.images)), partial.sampling.stop_token_ids
+        """Stream an answer of `/generate` to token ids. The prompt has one image token an image: SGLang repeats it.
+
+        Raises:
+            RequestRefusedError, ServerLostError: the stream contains an error.
+            ValueError: the server's prompt has another length, or the answer cannot continue after an image token.
+        """
+        prompt = self._prompts.place(partial.input_ids, len(partial.images))
+        stop_tokens = partial.sampling.stop_token_ids
         resumable = is_resumable(partial.sampling)
         body = {
             "input_ids": images.collapsed(prompt),
@@ -211,56 +225,56 @@ class SGLangAdapter(HTTPAdapter):
                     yield Chunk([], [], "abort")
                     return
                 raise_refusal(event.error)
-            told = event.meta_info
-            if partial.images and told.prompt_tokens not in (0, len(partial.input_ids)):
+            meta = event.meta_info
+            if partial.images and meta.prompt_tokens not in (0, len(partial.input_ids)):
                 raise ValueError(
-                    f"SGLang makes {told.prompt_tokens} tokens of a prompt with images that has "
+                    f"SGLang makes {meta.prompt_tokens} tokens of a prompt with images that has "
                     f"{len(partial.input_ids)} here: both must use the same preprocessor_config.json"
                 )
-            ids, logprobs = event.output_ids, [entry.value for entry in told.output_token_logprobs or ()]
-            total = told.completion_tokens
-            if told.finish_reason is not None and told.finish_reason.type == "abort" and len(ids) != len(logprobs):
-                yield Chunk([], [], "abort")  # it had been put back into the queue: all its tokens were told before
+            ids, logprobs = event.output_ids, [entry.value for entry in meta.output_token_logprobs or ()]
+            total, reason = meta.completion_tokens, meta.finish_reason
+            if reason is not None and reason.type == "abort" and len(ids) != len(logprobs):
+                yield Chunk([], [], "abort")  # SGLang had put the request back into the queue: all tokens were sent
                 return
-            if len(ids) == total and len(ids) > total - seen:  # everything so far, and not only what is new
+            if len(ids) == total and len(ids) > total - seen:  # the event repeats the tokens of earlier events
                 ids, logprobs = ids[seen:], logprobs[seen:]
             seen += len(ids)
-            # With an adapter they are the base's, which never changes.
-            spans = told.weight_versions if self.settings.adapter_rank is None else None
-            reason = told.finish_reason
+            # With an adapter, the reported versions are those of the base model, which never change.
+            spans = meta.weight_versions if self.settings.adapter_rank is None else None
             if reason is not None and reason.type == "stop":
-                self._prompts.is_written(
-                    ids, named, is_resumable=resumable
-                )  # then the next partial generation has padding for it
+                # Raises if the policy wrote an image token after which this request cannot continue. Otherwise
+                # `_finish` returns "abort", and the next partial generation has padding in its place.
+                self._prompts.is_written(ids, stop_tokens, is_resumable=resumable)
             yield Chunk(
                 ids,
                 logprobs,
-                _finish(reason, named),
+                _finish(reason, stop_tokens),
                 None if spans is None else [astuple(span) for span in spans],
-                self._columns(told.routed_experts, len(partial.input_ids) + total),
+                self._columns(meta.routed_experts, len(partial.input_ids) + total),
             )
 
-    def _columns(self, told: str | None, tokens: int) -> Mapping[str, Values]:
-        """From base64 of int32; an answer that was aborted has none."""
-        if self.moe is None or told is None:
+    def _columns(self, encoded: str | None, tokens: int) -> Mapping[str, Values]:
+        """Decode routed experts, base64 of int32. An aborted answer has none."""
+        if self.moe is None or encoded is None:
             return {}
-        return routed_experts_field(np.frombuffer(b64decode(told), np.int32), self.moe, tokens)
+        return routed_experts_field(np.frombuffer(b64decode(encoded), np.int32), self.moe, tokens)
 
     def _sampling(self, partial: PartialGeneration) -> dict[str, Any]:
         sampling: SamplingParameters = partial.sampling
+        stops = self._prompts.stops(sampling.stop_token_ids)
         return {
             "temperature": sampling.temperature,
             "max_new_tokens": sampling.max_new_tokens,
             "min_new_tokens": sampling.min_new_tokens,
-            "stop_token_ids": (stops := self._prompts.stops(sampling.stop_token_ids)),
+            "stop_token_ids": stops,
             "stop": list(sampling.stop) or None,
-            "top_p": _EVERYTHING if sampling.greedy else sampling.top_p,
+            "top_p": _GREEDY_TOP_P if sampling.greedy else sampling.top_p,
             "top_k": sampling.top_k or -1,
             "min_p": sampling.min_p,
             "repetition_penalty": sampling.repetition_penalty,
             "frequency_penalty": sampling.frequency_penalty,
             "presence_penalty": sampling.presence_penalty,
-            # This switches off the request's own stop tokens as well, so it can be set only where there are none.
+            # This also switches off the request's own stop tokens, so it can be set only if there are none.
             "ignore_eos": not stops,
             "skip_special_tokens": False,
             "sampling_seed": partial.seed & (2**63 - 1),
@@ -268,20 +282,25 @@ class SGLangAdapter(HTTPAdapter):
         }
 
     async def stop(self, connection: ServerConnection, mode: UpdateMode) -> None:
-        """`in_place` leaves keys and values where they are, `retract` drops them."""
+        """Pause with `/pause_generation`: `in_place` keeps the KV cache, `retract` drops it."""
         await connection.post("/pause_generation", {"mode": "in_place" if mode == "keep_cache" else "retract"})
 
     async def resume(self, connection: ServerConnection) -> None:
-        """`/continue_generation`."""
+        """Resume with `/continue_generation`."""
         await connection.post("/continue_generation")
 
     async def abort(self, connection: ServerConnection) -> None:
-        """`/abort_request` for all."""
+        """Abort all requests with `/abort_request`."""
         await connection.post("/abort_request", {"abort_all": True})
 
     async def load(self, connection: ServerConnection, folder: Path, label: str, mode: UpdateMode) -> None:
-        """`/update_weights_from_disk`. With live requests in it the cache cannot be flushed, and need not be. Of an
-        adapter, SGLang's own routes."""
+        """Load weights with `/update_weights_from_disk`, or an adapter with SGLang's LoRA routes.
+
+        In keep_cache mode, live requests use the cache, so SGLang cannot flush it.
+
+        Raises:
+            UpdateRefusedError: the server refuses the weights, or the folder cannot be read.
+        """
         if self.settings.adapter_rank is not None and await lora.load(connection, folder):
             self._adapted.add(connection)
             return
@@ -292,15 +311,15 @@ class SGLangAdapter(HTTPAdapter):
         await self._update(connection, "/update_weights_from_disk", body)
 
     def name_of(self, connection: ServerConnection) -> str:
-        """The adapter's, where the server has been given one."""
+        """Return the name of the adapter that the server has loaded, or "" if it has none."""
         return lora.NAME if connection in self._adapted else ""
 
     async def set_label(self, connection: ServerConnection, label: str) -> None:
-        """`/update_weight_version`."""
+        """Set the weight version with `/update_weight_version`."""
         await connection.post("/update_weight_version", {"new_version": label, "abort_all_requests": False})
 
     async def join_group(self, connection: ServerConnection, group: WeightGroup, first_rank: int) -> None:
-        """`/init_weights_update_group`."""
+        """Join a process group with `/init_weights_update_group`."""
         body = {
             "master_address": group.address,
             "master_port": group.port,
@@ -319,10 +338,11 @@ class SGLangAdapter(HTTPAdapter):
         label: str,
         mode: UpdateMode,
     ) -> None:
-        """`/update_weights_from_distributed`, between `/begin_weight_update` and `/end_weight_update`.
+        """Receive weights with `/update_weights_from_distributed`, after `/begin_weight_update`, before its end.
 
         Raises:
-            UpdateRefusedError: the server refuses one of the three. Versions without the two marks need none.
+            UpdateRefusedError: the server refuses one of the three requests. Older versions do not have the routes of
+                begin and end, and do not need them.
         """
         await self._mark(connection, "/begin_weight_update")
         body = {
@@ -337,7 +357,7 @@ class SGLangAdapter(HTTPAdapter):
         await self._mark(connection, "/end_weight_update")
 
     async def begin_reading(self, connection: ServerConnection) -> None:
-        """`/begin_weight_update`, where the version knows it: what is read comes behind it."""
+        """Start an update with `/begin_weight_update`, if the version has it."""
         await self._mark(connection, "/begin_weight_update")
 
     async def read(
@@ -346,7 +366,7 @@ class SGLangAdapter(HTTPAdapter):
         tensors: Sequence[TensorDescription],
         copies: Sequence[Sequence[SharedMemory]],
     ) -> None:
-        """`/update_weights_from_tensor`. Memory that cannot be opened ends the server."""
+        """Send the locations of tensors with `/update_weights_from_tensor`. A server that cannot open them ends."""
         from areal_sglang.reading import pickled
 
         parts = [b64encode(pickled(tensors, memories)).decode() for memories in copies]
@@ -354,7 +374,7 @@ class SGLangAdapter(HTTPAdapter):
         await self._update(connection, "/update_weights_from_tensor", body)
 
     async def end_reading(self, connection: ServerConnection, label: str) -> None:
-        """`/end_weight_update`: all tensors have been read, and further tokens carry `label`."""
+        """End the update with `/end_weight_update`. Further tokens have the weight version `label`."""
         await self._mark(connection, "/end_weight_update")
         await self.set_label(connection, label)
 
@@ -363,35 +383,35 @@ class SGLangAdapter(HTTPAdapter):
         try:
             await connection.post(path, {})
         except RequestRefusedError as error:
-            if error.status != HTTPStatus.NOT_FOUND:  # older versions have no such path, and need neither mark
+            if error.status != HTTPStatus.NOT_FOUND:  # older versions do not have this route
                 raise UpdateRefusedError(str(error)) from None
 
     async def leave_group(self, connection: ServerConnection, group: WeightGroup) -> None:
-        """`/destroy_weights_update_group`."""
+        """Leave a process group with `/destroy_weights_update_group`."""
         await connection.post("/destroy_weights_update_group", {"group_name": group.name})
 
     async def sleep(self, connection: ServerConnection) -> None:
-        """`/release_memory_occupation`: weights and cache."""
-        # What was aborted leaves the scheduler a moment after its last answer; a release before that would end it.
+        """Free weights and cache with `/release_memory_occupation`."""
+        # The scheduler drops aborted requests only after their last answer. A release before that would end the server.
         await connection.post("/flush_cache", query={"timeout": "30"}, is_json=False)
         await connection.post("/release_memory_occupation", {})
 
     async def wake_up(self, connection: ServerConnection) -> None:
-        """`/resume_memory_occupation`."""
+        """Allocate the memory again with `/resume_memory_occupation`."""
         await connection.post("/resume_memory_occupation", {})
 
     @staticmethod
     async def _update(connection: ServerConnection, path: str, body: dict[str, Any]) -> None:
         try:
-            told = await connection.post(path, body, timeout_s=3600)
+            answer = await connection.post(path, body, timeout_s=3600)
         except RequestRefusedError as error:
             raise UpdateRefusedError(str(error)) from None
-        if not told.get("success"):
-            raise UpdateRefusedError(f"{path}: {str(told.get('message'))[:300]}")
+        if not answer.get("success"):
+            raise UpdateRefusedError(f"{path}: {str(answer.get('message'))[:300]}")
 
 
 def _finish(reason: Reason | None, stops: Sequence[int]) -> Literal["stop", "length", "abort"] | None:
-    """Why an answer ended; one that a token ended which the request does not name has to go on."""
+    """Return why an answer ended. If a token ended it that is not a stop token of the request, it must continue."""
     if reason is None:
         return None
     if reason.type == "stop" and isinstance(reason.matched, int) and reason.matched not in stops:
@@ -399,8 +419,8 @@ def _finish(reason: Reason | None, stops: Sequence[int]) -> Literal["stop", "len
     return reason.type
 
 
-def _slots(told: dict[str, Any]) -> int:
-    """Requests that run at once: what was asked for, or what the server found room for."""
-    states = told.get("internal_states") or [{}]
-    found = told.get("max_running_requests") or states[0].get("effective_max_running_requests_per_dp")
-    return int(found or 256)
+def _slots(info: dict[str, Any]) -> int:
+    """Return the number of concurrent requests: the option of the server, or what fits into its memory."""
+    states = info.get("internal_states") or [{}]
+    slots = info.get("max_running_requests") or states[0].get("effective_max_running_requests_per_dp")
+    return int(slots or 256)

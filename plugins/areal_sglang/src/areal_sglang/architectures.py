@@ -1,4 +1,4 @@
-"""Which architectures an SGLang has registered, read from its source: importing SGLang takes a GPU's libraries."""
+"""Architectures of an installed SGLang, read from its source: importing SGLang needs GPU libraries."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _NAME = "EntryClass"
 
 
 def registered(package: Path) -> dict[str, str]:
-    """Return `yes` for each architecture for which a module of SGLang's models has an `EntryClass`.
+    """Return the architectures in the `EntryClass` of SGLang's model modules, each with the value `yes`.
 
     Args:
         package: the folder `sglang` of an installation.
 
     Raises:
-        ValueError: no module has one.
+        ValueError: no module has an `EntryClass`.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for path in sorted((package / _MODELS).glob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign) and any(ast.unparse(target) == _NAME for target in node.targets):
-                found |= {part.id for part in ast.walk(node.value) if isinstance(part, ast.Name)}
-    if not found:
+                names |= {part.id for part in ast.walk(node.value) if isinstance(part, ast.Name)}
+    if not names:
         raise ValueError(f"no module in {package / _MODELS} has an {_NAME}")
-    return dict.fromkeys(found, "yes")
+    return dict.fromkeys(names, "yes")
 
 
 def check_architecture(folder: Path) -> Finding:
-    """Report whether the SGLang that is installed here has registered a model's architecture."""
+    """Report whether the installed SGLang supports a model's architecture."""
     return find_architecture(folder, "sglang", "SGLang", registered)

@@ -1,4 +1,4 @@
-"""What SGLang says while it answers, as far as it is read here."""
+"""Events of SGLang's answers, with the fields that the adapter reads."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from areal_core.servers import Span  # noqa: TC001 - msgspec reads annotations
 
 
 class _Logprob(msgspec.Struct, array_like=True, gc=False):
-    """Of a token; its id, which comes behind it, comes by itself too."""
+    """The first element of a token's entry. Its token id and text follow, and are not read."""
 
     value: float
 
 
 class Reason(msgspec.Struct):
-    """Why it ended; `matched` is the stop token or text."""
+    """Why an answer ended. `matched` is the stop token or text."""
 
     type: Literal["stop", "length", "abort"]
     matched: int | str | None = None
 
 
-class _Told(msgspec.Struct):
+class _MetaInfo(msgspec.Struct):
     completion_tokens: int
     finish_reason: Reason | None
-    prompt_tokens: int = 0  # not said of a request that was aborted while it waited
+    prompt_tokens: int = 0  # missing if a request was aborted in the queue
     output_token_logprobs: list[_Logprob] | None = None
     weight_versions: list[Span] | None = None
     routed_experts: str | None = None
@@ -33,7 +33,7 @@ class _Told(msgspec.Struct):
 
 class _Event(msgspec.Struct):
     output_ids: list[int] = []
-    meta_info: _Told | None = None
+    meta_info: _MetaInfo | None = None
     error: dict[str, Any] | None = None
 
 

@@ -1,8 +1,8 @@
-"""How many CUDA graphs of a prefill SGLang captures at its start: `arg_groups/cuda_graph_hook.py` of SGLang.
+"""CUDA graphs of prefills that SGLang captures at its start (`arg_groups/cuda_graph_hook.py` of SGLang).
 
-SGLang alone captures one for each of 58 sizes up to `chunked_prefill_size`, with a kernel compiled for each where its
-caches are cold. A forward pass is padded to the next size, and one with more tokens than the largest size has runs
-without a graph: it is long enough to hide what launching its kernels takes.
+By default SGLang captures a graph for each of 58 sizes up to `chunked_prefill_size`, and compiles a kernel for each if
+its caches are cold. A forward pass is padded to the next size. One with more tokens than the largest size runs without
+a graph: it takes long enough to hide the launches of its kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from areal_core.servers import OptionValue
 
 TOKENS: Final = (32, 64, 128, 256, 512, 1024)
-"""Sizes that are captured: each forward pass is padded to less than twice its tokens, or to 32."""
+"""Sizes that are captured. A forward pass is padded to 32 tokens, or to less than twice its tokens."""
 CHOICES: Final = {
     "cuda_graph_bs_prefill",
     "cuda_graph_max_bs_prefill",
@@ -24,11 +24,15 @@ CHOICES: Final = {
     "disable_prefill_cuda_graph",
     "disable_cuda_graph",
 }
-"""Options of SGLang by which a user chooses graphs of a prefill."""
+"""SGLang's options that choose graphs of prefills."""
 
 
 def options_for(options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-    """Return the bound for a server with these options, whose names have underscores; nothing if they choose graphs."""
+    """Return the option that bounds the sizes, or nothing if the user's options choose graphs.
+
+    Args:
+        options: the user's options by name, with underscores.
+    """
     if CHOICES & options.keys():
         return {}
     bounds = [options[name] for name in ("chunked_prefill_size", "max_total_tokens") if name in options]

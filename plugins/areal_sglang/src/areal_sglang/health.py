@@ -1,4 +1,4 @@
-"""What `areal doctor` asks of this plugin."""
+"""Health checks of this plugin for `areal doctor`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from areal_core.plugins import Finding
 from areal_sglang.adapter import KNOWN
 
 RESOLVED: Final = {"0.5.23": {"torch": "2.14.1", "transformers": "5.19.0"}}
-"""What the table of versions (docs/reference/versions.md) has beside a SGLang that is in areal's environment."""
+"""Versions of other packages that docs/reference/versions.md lists for a SGLang in areal's environment."""
 
 
 def check_program() -> Finding:
-    """Whether SGLang is beside areal in a version that this plugin was tested with, and beside what."""
+    """Check the version of SGLang in areal's environment, and list packages whose version differs from the table."""
     try:
-        found = version("sglang")
+        installed = version("sglang")
     except PackageNotFoundError:
-        return Finding(True, "not installed beside areal; settings `program` and `addresses` name one elsewhere")
-    if not KNOWN.contains(found):
-        return Finding(False, f"sglang {found}; this plugin was tested with {KNOWN}")
-    beside = {name: (version(name).partition("+")[0], wanted) for name, wanted in RESOLVED.get(found, {}).items()}
-    others = [f"{name} {there} (in the table {wanted})" for name, (there, wanted) in beside.items() if there != wanted]
-    return Finding(True, "; ".join([f"sglang {found}", *others]))
+        return Finding(True, "not installed in areal's environment; `program` and `addresses` name servers elsewhere")
+    if not KNOWN.contains(installed):
+        return Finding(False, f"sglang {installed}; this plugin was tested with {KNOWN}")
+    versions = {name: (version(name).partition("+")[0], listed) for name, listed in RESOLVED.get(installed, {}).items()}
+    differing = [f"{name} {own} (in the table {listed})" for name, (own, listed) in versions.items() if own != listed]
+    return Finding(True, "; ".join([f"sglang {installed}", *differing]))

@@ -1,8 +1,8 @@
-"""Adapters (LoRA) that an SGLang server takes by themselves: `sglang/srt/lora` of SGLang.
+"""LoRA adapters that SGLang servers load without the base model's weights (`sglang/srt/lora` of SGLang).
 
-A request keeps the adapter that it began with. So none is under way while adapters change
-(`ServerIdentity.reports_spans`): the old one is dropped, and the new one takes its name; what is left of a request goes
-on under it. SGLang keeps cached prefixes of two adapters apart, also where they had one name.
+A request keeps the adapter with which it started. So no request may be in flight while adapters change
+(`ServerIdentity.reports_spans` is False): the server unloads the old adapter, and the new one gets its name. Requests
+continue with the new one. SGLang does not share cached prefixes between two adapters, even if they have one name.
 """
 
 from __future__ import annotations
@@ -19,51 +19,60 @@ if TYPE_CHECKING:
     from areal_core.servers import OptionValue, ServerConnection
 
 NAME = "areal"
-"""Of the one adapter that a server has."""
+"""Name of the one adapter of a server."""
 
-_MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Of which a server has room for A and B; `options: {lora_target_modules: [...]}` names others."""
+_TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Modules for which a server allocates A and B; `options: {lora_target_modules: [...]}` replaces them."""
 
 
 def options_for(rank: int) -> dict[str, OptionValue]:
-    """Of a server that takes adapters of so high a rank; one place more is for its base."""
-    return {"enable_lora": True, "max_lora_rank": rank, "max_loras_per_batch": 2, "lora_target_modules": [*_MATRICES]}
+    """Return the options of a server for adapters of this rank. It needs a second adapter slot for the base model."""
+    return {
+        "enable_lora": True,
+        "max_lora_rank": rank,
+        "max_loras_per_batch": 2,
+        "lora_target_modules": [*_TARGET_MODULES],
+    }
 
 
-def check_room(told: dict[str, Any], rank: int) -> None:
-    """Raise ServerRefusedError where a server, from its `/server_info`, takes no adapters of this rank."""
-    room = int(told.get("max_lora_rank") or 0) if told.get("enable_lora") else 0
-    if room < rank:
+def check_rank(info: dict[str, Any], rank: int) -> None:
+    """Check by `/server_info` that a server loads adapters of this rank.
+
+    Raises:
+        ServerRefusedError: its maximum rank is lower, or it loads no adapters.
+    """
+    largest = int(info.get("max_lora_rank") or 0) if info.get("enable_lora") else 0
+    if largest < rank:
         raise ServerRefusedError(
-            f"takes adapters of rank {room} at most, and adapter_rank is {rank}: start it with areal serve, or with "
-            f"--enable-lora --max-lora-rank {rank} --lora-target-modules {' '.join(_MATRICES)}"
+            f"takes adapters of rank {largest} at most, but adapter_rank is {rank}: start it with areal serve, or with "
+            f"--enable-lora --max-lora-rank {rank} --lora-target-modules {' '.join(_TARGET_MODULES)}"
         )
 
 
 async def drop(connection: ServerConnection) -> None:
-    """Have a server forget its adapter, where it has one."""
+    """Unload the server's adapter, if it has one."""
     with suppress(RequestRefusedError):
         await connection.post("/unload_lora_adapter", {"lora_name": NAME})
 
 
 async def load(connection: ServerConnection, folder: Path) -> bool:
-    """Have a server take the adapter of a folder, in place of any other; no request may be under way.
+    """Replace the server's adapter by that of a folder. No request may be in flight.
 
     Returns:
-        Whether the folder holds an adapter; nothing is done with one that holds a model.
+        True if the folder has an adapter. False if it has a whole model: then nothing is done.
 
     Raises:
-        UpdateRefusedError: it cannot be read, or the server says that it did not take it.
+        UpdateRefusedError: the folder cannot be read, or the server refuses the adapter.
     """
     try:
         if not describe_adapter(folder):
             return False
         await drop(connection)
-        told = await connection.post("/load_lora_adapter", {"lora_name": NAME, "lora_path": str(folder)})
+        answer = await connection.post("/load_lora_adapter", {"lora_name": NAME, "lora_path": str(folder)})
     except OSError as error:
         raise UpdateRefusedError(f"the adapter in {folder} cannot be read: {error}") from error
     except RequestRefusedError as error:
         raise UpdateRefusedError(str(error)) from None
-    if not told.get("success"):
-        raise UpdateRefusedError(f"/load_lora_adapter: {str(told.get('error_message'))[:300]}")
+    if not answer.get("success"):
+        raise UpdateRefusedError(f"/load_lora_adapter: {str(answer.get('error_message'))[:300]}")
     return True

@@ -1,4 +1,4 @@
-"""What this plugin supplies."""
+"""The components and health checks of this plugin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from areal_core.plugins import Component, HealthCheck, hookimpl
 
 @hookimpl
 def areal_inference_engines() -> list[Component]:
-    """A fleet of SGLang servers."""
+    """Register the fleet of SGLang servers."""
     return [
         Component(
             "sglang",
@@ -20,10 +20,12 @@ def areal_inference_engines() -> list[Component]:
 
 @hookimpl
 def areal_health_checks() -> list[HealthCheck]:
-    """Of the server program."""
-    meaning = "servers that a run starts on this machine are of a version that was tested"
-    registered = "SGLang has registered the architecture; nothing was generated"
+    """Register the checks of the server program and of a model's architecture."""
+    program = "SGLang servers that a run starts on this machine have a tested version"
+    architecture = "SGLang supports the architecture; nothing was generated"
     return [
-        HealthCheck("program", meaning, target="areal_sglang.health:check_program"),
-        HealthCheck("architecture", registered, target="areal_sglang.architectures:check_architecture", of_model=True),
+        HealthCheck("program", program, target="areal_sglang.health:check_program"),
+        HealthCheck(
+            "architecture", architecture, target="areal_sglang.architectures:check_architecture", of_model=True
+        ),
     ]

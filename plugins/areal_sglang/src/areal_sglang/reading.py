@@ -1,4 +1,4 @@
-"""Weights in the memory of the trainer's GPUs (CUDA IPC), as SGLang takes them: a pickle."""
+"""Locations of weights in the memory of the trainer's GPUs (CUDA IPC), in SGLang's form: a pickle."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 class _Tensor:
-    """Pickled as what PyTorch makes of a tensor of a GPU for another process: a call that opens its memory there."""
+    """Pickles as PyTorch's reduction of a CUDA tensor: a call that opens the memory in the other process."""
 
     def __init__(self, tensor: TensorDescription, memory: SharedMemory) -> None:
         self._tensor = tensor
         self._memory = memory
 
     def __reduce__(self) -> tuple[Callable[..., torch.Tensor], tuple[object, ...]]:
-        told, memory = self._tensor, self._memory
-        shape = torch.Size(told.shape)
+        tensor, memory = self._tensor, self._memory
+        shape = torch.Size(tensor.shape)
         layout = (torch.Tensor, shape, torch.empty(shape, device="meta").stride(), memory.start)
-        # By its UUID: SGLang knows the GPU under a number of its own.
-        kind = (torch.UntypedStorage, getattr(torch, told.dtype), memory.device)
-        place = (bytes.fromhex(memory.handle), memory.size, memory.offset, False)
+        # The device is a UUID: SGLang may number the GPUs differently.
+        storage = (torch.UntypedStorage, getattr(torch, tensor.dtype), memory.device)
+        location = (bytes.fromhex(memory.handle), memory.size, memory.offset, False)
         counter = (bytes.fromhex(memory.counter), memory.counter_offset)
-        return rebuild_cuda_tensor, (*layout, *kind, *place, *counter, b"", False)  # no event to wait for
+        return rebuild_cuda_tensor, (*layout, *storage, *location, *counter, b"", False)  # no event to wait for
 
 
 def pickled(tensors: Sequence[TensorDescription], memories: Sequence[SharedMemory]) -> bytes:
-    """Return names of tensors with where each is on one GPU. areal itself reads no pickle."""
+    """Return pickled pairs of a tensor's name and its location on one GPU. areal itself never unpickles."""
     named = [(tensor.name, _Tensor(tensor, memory)) for tensor, memory in zip(tensors, memories, strict=True)]
     return pickle.dumps(named, protocol=4)

@@ -1,4 +1,4 @@
-"""Deterministic stand-ins for the parts of a run that a test is not about. None of them needs a model."""
+"""Deterministic fakes of the parts of a run that a test is not about. None of them needs a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["GRANT", "CountingDataset", "FakeClient", "FakeContext", "FakeEngine", "FakeTokenizer", "FakeWorkflow"]
 
 GRANT = Grant("fake", "", version=0, run_id="", labels_tokens=True, context=1 << 31, vocabulary=50)
-"""The slot of a `FakeEngine`, with version 0."""
+"""The grant of a `FakeEngine` at weight version 0."""
 
 
 class FakeEngine(InferenceEngine):
@@ -35,9 +35,9 @@ class FakeEngine(InferenceEngine):
         places: number of slots.
 
     Attributes:
-        version: version of the weights.
-        requests: all requests that were answered so far.
-        waiting: holders that wait for a slot.
+        version: weight version.
+        requests: all requests that the engine has answered.
+        waiting: holders that wait for a slot, the first one first.
     """
 
     capabilities = InferenceCapabilities(frozenset({"keep_cache", "recompute"}), deterministic=True)
@@ -76,11 +76,11 @@ class FakeEngine(InferenceEngine):
         return FakeClient(self, slots)
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Draw tokens from the seed, all of the version at the start of the request."""
+        """Draw tokens from the request's seed. All have the version at the start of the request."""
         return await FakeClient(self, self).generate(request)
 
     async def draw(self, request: GenerationRequest, version: int) -> Generation:
-        """Draw the answer to a request that has a slot."""
+        """Draw the answer to a request that has a slot, with this version for all tokens."""
         self.requests.append(request)
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
@@ -99,7 +99,7 @@ class FakeClient:
 
     Args:
         engine: draws the tokens.
-        slots: leases the slots; this may be another engine.
+        slots: leases the slots; may be another engine.
     """
 
     def __init__(self, engine: FakeEngine, slots: Slots) -> None:
@@ -117,18 +117,18 @@ class FakeClient:
 
 @dataclass
 class FakeContext:
-    """The trainer's services for an algorithm. Every update is on the whole batch.
+    """Fake services of the trainer for an algorithm. Every update is on the whole batch.
 
     Args:
-        outputs: returns a role's outputs for a batch, called as `areal_core.sdk.Context.forward`. None if the test asks
-            for no outputs.
+        outputs: returns a role's outputs for a batch, with the parameters of `areal_core.sdk.Context.forward`. None if
+            the algorithm requests no outputs.
         updates: number of optimizer updates.
         step: number of batches that were trained on before.
         version: weight version of the policy.
         state: tensors of the algorithm by name.
 
     Attributes:
-        metrics: what was logged, by name.
+        metrics: logged metrics by name.
     """
 
     outputs: Callable[[str, PackedBatch, Sequence[str]], dict[str, torch.Tensor]] | None = None
@@ -140,7 +140,7 @@ class FakeContext:
 
     def forward(self, role: str, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
         """See `Context.forward`."""
-        assert self.outputs is not None, f"FakeContext has no outputs, and {role} is asked for {', '.join(outputs)}"
+        assert self.outputs is not None, f"FakeContext has no outputs, but {role} needs {', '.join(outputs)}"
         return self.outputs(role, batch, outputs)
 
     def minibatches(self, batch: PackedBatch) -> Iterator[PackedBatch]:
@@ -154,22 +154,22 @@ class FakeContext:
 
 
 class FakeTokenizer:
-    """One token for each character, its code point; 0 ends a text."""
+    """A tokenizer with one token for each character, its code point. Token 0 ends a text."""
 
     eos_token_id = 0
     model_max_length = 1 << 30
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Code points."""
+        """Return the code points of the characters."""
         return [ord(character) for character in text]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The characters, without those that end a text."""
+        """Return the characters. Tokens 0 are left out if special tokens are skipped."""
         return "".join(chr(token) for token in token_ids if token or not skip_special_tokens)
 
 
 class CountingDataset:
-    """Rows `{"prompt": "<index>", "answer": "<index>"}`."""
+    """A data set with the rows `{"prompt": "<index>", "answer": "<index>"}`."""
 
     def __init__(self, rows: int = 32) -> None:
         self._rows = rows
@@ -182,7 +182,7 @@ class CountingDataset:
 
 
 class FakeWorkflow:
-    """One generation, rewarded with the last digit of its first token; no tokenizer, no scorer."""
+    """A workflow with one generation. The reward is the last digit of its first token id."""
 
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
         """See `RolloutWorkflow.run_episode`."""
@@ -193,8 +193,8 @@ class FakeWorkflow:
 
 
 if TYPE_CHECKING:
-    # mypy compares each fake with the interface that it stands for. `FakeEngine` derives from its interface. Tokenizers
-    # have none: areal calls those of transformers.
+    # mypy compares each fake with its interface. `FakeEngine` derives from its interface. Tokenizers have none: areal
+    # uses those of transformers.
     _client: InferenceClient = FakeClient(FakeEngine(), FakeEngine())
     _context: Context = FakeContext()
     _slots: Slots = FakeEngine()

@@ -1,6 +1,6 @@
-"""The pytest plugin: fixtures for tests of engines and server adapters, and failures of background work.
+"""The pytest plugin: fixtures for tests of engines and server adapters, and a hook that reports failed background work.
 
-pytest loads this module in every session where areal-testing is installed, so it imports nothing of areal by itself.
+pytest loads this module in every session if areal-testing is installed, so its imports of areal are inside functions.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from areal_core.servers import InferenceEngine, ServerAdapter
 
 START_S = 900
-"""Seconds in which a server that is alive must become healthy, on a slow machine too."""
+"""Timeout for a server to become healthy, also on a slow machine."""
 HEALTH_S = 60
 """Timeout of one health check."""
 
-# pytest does this for the files of a wheel. An editable install lists none, and its asserts would show no values.
+# pytest rewrites the asserts of a plugin's modules by its wheel's file list, which an editable install does not have.
 pytest.register_assert_rewrite("areal_testing.conformance")
 
 
@@ -38,29 +38,29 @@ pytest.register_assert_rewrite("areal_testing.conformance")
 def pytest_pyfunc_call() -> Generator[None, object, object]:
     """Fail a test during which background work of areal fails. Otherwise the failure would end the whole session.
 
-    Tests of projects that do not import areal are left alone.
+    The hook does nothing if no test has imported areal.
     """
     if "areal_core" not in sys.modules:
         return (yield)
     from areal_core.processes import on_failure
 
-    failed: list[tuple[str, BaseException]] = []
+    failures: list[tuple[str, BaseException]] = []
 
     def interrupt(name: str, error: BaseException) -> None:
-        failed.append((name, error))
-        if len(failed) == 1 and callable(signal.getsignal(signal.SIGINT)):
-            _thread.interrupt_main()  # an event loop lets no other exception out of its callbacks
+        failures.append((name, error))
+        if len(failures) == 1 and callable(signal.getsignal(signal.SIGINT)):
+            _thread.interrupt_main()  # only KeyboardInterrupt and SystemExit leave a callback of an event loop
 
-    former, result = on_failure(interrupt), None
+    previous, result = on_failure(interrupt), None
     try:
         result = yield
     except KeyboardInterrupt:
-        if not failed:
+        if not failures:
             raise
     finally:
-        on_failure(former)
-    if failed:
-        raise AssertionError(f"background work failed: {failed[0][0]}") from failed[0][1]
+        on_failure(previous)
+    if failures:
+        raise AssertionError(f"background work failed: {failures[0][0]}") from failures[0][1]
     return result
 
 
@@ -78,13 +78,13 @@ async def _is_healthy(adapter: ServerAdapter, address: str) -> bool:
 
 
 @contextmanager
-def _started(adapter: ServerAdapter, model: ModelReference, log: Path) -> Iterator[Callable[[], str]]:
-    """Start a server as a run does. Yield a function that waits until it is healthy and returns its address."""
+def _running_server(adapter: ServerAdapter, model: ModelReference, log: Path) -> Iterator[Callable[[], str]]:
+    """Start a server. Yield a function that waits until it is healthy and returns its address."""
     from areal_core.processes import free_port, http_address, kill_tree
 
     port = free_port()
     command = adapter.command(model, "127.0.0.1", port, log.parent)
-    started = command.address or http_address("127.0.0.1", port)
+    address = command.address or http_address("127.0.0.1", port)
     environment = {**os.environ, **command.environment}
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -92,17 +92,17 @@ def _started(adapter: ServerAdapter, model: ModelReference, log: Path) -> Iterat
             start_new_session=True,
         )  # fmt: skip
 
-    def address() -> str:
+    def wait_for_address() -> str:
         deadline = time.monotonic() + START_S
         while process.poll() is None and time.monotonic() < deadline:
-            if asyncio.run(_is_healthy(adapter, started)):
-                return started
+            if asyncio.run(_is_healthy(adapter, address)):
+                return address
             time.sleep(0.5)
-        how = "ended" if process.poll() is not None else f"was not healthy after {START_S} s"
-        pytest.fail(f"the server {how}; the end of its log:\n{log.read_text()[-3000:]}", pytrace=False)
+        problem = "ended" if process.poll() is not None else f"was not healthy after {START_S} s"
+        pytest.fail(f"the server {problem}; the end of its log:\n{log.read_text()[-3000:]}", pytrace=False)
 
     try:
-        yield address
+        yield wait_for_address
     finally:
         if process.poll() is None:
             kill_tree(process.pid)
@@ -113,10 +113,10 @@ def _started(adapter: ServerAdapter, model: ModelReference, log: Path) -> Iterat
 def server_of_each_shape(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[[ServerAdapter], Callable[[Path], str]]]:
-    """Start two true servers, one for each shape of model in `InferenceEngineSuite`.
+    """Start two real servers, one for each architecture of the models in `InferenceEngineSuite`.
 
-    Call it with an adapter. It returns a function from the folder of a model to the address of the server for it. The
-    servers end with the module, so that those of the next module have room.
+    Call the fixture with an adapter. It returns a function from the folder of a model to the address of the server for
+    its architecture. The servers end with the module, which frees memory for the servers of the next module.
     """
     from areal_core.engines import ModelReference
     from areal_testing.conformance.models import ARCHITECTURES, make_model
@@ -126,23 +126,25 @@ def server_of_each_shape(
 
         def start(adapter: ServerAdapter) -> Callable[[Path], str]:
             waits = {}
-            for shape in ARCHITECTURES:
-                model = ModelReference(str(make_model(folder / shape, architecture=shape)))
-                waits[shape] = stack.enter_context(_started(adapter, model, folder / f"{shape}.log"))
-            addresses = {shape: wait() for shape, wait in waits.items()}
+            for architecture in ARCHITECTURES:
+                model = ModelReference(str(make_model(folder / architecture, architecture=architecture)))
+                log = folder / f"{architecture}.log"
+                waits[architecture] = stack.enter_context(_running_server(adapter, model, log))
+            addresses = {architecture: wait() for architecture, wait in waits.items()}
 
             def address(model: Path) -> str:
                 config = model / "config.json"
-                shape = json.loads(config.read_text())["model_type"] if config.is_file() else "qwen3"
-                return addresses[shape]
+                # A test of the suite starts the engine with a folder that does not exist: any server will do.
+                architecture = json.loads(config.read_text())["model_type"] if config.is_file() else "qwen3"
+                return addresses[architecture]
 
             return address
 
         yield start
 
 
-class _ByModel:
-    """An engine that chooses its server when it starts, by its model: the suite's tests use two shapes."""
+class _EngineByModel:
+    """An engine that chooses its server by its model in `start`: the tests of the suite use two architectures."""
 
     def __init__(self, make: Callable[[str], InferenceEngine], address: Callable[[Path], str]) -> None:
         self._make = make
@@ -150,7 +152,7 @@ class _ByModel:
         self._engine = make("http://127.0.0.1:1")
 
     async def start(self, model: ModelReference) -> None:
-        """Choose the server, and start the engine with its address."""
+        """Choose the server for the model, and start the engine with its address."""
         self._engine = self._make(self._address(Path(model.path)))
         await self._engine.start(model)
 
@@ -160,19 +162,19 @@ class _ByModel:
 
 @pytest.fixture(scope="session")
 def engine_by_model() -> Callable[..., Any]:
-    """Make an engine for `InferenceEngineSuite` on servers that run already.
+    """Make an engine for `InferenceEngineSuite` on running servers.
 
-    Call it with two functions: one from an address to an engine, and what `server_of_each_shape` returned.
+    Call the fixture with two functions: one from an address to an engine, and the result of `server_of_each_shape`.
     """
-    return _ByModel
+    return _EngineByModel
 
 
 @pytest.fixture(scope="session")
 def recorded_server() -> Callable[..., Any]:
-    """Start an HTTP server with recorded answers: `async with recorded_server({"/path": answer}) as (address, bodies)`.
+    """Serve recorded answers over HTTP: `async with recorded_server({"/path": answer}) as (address, bodies)`.
 
     An answer is a JSON value, a list of events in `{"events": [...]}`, or `(status, JSON value or text)`. `bodies`
-    collects what was posted, together with the query of the address. It needs `areal-testing[servers]`.
+    collects the JSON bodies of POST requests, merged with their query parameters. It needs `areal-testing[servers]`.
     """
     from aiohttp import web
     from aiohttp.test_utils import TestServer
@@ -184,8 +186,8 @@ def recorded_server() -> Callable[..., Any]:
         async def answer(request: web.Request) -> web.StreamResponse:
             if request.method == "POST":
                 bodies.append({**request.query, **await request.json()})
-            found = answers.get(request.path, (404, {"detail": "Not Found"}))
-            status, value = found if isinstance(found, tuple) else (200, found)
+            recorded = answers.get(request.path, (404, {"detail": "Not Found"}))
+            status, value = recorded if isinstance(recorded, tuple) else (200, recorded)
             if isinstance(value, str):
                 return web.Response(status=status, text=value)
             if not isinstance(value, dict) or "events" not in value:
@@ -206,9 +208,9 @@ def recorded_server() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def adapter_call(recorded_server: Callable[..., Any]) -> Callable[..., Any]:
-    """Call a method of an adapter against recorded answers. Return its result, and what the server was sent.
+    """Call a method of an adapter with recorded answers. Return its result and the bodies that the server received.
 
-    Call it as `adapter_call(answers, method)`. `answers` are those of `recorded_server`, and the method takes only the
+    Call the fixture as `adapter_call(answers, method)`, with the answers of `recorded_server` and a function of the
     connection.
     """
     from areal_core.servers import ServerConnection
@@ -229,11 +231,11 @@ def adapter_call(recorded_server: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def replay(recorded_server: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `recorded_server`, which is the new name of this fixture. It is removed in the next minor version."""
+    """Return `recorded_server`, the new name of this fixture. This name is removed in the next minor version."""
     return recorded_server
 
 
 @pytest.fixture(scope="session")
 def replayed(adapter_call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `adapter_call`, which is the new name of this fixture. It is removed in the next minor version."""
+    """Return `adapter_call`, the new name of this fixture. This name is removed in the next minor version."""
     return adapter_call

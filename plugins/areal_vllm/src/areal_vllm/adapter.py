@@ -1,4 +1,4 @@
-"""vLLM's HTTP interface: `vllm/entrypoints/scale_out/token_in_token_out` and `vllm/entrypoints/rl/online` of vLLM."""
+"""Adapter for vLLM's HTTP API: `vllm/entrypoints/scale_out/token_in_token_out` and `vllm/entrypoints/rl/online`."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from areal_core.servers import PartialGeneration, ServerConnection, UpdateMode, WeightGroup
 
 KNOWN = SpecifierSet(">=0.32,<0.33")
-"""Versions whose interface was read and tried."""
+"""Versions of vLLM with which this adapter was tested."""
 
 WORKER = Path(__file__).parent / "worker"
-"""A folder for the server's import path: it holds one module, which needs nothing but vLLM."""
+"""Folder that is added to the server's import path. It has one module, which needs only vLLM."""
 
 
 class _Logprob(msgspec.Struct, gc=False):
@@ -77,13 +77,13 @@ _EVENTS: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Event)
 
 
 class VLLMAdapter(HTTPAdapter):
-    """Speaks to vLLM servers. See `ServerAdapter` for the methods.
+    """Translates requests and weight updates for vLLM servers. See `ServerAdapter` for the methods.
 
     Args:
-        settings: of the fleet.
+        settings: settings of the fleet.
 
     Attributes:
-        moe: of the model, where servers shall tell which experts tokens went through.
+        moe: the model's MoE layers if servers report routed experts, else None.
     """
 
     Config = VLLMConfig
@@ -95,30 +95,30 @@ class VLLMAdapter(HTTPAdapter):
     def __init__(self, settings: VLLMConfig) -> None:
         super().__init__(settings)
         self.moe: MoEShape | None = None
-        self._adapted: WeakSet[ServerConnection] = WeakSet()  # to servers whose weights are an adapter's by now
+        self._adapted: WeakSet[ServerConnection] = WeakSet()  # connections to servers whose weights are an adapter's
         self._prompts = ImagePrompts("")
         self._encoder: images.PatchEncoder | None = None
 
     def serve(self, model: ModelReference) -> None:
-        """Requests are for this model.
+        """Set the model of the requests.
 
         Raises:
-            RunError: it sees, and servers are to take adapters by themselves; or it shall tell which experts tokens
-                went through, and has none that are known.
+            RunError: the model takes images and servers load LoRA adapters, or routed experts are requested of a model
+                without known MoE layers.
         """
         if self.settings.routed_experts:
             self.moe = MoEShape.read(model.path)
         self._prompts = ImagePrompts(model.path)
         if self._prompts.sees and self.settings.adapter_rank is not None:
             raise RunError(
-                "an adapter by itself cannot be synced to servers of a VLM",
-                hints=["set train_engine.adapter.sync=merged, and leave inference_engine.adapter_rank out"],
+                "servers of a VLM cannot load LoRA adapters",
+                hints=["set train_engine.adapter.sync=merged, and remove inference_engine.adapter_rank"],
             )
         if self._prompts.sees:
             self._encoder = images.PatchEncoder(model)
 
     def capabilities(self) -> InferenceCapabilities:
-        """Everything that vLLM samples with; log-probabilities are those of what top_p, top_k and min_p leave."""
+        """See `ServerAdapter.capabilities`. Log-probabilities are those after top_p, top_k and min_p."""
         sampling = {"top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
         return InferenceCapabilities(
             update_modes=frozenset({"keep_cache", "recompute"}),
@@ -128,7 +128,7 @@ class VLLMAdapter(HTTPAdapter):
         )
 
     def command(self, model: ModelReference, host: str, port: int, scratch: Path) -> ServerCommand:
-        """vLLM's own start, with the options that a run needs."""
+        """Return the command of vLLM's API server with the options that a run needs."""
         settings = self.settings
         options: dict[str, OptionValue] = {
             "model": model.path,
@@ -148,14 +148,14 @@ class VLLMAdapter(HTTPAdapter):
             "enable_sleep_mode": settings.sleep_mode,
             "enable_return_routed_experts": settings.routed_experts,
         }
-        if ImagePrompts(model.path).sees:  # vLLM's processor of images needs a tokenizer
+        if ImagePrompts(model.path).sees:  # vLLM's image processor needs a tokenizer
             options |= {**images.OPTIONS, "skip_tokenizer_init": False}
         if settings.adapter_rank is not None:
             options |= lora.options_for(settings.adapter_rank)
         program = settings.program or [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         path = os.pathsep.join(filter(None, (str(WORKER), os.environ.get("PYTHONPATH"))))
         environment = {
-            "VLLM_SERVER_DEV_MODE": "1",  # without it the weight endpoints are not there
+            "VLLM_SERVER_DEV_MODE": "1",  # enables the routes of weight updates
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
             **({} if settings.adapter_rank is None else {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}),
@@ -163,11 +163,15 @@ class VLLMAdapter(HTTPAdapter):
             **settings.environment,
         }
         if settings.key:
-            environment["VLLM_API_KEY"] = settings.key  # everybody can read a command line
+            environment["VLLM_API_KEY"] = settings.key  # every user can read command lines
         return ServerCommand([*program, *option_arguments(options | settings.options)], environment)
 
     async def identify(self, connection: ServerConnection) -> ServerIdentity:
-        """From `/version`, `/v1/models` and `/server_info`."""
+        """Identify the server by `/version`, `/v1/models` and `/server_info`.
+
+        Raises:
+            ServerRefusedError: it is not a vLLM server of a tested version, or was started without needed options.
+        """
         try:
             version = Version(str((await connection.get("/version"))["version"]))
             model = (await connection.get("/v1/models"))["data"][0]
@@ -179,49 +183,54 @@ class VLLMAdapter(HTTPAdapter):
                 "allow_unknown_version"
             )
         try:
-            told = (await connection.get("/server_info?config_format=json"))["vllm_config"]
-            logprobs = told["model_config"]["logprobs_mode"]
-            parallel = told["parallel_config"]
+            config = (await connection.get("/server_info?config_format=json"))["vllm_config"]
+            logprobs = config["model_config"]["logprobs_mode"]
+            parallel = config["parallel_config"]
             ranks = int(parallel["tensor_parallel_size"]) * int(parallel["data_parallel_size"])
-            dtype = str(told["model_config"]["dtype"]).removeprefix("torch.")
-            slots = int(told["scheduler_config"]["max_num_seqs"])
+            dtype = str(config["model_config"]["dtype"]).removeprefix("torch.")
+            slots = int(config["scheduler_config"]["max_num_seqs"])
             context = int(model["max_model_len"])
         except RequestRefusedError:
             raise ServerRefusedError(
                 "offers no weight updates: start it with VLLM_SERVER_DEV_MODE=1, or with areal serve"
             ) from None
         except (LookupError, TypeError, ValueError) as error:
-            raise ServerRefusedError(f"describes itself in a way that is not known: {error!r:.200}") from None
+            raise ServerRefusedError(f"has an unknown form of /server_info: {error!r:.200}") from None
         if logprobs != "processed_logprobs":
             raise ServerRefusedError(
-                "gives log-probabilities before temperature: start it with --logprobs-mode processed_logprobs"
+                "reports log-probabilities before temperature: start it with --logprobs-mode processed_logprobs"
             )
-        tells = (told.get("aux_output_config") or {}).get("enable_return_routed_experts")
-        if self.settings.routed_experts and not tells:
+        reports_experts = (config.get("aux_output_config") or {}).get("enable_return_routed_experts")
+        if self.settings.routed_experts and not reports_experts:
             raise ServerRefusedError(
-                "does not tell which experts tokens went through, and routed_experts is set: start it with "
+                "does not report routed experts, but routed_experts is set: start it with "
                 "--enable-return-routed-experts, or with areal serve"
             )
         if self._prompts.sees:
-            images.check_settings(told)
+            images.check_settings(config)
         if rank := self.settings.adapter_rank:
-            lora.check_room(told, rank)
-        # A request that began behind a cached prefix with an image has lost the patches: where its keys were rebuilt
-        # under new weights, vLLM ended. So requests of a VLM end before an update, and go on behind it.
-        spans = not rank and not self._prompts.sees
-        return ServerIdentity(str(version), str(model["root"]), context, slots, dtype, ranks, spans)
+            lora.check_rank(config, rank)
+        # A request that started with a cached prefix with an image does not have the patches. vLLM ended when it
+        # recomputed the keys of such a request after an update. So requests of a VLM end before an update.
+        reports_spans = not rank and not self._prompts.sees
+        return ServerIdentity(str(version), str(model["root"]), context, slots, dtype, ranks, reports_spans)
 
     async def generate(self, connection: ServerConnection, partial: PartialGeneration) -> AsyncIterator[Chunk]:
-        """`/inference/v1/generate` with token ids, streamed."""
+        """Stream an answer of `/inference/v1/generate` to token ids.
+
+        Raises:
+            RequestRefusedError, ServerLostError: the stream contains an error.
+            ValueError: images do not fit the prompt, or the answer cannot continue after an image token.
+        """
         prompt = self._prompts.place(partial.input_ids, len(partial.images))
         resumable = is_resumable(partial.sampling)
-        shown: dict[str, Any] = {}
+        image_fields: dict[str, Any] = {}
         if partial.images and self._encoder is not None:
-            shown["features"] = await asyncio.to_thread(self._encoder.features, partial.images, prompt.places)
+            image_fields["features"] = await asyncio.to_thread(self._encoder.features, partial.images, prompt.places)
         body = {
             "request_id": partial.name,
             "token_ids": prompt.input_ids,
-            **shown,
+            **image_fields,
             "sampling_params": self._sampling(partial),
             "stream": True,
             "cache_salt": partial.cache_salt,
@@ -234,11 +243,11 @@ class VLLMAdapter(HTTPAdapter):
             for choice in event.choices:
                 spans, reason = choice.weight_versions, choice.finish_reason
                 if self.settings.adapter_rank is not None:
-                    spans = None  # they are the base's, which never changes
-                output_ids, named = choice.token_ids or [], partial.sampling.stop_token_ids
+                    spans = None  # they are those of the base model, which never change
+                output_ids, stop_tokens = choice.token_ids or [], partial.sampling.stop_token_ids
                 seen += len(output_ids)
-                if reason == "stop" and self._prompts.is_written(output_ids, named, is_resumable=resumable):
-                    reason = "abort"  # the next partial generation has padding in its place
+                if reason == "stop" and self._prompts.is_written(output_ids, stop_tokens, is_resumable=resumable):
+                    reason = "abort"  # the next partial generation has padding in place of the image token
                 yield Chunk(
                     output_ids,
                     [entry.logprob for entry in (choice.logprobs.content if choice.logprobs else None) or ()],
@@ -247,16 +256,16 @@ class VLLMAdapter(HTTPAdapter):
                     self._columns(choice.routed_experts, len(partial.input_ids) + seen),
                 )
 
-    def _columns(self, told: str | None, tokens: int) -> Mapping[str, Values]:
-        """From base64 of a numpy file; an answer that was aborted has none."""
-        if self.moe is None or told is None:
+    def _columns(self, encoded: str | None, tokens: int) -> Mapping[str, Values]:
+        """Decode routed experts, a numpy file in base64. An aborted answer has none."""
+        if self.moe is None or encoded is None:
             return {}
-        return routed_experts_field(np.load(BytesIO(b64decode(told)), allow_pickle=False), self.moe, tokens)
+        return routed_experts_field(np.load(BytesIO(b64decode(encoded)), allow_pickle=False), self.moe, tokens)
 
     def _sampling(self, partial: PartialGeneration) -> dict[str, Any]:
         sampling = partial.sampling
         if sampling.greedy and sampling.temperature != 1:
-            raise ValueError("vLLM gives no log-probabilities of another temperature than 1 for greedy requests")
+            raise ValueError("vLLM reports log-probabilities of greedy requests only at temperature 1")
         return {
             "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "max_tokens": sampling.max_new_tokens,
@@ -269,7 +278,7 @@ class VLLMAdapter(HTTPAdapter):
             "repetition_penalty": sampling.repetition_penalty,
             "frequency_penalty": sampling.frequency_penalty,
             "presence_penalty": sampling.presence_penalty,
-            # Only what the request names ends it: the run's settings hold the model's own stop tokens already.
+            # Only the request's stop tokens end it. The run's settings already include the model's own.
             "ignore_eos": True,
             "seed": partial.seed & (2**63 - 1),
             "logprobs": 0,
@@ -277,19 +286,23 @@ class VLLMAdapter(HTTPAdapter):
         }
 
     async def stop(self, connection: ServerConnection, mode: UpdateMode) -> None:
-        """`/pause`: requests are frozen where they are. What becomes of their keys and values, `load` decides."""
+        """Pause with `/pause`, which keeps requests and the KV cache. `load` decides whether the cache is dropped."""
         await connection.post("/pause", query={"mode": "keep", "clear_cache": "false"})
 
     async def resume(self, connection: ServerConnection) -> None:
-        """`/resume`."""
+        """Resume with `/resume`."""
         await connection.post("/resume")
 
     async def abort(self, connection: ServerConnection) -> None:
-        """`/abort_requests` for all."""
+        """Abort all requests with `/abort_requests`."""
         await connection.post("/abort_requests", {})
 
     async def load(self, connection: ServerConnection, folder: Path, label: str, mode: UpdateMode) -> None:
-        """The weight-transfer routes with the engine of `worker/areal_weights.py`; of an adapter, vLLM's own."""
+        """Load weights with the engine of `worker/areal_weights.py`, or an adapter with vLLM's LoRA routes.
+
+        Raises:
+            UpdateRefusedError: the server refuses the weights, or the folder cannot be read.
+        """
         if self.settings.adapter_rank is not None and await lora.load(connection, folder):
             self._adapted.add(connection)
             return
@@ -299,16 +312,16 @@ class VLLMAdapter(HTTPAdapter):
         await self._update(connection, {"folder": str(folder)}, label, mode)
 
     def name_of(self, connection: ServerConnection) -> str:
-        """The adapter's, where the server has been given one."""
+        """Return the name of the adapter that the server has loaded, or "" if it has none."""
         return lora.NAME if connection in self._adapted else ""
 
     async def set_label(self, connection: ServerConnection, label: str) -> None:
-        """`/update_weight_version`."""
+        """Set the weight version with `/update_weight_version`."""
         await connection.post("/update_weight_version", {"new_version": label})
 
     async def join_group(self, connection: ServerConnection, group: WeightGroup, first_rank: int) -> None:
-        """`/init_weight_transfer_engine`: the new group takes the place of any former one."""
-        told = {
+        """Join a process group with `/init_weight_transfer_engine`, instead of any earlier group."""
+        info = {
             "name": group.name,
             "address": group.address,
             "port": group.port,
@@ -316,7 +329,7 @@ class VLLMAdapter(HTTPAdapter):
             "world_size": group.world_size,
             "backend": group.backend,
         }
-        await connection.post("/init_weight_transfer_engine", {"init_info": told})
+        await connection.post("/init_weight_transfer_engine", {"init_info": info})
 
     async def receive(
         self,
@@ -326,21 +339,25 @@ class VLLMAdapter(HTTPAdapter):
         label: str,
         mode: UpdateMode,
     ) -> None:
-        """The same routes; the engine receives each tensor from rank 0 of the group."""
-        told = [[tensor.name, tensor.dtype, list(tensor.shape)] for tensor in tensors]
-        await self._update(connection, {"group": group.name, "tensors": told}, label, mode)
+        """Receive weights with the same routes. The engine receives each tensor from rank 0 of the group.
+
+        Raises:
+            UpdateRefusedError: the server refuses the weights.
+        """
+        descriptions = [[tensor.name, tensor.dtype, list(tensor.shape)] for tensor in tensors]
+        await self._update(connection, {"group": group.name, "tensors": descriptions}, label, mode)
 
     async def leave_group(self, connection: ServerConnection, group: WeightGroup) -> None:
-        """`/shutdown_weight_transfer_engine`."""
+        """Leave the process group with `/shutdown_weight_transfer_engine`."""
         await connection.post("/shutdown_weight_transfer_engine")
 
     async def sleep(self, connection: ServerConnection) -> None:
-        """`/sleep`, level 2: nothing is kept."""
+        """Free weights and cache with `/sleep`, level 2."""
         await connection.post("/reset_prefix_cache")
         await connection.post("/sleep", query={"level": "2"})
 
     async def wake_up(self, connection: ServerConnection) -> None:
-        """`/wake_up`."""
+        """Allocate the memory again with `/wake_up`."""
         await connection.post("/wake_up")
 
     async def _update(self, connection: ServerConnection, info: dict[str, Any], label: str, mode: UpdateMode) -> None:
@@ -348,13 +365,13 @@ class VLLMAdapter(HTTPAdapter):
             await connection.post("/start_weight_update", timeout_s=3600)
             await connection.post("/update_weights", {"update_info": info}, timeout_s=3600)
             await connection.post("/finish_weight_update", {"weight_version": label}, timeout_s=3600)
-            if self._prompts.sees:  # or images would go on as the former vision tower saw them
+            if self._prompts.sees:  # cached embeddings of images are those of the old vision tower
                 await connection.post("/reset_encoder_cache")
-            # Keys and values of live requests are rebuilt only when their requests are sent back to the queue.
-            # In keep_cache, new requests carry another salt and never meet an old block.
+            # vLLM recomputes the KV cache of a live request only if it puts the request back into the queue.
+            # In keep_cache, new requests have another cache salt, so they never use an old block.
             if mode == "recompute":
-                told = await connection.post("/reset_prefix_cache", query={"reset_running_requests": "true"})
-                if not told["success"]:
-                    raise UpdateRefusedError("the cache of prefixes could not be emptied")
+                answer = await connection.post("/reset_prefix_cache", query={"reset_running_requests": "true"})
+                if not answer["success"]:
+                    raise UpdateRefusedError("the server could not reset its prefix cache")
         except RequestRefusedError as error:
             raise UpdateRefusedError(str(error)) from None

@@ -1,4 +1,4 @@
-"""Which architectures a vLLM has registered, read from its source: importing vLLM needs a GPU's libraries."""
+"""Architectures of an installed vLLM, read from its source: importing vLLM needs GPU libraries."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _BY_TRANSFORMERS = "_TRANSFORMERS_SUPPORTED_MODELS"
 
 
 def registered(package: Path) -> dict[str, str]:
-    """Return for each architecture that generates `yes`, or `by transformers` where vLLM runs transformers' code.
+    """Return the architectures of generative models, with `yes`, or `by transformers` if vLLM runs transformers' code.
 
     Args:
         package: the folder `vllm` of an installation.
 
     Raises:
-        OSError: it has no registry.
-        ValueError: the registry is none that is known here.
+        OSError: the package has no registry.
+        ValueError: the registry has an unknown form.
     """
     tree = ast.parse((package / _REGISTRY).read_text(encoding="utf-8"))
     tables = {
@@ -32,15 +32,15 @@ def registered(package: Path) -> dict[str, str]:
         for node in tree.body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Dict)
     }
-    found: dict[str, str] = {}
+    support: dict[str, str] = {}
     for name in (_BY_TRANSFORMERS, *_NATIVE):
         if name not in tables:
             raise ValueError(f"{package / _REGISTRY} has no table {name}")
         keys = [key.value for key in tables[name].keys if isinstance(key, ast.Constant)]
-        found |= dict.fromkeys(map(str, keys), "yes" if name in _NATIVE else "by transformers")
-    return found
+        support |= dict.fromkeys(map(str, keys), "yes" if name in _NATIVE else "by transformers")
+    return support
 
 
 def check_architecture(folder: Path) -> Finding:
-    """Report whether the vLLM that is installed here has registered a model's architecture."""
+    """Report whether the installed vLLM supports a model's architecture."""
     return find_architecture(folder, "vllm", "vLLM", registered)

@@ -1,4 +1,4 @@
-"""The settings of a fleet of vLLM servers."""
+"""Settings of a fleet of vLLM servers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class VLLMConfig(FleetSettings):
     """Settings of a fleet of vLLM servers."""
 
     sleep_mode: bool = False
-    """Let servers on the trainer's GPUs free their memory while it trains."""
+    """Let servers on the trainer's GPUs free their memory while the trainer works."""
     adapter_rank: int | None = Field(None, ge=1, le=512)
-    """Highest rank of LoRA adapters that the servers load, for `train_engine.adapter.sync: alone`. null: they load
-    merged weights."""
+    """Highest rank of LoRA adapters that the servers load, for `train_engine.adapter.sync: alone`. With null, servers
+    load merged weights."""
 
     memory_options: ClassVar = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization"})
     sleep_setting: ClassVar = "sleep_mode"
@@ -35,14 +35,14 @@ class VLLMConfig(FleetSettings):
         return self.sleep_mode
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """Yield what vLLM cannot do with the rest of the config."""
+        """Yield settings of the config that vLLM does not support."""
         yield from super().check(config)
         if self.adapter_rank is not None:
             adapter = getattr(config.train_engine.settings, "adapter", None)
             if getattr(adapter, "sync", None) != "alone":
-                yield "adapter_rank is set, and no adapter is synced: set train_engine.adapter.sync=alone"
+                yield "adapter_rank is set, but no adapter is synced: set train_engine.adapter.sync=alone"
             if config.takes_turns:
-                yield "servers that give their memory away lose an adapter's base: split placement, or sync: merged"
+                yield "servers that free their memory lose an adapter's base: split placement, or set sync=merged"
 
     @classmethod
     def automatic_rank(cls, gpus: int) -> int:
@@ -52,12 +52,12 @@ class VLLMConfig(FleetSettings):
     def options_within(self, share: GPUShare) -> dict[str, OptionValue]:
         """See `FleetSettings.options_within`.
 
-        vLLM refuses to start unless the part gpu_memory_utilization of the GPU is free, and unless the cache has room
-        for one sequence of max_model_len tokens, which is the model's context.
+        vLLM refuses to start unless the fraction gpu_memory_utilization of the GPU is free, and unless one sequence of
+        max_model_len tokens fits into the cache. By default that is the model's context.
         """
-        taken = (share.weight_bytes + share.cache_bytes) / share.gpu_bytes
+        fraction = (share.weight_bytes + share.cache_bytes) / share.gpu_bytes
         options: dict[str, OptionValue] = {
             "kv_cache_memory_bytes": share.cache_bytes,
-            "gpu_memory_utilization": math.ceil(100 * taken) / 100,
+            "gpu_memory_utilization": math.ceil(100 * fraction) / 100,
         }
         return options | ({"max_model_len": share.cache_tokens} if share.cache_tokens < share.context else {})

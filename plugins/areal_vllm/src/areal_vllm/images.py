@@ -1,7 +1,7 @@
-"""Images as vLLM is shown them: `vllm/entrypoints/scale_out/token_in_token_out` and `vllm/v1/serial_utils.py`.
+"""Images in vLLM's form: `vllm/entrypoints/scale_out/token_in_token_out` and `vllm/v1/serial_utils.py`.
 
-A request says where each image stands and brings its patches, cut by the model's own image processor as the trainer
-does it: token ids and places stay those of the request, and a server looks at neither text nor files.
+A request contains the position and the patches of each image. The model's own image processor makes the patches, as in
+the trainer. So token ids and positions stay those of the request, and a server decodes neither text nor image files.
 """
 
 from __future__ import annotations
@@ -28,25 +28,29 @@ if TYPE_CHECKING:
 
 OPTIONS: Mapping[str, OptionValue] = MappingProxyType(
     {
-        "limit_mm_per_prompt": '{"video": 0}',  # else room is kept for one
-        "mm_processor_cache_gb": 0,  # patches come with each request
-        "no_mm_device_do_normalize": True,  # they are normalized already
+        "limit_mm_per_prompt": '{"video": 0}',  # otherwise vLLM reserves memory for a video
+        "mm_processor_cache_gb": 0,  # requests contain the patches
+        "no_mm_device_do_normalize": True,  # the patches are normalized
     }
 )
-"""Of a server whose model sees."""
+"""Options of a server of a VLM."""
 
 _RAW = 3
-"""The code of vLLM's msgpack for the bytes of a tensor."""
-REMEMBERED = 16
-"""Requests whose patches are kept: siblings of a group come one behind another."""
+"""Code of a tensor's bytes in vLLM's msgpack."""
+CACHED_REQUESTS = 16
+"""Requests whose patches are cached. Requests of a group follow each other."""
 
 
-def check_settings(told: Mapping[str, Any]) -> None:
-    """Raise ServerRefusedError where a server, from its `vllm_config`, takes images in another way than `OPTIONS`."""
-    found = told["model_config"].get("multimodal_config") or {}
-    if found.get("mm_device_do_normalize") is not False or found.get("mm_processor_cache_gb") != 0:
+def check_settings(config: Mapping[str, Any]) -> None:
+    """Check by `vllm_config` that a server takes images as `OPTIONS` demand.
+
+    Raises:
+        ServerRefusedError: it prepares images itself.
+    """
+    settings = config["model_config"].get("multimodal_config") or {}
+    if settings.get("mm_device_do_normalize") is not False or settings.get("mm_processor_cache_gb") != 0:
         raise ServerRefusedError(
-            "prepares images in its own way: start it with --no-mm-device-do-normalize --mm-processor-cache-gb 0"
+            "prepares images itself: start it with --no-mm-device-do-normalize --mm-processor-cache-gb 0"
         )
 
 
@@ -54,9 +58,9 @@ class Item(NamedTuple):
     """One image.
 
     Attributes:
-        name: the digest of its file.
-        tokens: how many image tokens it needs.
-        data: patches and grid, as vLLM reads them.
+        name: digest of the image file.
+        tokens: number of image tokens.
+        data: patches and grid, encoded for vLLM.
     """
 
     name: str
@@ -65,33 +69,33 @@ class Item(NamedTuple):
 
 
 class PatchEncoder:
-    """Cuts images into patches and writes them down.
+    """Cuts images into patches and encodes them for vLLM.
 
     Args:
-        model: that sees; its image processor is loaded by the first request that has images.
+        model: the VLM. Its image processor is loaded for the first request with images.
     """
 
     def __init__(self, model: ModelReference) -> None:
         self._model = model
         self._lock = Lock()
-        self._items = lru_cache(maxsize=REMEMBERED)(self._read)
+        self._items = lru_cache(maxsize=CACHED_REQUESTS)(self._read)
 
     def features(self, images: tuple[str, ...], places: Sequence[tuple[int, int]]) -> dict[str, Any]:
-        """What `features` of a request holds. Takes as long as the image processor does: call it in a thread.
+        """Return `features` of a request. Call this in a thread: the image processor may take long.
 
         Args:
-            images: files in base64.
-            places: of each, where its image tokens begin and how many they are.
+            images: image files in base64.
+            places: position of the first image token and number of image tokens, for each image.
 
         Raises:
-            ValueError: a file cannot be read, or has another number of image tokens, or the model's folder has no image
-                processor.
+            ValueError: a file cannot be read, an image has another number of image tokens, or the model's folder has
+                no image processor.
         """
-        with self._lock:  # siblings come at once: one of them reads
+        with self._lock:  # concurrent requests of a group process their images only once
             items = self._items(images)
-        wanted, found = [item.tokens for item in items], [count for _, count in places]
-        if wanted != found:
-            raise ValueError(f"the request needs image tokens in runs of {wanted}, and has runs of {found}")
+        needed, actual = [item.tokens for item in items], [count for _, count in places]
+        if needed != actual:
+            raise ValueError(f"the request needs image tokens in runs of {needed}, but has runs of {actual}")
         return {
             "mm_hashes": {"image": [item.name for item in items]},
             "mm_placeholders": {"image": [{"offset": begin, "length": count} for begin, count in places]},
@@ -103,26 +107,26 @@ class PatchEncoder:
 
         reader_of = extra_module("areal_vision.images", "vllm", "vision").reader_of
         reader, files = reader_of(self._model.path), [b64decode(image) for image in images]
-        seen = reader.read(files)
-        patches = torch.split(seen.pixels.to(getattr(torch, self._model.dtype)), seen.grid.prod(-1).tolist())
-        counts = reader.counts(seen.grid)
+        batch = reader.read(files)
+        patches = torch.split(batch.pixels.to(getattr(torch, self._model.dtype)), batch.grid.prod(-1).tolist())
+        counts = reader.counts(batch.grid)
         return [
-            Item(sha256(file).hexdigest(), count, _written(pixels, grid))
-            for file, count, pixels, grid in zip(files, counts, patches, seen.grid, strict=True)
+            Item(sha256(file).hexdigest(), count, _encoded_item(pixels, grid))
+            for file, count, pixels, grid in zip(files, counts, patches, batch.grid, strict=True)
         ]
 
 
-def _written(pixels: torch.Tensor, grid: torch.Tensor) -> str:
-    """One image's `MultiModalKwargsItem`: pixels [patches, values], grid [3] int64."""
+def _encoded_item(pixels: torch.Tensor, grid: torch.Tensor) -> str:
+    """Return an image's `MultiModalKwargsItem` in base64, from pixels [patches, values] and grid [3] int64."""
     flat = {"slices": [[0, len(pixels), None]], "dim": 0, "keep_on_cpu": False}
     fields = {
-        "pixel_values": {"data": _tensor(pixels), "field": ["flat", flat]},
-        "image_grid_thw": {"data": _tensor(grid), "field": ["batched", {"keep_on_cpu": True}]},
+        "pixel_values": {"data": _encoded_tensor(pixels), "field": ["flat", flat]},
+        "image_grid_thw": {"data": _encoded_tensor(grid), "field": ["batched", {"keep_on_cpu": True}]},
     }
     return b64encode(msgpack.packb(fields)).decode()
 
 
-def _tensor(tensor: torch.Tensor) -> list[Any]:
+def _encoded_tensor(tensor: torch.Tensor) -> list[Any]:
     import torch
 
     data = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()

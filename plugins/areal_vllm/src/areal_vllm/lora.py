@@ -1,8 +1,8 @@
-"""Adapters (LoRA) that a vLLM server takes by themselves: `vllm/entrypoints/serve/lora` of vLLM.
+"""LoRA adapters that vLLM servers load without the base model's weights (`vllm/entrypoints/serve/lora` of vLLM).
 
-vLLM can put new matrices in the place of an adapter's, but requests under way would then read the folder that they
-began with, again at every step. So no request is under way while adapters change (`ServerIdentity.reports_spans`): the
-old one is dropped, and the new one takes its name; what is left of a request goes on under it.
+vLLM can replace the matrices of an adapter in place, but then requests in flight read the folder of their old adapter
+again at every step. So no request may be in flight while adapters change (`ServerIdentity.reports_spans` is False): the
+server unloads the old adapter, and the new one gets its name. Requests continue with the new one.
 """
 
 from __future__ import annotations
@@ -18,41 +18,45 @@ if TYPE_CHECKING:
     from areal_core.servers import OptionValue, ServerConnection
 
 NAME = "areal"
-"""Of the one adapter that a server has."""
+"""Name of the one adapter of a server."""
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Those that vLLM reserves room for."""
+"""Values of max_lora_rank that vLLM accepts."""
 
 
 def options_for(rank: int) -> dict[str, OptionValue]:
-    """Of a server that takes adapters of so high a rank."""
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": next(room for room in _RANKS if room >= rank)}
+    """Return the options of a server for adapters of this rank."""
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": next(size for size in _RANKS if size >= rank)}
 
 
-def check_room(told: dict[str, Any], rank: int) -> None:
-    """Raise ServerRefusedError where a server, from its `vllm_config`, takes no adapters of this rank."""
-    room = int((told.get("lora_config") or {}).get("max_lora_rank") or 0)
-    if room < rank:
+def check_rank(config: dict[str, Any], rank: int) -> None:
+    """Check by `vllm_config` that a server loads adapters of this rank.
+
+    Raises:
+        ServerRefusedError: its maximum rank is lower, or it loads no adapters.
+    """
+    largest = int((config.get("lora_config") or {}).get("max_lora_rank") or 0)
+    if largest < rank:
         raise ServerRefusedError(
-            f"takes adapters of rank {room} at most, and adapter_rank is {rank}: start it with areal serve, or with "
+            f"takes adapters of rank {largest} at most, but adapter_rank is {rank}: start it with areal serve, or with "
             f"--enable-lora --max-lora-rank {rank} and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
         )
 
 
 async def drop(connection: ServerConnection) -> None:
-    """Have a server forget its adapter, where it has one."""
-    known = [model["id"] for model in (await connection.get("/v1/models"))["data"]]
-    if NAME in known:
+    """Unload the server's adapter, if it has one."""
+    models = [model["id"] for model in (await connection.get("/v1/models"))["data"]]
+    if NAME in models:
         await connection.post("/v1/unload_lora_adapter", {"lora_name": NAME}, is_json=False)
 
 
 async def load(connection: ServerConnection, folder: Path) -> bool:
-    """Have a server take the adapter of a folder, in place of any other; no request may be under way.
+    """Replace the server's adapter by that of a folder. No request may be in flight.
 
     Returns:
-        Whether the folder holds an adapter; nothing is done with one that holds a model.
+        True if the folder has an adapter. False if it has a whole model: then nothing is done.
 
     Raises:
-        UpdateRefusedError: it cannot be read, or the server says that it did not take it.
+        UpdateRefusedError: the folder cannot be read, or the server refuses the adapter.
     """
     try:
         if not describe_adapter(folder):

@@ -1,4 +1,4 @@
-"""What this plugin supplies."""
+"""The components and health checks of this plugin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from areal_core.plugins import Component, HealthCheck, hookimpl
 
 @hookimpl
 def areal_inference_engines() -> list[Component]:
-    """A fleet of vLLM servers."""
+    """Register the fleet of vLLM servers."""
     return [
         Component(
             "vllm",
@@ -20,10 +20,10 @@ def areal_inference_engines() -> list[Component]:
 
 @hookimpl
 def areal_health_checks() -> list[HealthCheck]:
-    """Of the server program."""
-    meaning = "servers that a run starts on this machine are of a version that was tested"
-    registered = "vLLM has registered the architecture; nothing was generated"
+    """Register the checks of the server program and of a model's architecture."""
+    program = "vLLM servers that a run starts on this machine have a tested version"
+    architecture = "vLLM supports the architecture; nothing was generated"
     return [
-        HealthCheck("program", meaning, target="areal_vllm.health:check_program"),
-        HealthCheck("architecture", registered, target="areal_vllm.architectures:check_architecture", of_model=True),
+        HealthCheck("program", program, target="areal_vllm.health:check_program"),
+        HealthCheck("architecture", architecture, target="areal_vllm.architectures:check_architecture", of_model=True),
     ]

@@ -1,6 +1,6 @@
-"""Conformance suites: what a component has to do, as tests that its author inherits.
+"""Conformance suites: requirements of a component as tests that its author inherits.
 
-A test module of a plugin derives a class from a suite, says how the component is made, and is done:
+A test module of a plugin derives a class from a suite and makes the component:
 
     from areal_testing.conformance import InferenceEngineSuite
 
@@ -8,9 +8,8 @@ A test module of a plugin derives a class from a suite, says how the component i
         def make_engine(self, folder, *, update_mode, slots):
             return MyEngine(MySettings(update_mode=update_mode, requests=slots), folder)
 
-Components that a config names (rewards, workflows, algorithms and their parts) need even less: `component =
-"myplugin/name"`. Every test takes nothing but pytest's `tmp_path` and is an ordinary method, so it can also be called
-from a script.
+A component that a config names (rewards, workflows, algorithms and their parts) only needs `component =
+"myplugin/name"`. Each test is an ordinary method that takes at most pytest's `tmp_path`, so a script can call it too.
 """
 
 from areal_testing.conformance.advantages import AdvantageSuite, GroupFilterSuite, RewardShapingSuite

@@ -1,4 +1,4 @@
-"""What advantages, reward shaping and group filters must do."""
+"""Conformance suites of advantages, reward shaping and group filters."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 LARGEST = 100.0
-"""Of rewards that are 0 or 1; what comes with areal stays below 10."""
+"""Upper bound of an advantage when rewards are 0 or 1. The advantages that areal includes stay below 10."""
 
 
 class AdvantageSuite(ComponentSuite):
-    """Set `component` (and `settings`), or override `make`.
+    """Tests of an advantage. Set `component` (and `settings`), or override `make`.
 
     Attributes:
-        groups_are_independent: whether the rewards of one group leave the advantages of the others as they are; an
-            advantage that is normalized over the whole batch sets False.
-        counts_episodes: whether an episode counts once, however many trajectories it left; an advantage that is
-            computed along an episode's tokens, or whose statistics are over tokens, sets False.
-        tolerance: of every comparison.
+        groups_are_independent: True if the rewards of one group do not affect the advantages of other groups. Set False
+            if the advantage is normalized over the whole batch.
+        counts_episodes: True if an episode counts once, however many trajectories it has. Set False if the advantage is
+            computed along an episode's tokens, or if its statistics are over tokens.
+        tolerance: largest absolute difference in every comparison.
     """
 
     kind: ClassVar[str] = "advantages"
@@ -44,32 +44,32 @@ class AdvantageSuite(ComponentSuite):
     tolerance = 1e-5
 
     def make_batch(self) -> PackedBatch:
-        """The batch of most tests, with the columns that the advantage needs; override this to add other keys."""
+        """Return the batch of most tests, with the columns that the advantage needs. Override it to add other keys."""
         return with_passes(make_batch(), self.needs())
 
     def of_tokens(self, batch: PackedBatch) -> torch.Tensor:
-        """The advantage of each token, [T], in the two forms in which it may be given."""
-        found = self._column(batch)
-        if found.shape == (len(batch),):
-            found = found[batch.tokens.row_index]
-        return found
+        """Return the advantage of each token, [T]. A component may return [T] or [B]; [B] is expanded to tokens."""
+        actual = self._column(batch)
+        if actual.shape == (len(batch),):
+            actual = actual[batch.tokens.row_index]
+        return actual
 
     def _column(self, batch: PackedBatch) -> torch.Tensor:
-        found = self.make()(batch)
-        column: torch.Tensor = found["advantages"] if isinstance(found, Mapping) else found
+        actual = self.make()(batch)
+        column: torch.Tensor = actual["advantages"] if isinstance(actual, Mapping) else actual
         return column
 
     def test_one_number_for_each_sequence_or_token(self) -> None:
-        """[B] or [T], float32, finite, and without gradients: a number, not a function of the policy."""
+        """The advantage has the shape [B] or [T] and the dtype float32. It is finite and carries no gradients."""
         batch = self.make_batch()
-        found = self._column(batch)
-        assert found.shape in {(len(batch),), (batch.token_count,)}, f"shape {tuple(found.shape)}"
-        assert found.dtype == torch.float32, f"dtype {found.dtype}"
-        assert not found.requires_grad, "the advantage carries gradients"
-        assert bool(found.isfinite().all()), "an advantage is not finite"
+        actual = self._column(batch)
+        assert actual.shape in {(len(batch),), (batch.token_count,)}, f"shape {tuple(actual.shape)}"
+        assert actual.dtype == torch.float32, f"dtype {actual.dtype}"
+        assert not actual.requires_grad, "the advantage carries gradients"
+        assert bool(actual.isfinite().all()), "an advantage is not finite"
 
     def test_groups_are_known_by_their_id(self) -> None:
-        """Any order of the sequences gives every sequence the same advantage."""
+        """Each sequence gets the same advantage in any order of the sequences."""
         batch = self.make_batch()
         whole = self.of_tokens(batch)
         for seed in range(3):
@@ -78,14 +78,14 @@ class AdvantageSuite(ComponentSuite):
             same(self.of_tokens(moved), whole[moved["place"]], self.tolerance, "the order of sequences matters")
 
     def test_group_ids_are_only_names(self) -> None:
-        """Other ids for the same groups change nothing."""
+        """The advantages stay the same if groups get other ids."""
         batch = self.make_batch()
         _, renamed = torch.unique(batch["group_id"], return_inverse=True)
         other = batch.with_sequences(group_id=77 - 5 * renamed)
         same(self.of_tokens(other), self.of_tokens(batch), self.tolerance, "the numbers of groups matter")
 
-    def test_groups_are_compared_with_themselves_alone(self) -> None:
-        """Other rewards in one group leave the other groups' advantages as they are."""
+    def test_groups_are_independent(self) -> None:
+        """Other rewards in one group do not change the advantages of the other groups."""
         if not self.groups_are_independent:
             return
         batch = self.make_batch()
@@ -97,112 +97,116 @@ class AdvantageSuite(ComponentSuite):
         )
 
     def test_an_episode_counts_once(self) -> None:
-        """However many trajectories it left: each of them gets what the episode's only one would get."""
+        """Each trajectory of an episode gets the advantage that the episode's only trajectory would get."""
         if not self.counts_episodes:
             return
         batch = self.make_batch()
         order = [*range(len(batch)), 2, 2]
         doubled = batch.select(order)
-        found = self.of_tokens(doubled)
+        actual = self.of_tokens(doubled)
         same(
-            found,
+            actual,
             self.of_tokens(batch)[doubled["place"]],
             self.tolerance,
             "an episode of three trajectories counts more",
         )
 
-    def test_one_that_differs_is_no_catastrophe(self) -> None:
-        """Where all rewards of a group but one are equal, as with answers that are right or wrong, a measure of their
-        spread may be 0 though they differ: what is divided by it must not take the policy apart."""
+    def test_one_outlier_keeps_advantages_bounded(self) -> None:
+        """The advantage stays bounded if all rewards of a group but one are equal.
+
+        This is common if answers are right or wrong. A robust measure of spread, such as the median deviation, is 0
+        then, and a division by it would ruin the policy.
+        """
         batch = self.make_batch()
         for rewards in ((0.0, 1.0), (1.0, 0.0)):
             first = torch.zeros(len(batch), dtype=torch.bool)
             for group in torch.unique(batch["group_id"]):
                 first[(batch["group_id"] == group).nonzero()[0]] = True
-            others, one = rewards
-            found = self.of_tokens(batch.with_sequences(reward=torch.where(first, one, others)))
-            largest = float(found.abs().max())
+            others, outlier = rewards
+            actual = self.of_tokens(batch.with_sequences(reward=torch.where(first, outlier, others)))
+            largest = float(actual.abs().max())
             assert largest <= LARGEST, (
-                f"an advantage is {largest:g} where one reward of each group is {one:g} and the others are {others:g}"
+                f"an advantage is {largest:g} if one reward of each group is {outlier:g} and the others are {others:g}"
             )
 
     def test_equal_rewards_are_finite(self) -> None:
-        """A group of equal rewards has no spread to divide by."""
+        """The advantages are finite if all rewards of a group are equal, so that their spread is 0."""
         batch = self.make_batch()
         for value in (0.0, 0.1, 1e6):
-            found = self.of_tokens(batch.with_sequences(reward=torch.full((len(batch),), value)))
-            assert bool(found.isfinite().all()), f"rewards that all are {value} give {found[:3].tolist()}"
+            actual = self.of_tokens(batch.with_sequences(reward=torch.full((len(batch),), value)))
+            assert bool(actual.isfinite().all()), f"rewards that all are {value} give {actual[:3].tolist()}"
 
     def test_the_batch_stays_as_it_was(self) -> None:
-        """Nothing is written into the batch's own tensors."""
+        """The advantage does not write into the batch's tensors."""
         batch = self.make_batch()
         before = batch.to_bytes()
         self.make()(batch)
-        assert batch.to_bytes() == before, "the advantage changed the batch that it was given"
+        assert batch.to_bytes() == before, "the advantage changed the batch in place"
 
 
 class GroupFilterSuite(ComponentSuite):
-    """Set `component` (and `settings`), or override `make`.
+    """Tests of a group filter. Set `component` (and `settings`), or override `make`.
 
     Attributes:
-        examples: rewards of a group, and what becomes of it: its rewards afterwards, or None where it is dropped.
+        examples: pairs of the rewards of a group and the expected result: its rewards afterwards, or None if the filter
+            drops the group.
     """
 
     kind: ClassVar[str] = "group_filters"
     examples: ClassVar[Sequence[tuple[Sequence[float], Sequence[float] | None]]] = ()
 
     def run(self, episodes: Sequence[Episode]) -> Sequence[Episode] | None:
-        """What becomes of a group."""
-        found = self.make()(episodes)
-        if inspect.isawaitable(found):
+        """Return the episodes that the filter keeps of a group, or None if it drops the group."""
+        actual = self.make()(episodes)
+        if inspect.isawaitable(actual):
 
             async def wait() -> Sequence[Episode] | None:
-                return await found
+                return await actual
 
-            found = asyncio.run(wait())
-        return found
+            actual = asyncio.run(wait())
+        return actual
 
     def test_examples(self) -> None:
-        """What the author says of it holds."""
+        """Each of `examples` has its expected result."""
         assert self.examples, "the suite has no examples: set `examples`"
-        for rewards, wanted in self.examples:
-            found = self.run(make_episodes(rewards))
-            assert (found is None) == (wanted is None), f"rewards {list(rewards)}: dropped is {found is None}"
-            if found is not None and wanted is not None:
-                shaped = [episode.reward for episode in found]
-                assert shaped == list(wanted), f"rewards {list(rewards)} become {shaped}, not {list(wanted)}"
+        for rewards, expected in self.examples:
+            result = self.run(make_episodes(rewards))
+            assert (result is None) == (expected is None), f"rewards {list(rewards)}: dropped is {result is None}"
+            if result is not None and expected is not None:
+                shaped = [episode.reward for episode in result]
+                assert shaped == list(expected), f"rewards {list(rewards)} become {shaped}, not {list(expected)}"
 
     def test_a_group_stays_a_group(self) -> None:
-        """As many episodes, each with a finite reward and the tokens that it had; nothing is changed in place."""
+        """The filter keeps the episodes' number, order and tokens, changes none in place, and gives finite rewards."""
         for rewards in ([0.0], [1.0, 1.0], [0.0, 1.0, 0.5], [-1e6, 1e6], [0.1] * 64):
             episodes = make_episodes(rewards)
-            found = self.run(episodes)
-            assert [episode.reward for episode in episodes] == list(rewards), "it changed what it was given"
-            if found is None:
+            result = self.run(episodes)
+            assert [episode.reward for episode in episodes] == list(rewards), "the filter changed the episodes in place"
+            if result is None:
                 continue
-            assert len(found) == len(episodes), f"{len(found)} episodes for {len(episodes)}"
-            for before, after in zip(episodes, found, strict=True):
+            assert len(result) == len(episodes), f"{len(result)} episodes for {len(episodes)}"
+            for before, after in zip(episodes, result, strict=True):
                 assert math.isfinite(after.reward), f"a reward of {after.reward}"
-                same = np.array_equal(
+                are_equal = np.array_equal(
                     before.trajectories[0].tokens["input_ids"], after.trajectories[0].tokens["input_ids"]
                 )
-                assert same, "the order of the episodes, or their tokens, changed"
+                assert are_equal, "the order of the episodes, or their tokens, changed"
 
     def test_the_order_of_siblings_does_not_matter(self) -> None:
-        """And neither does what it has seen before."""
+        """The result does not depend on the order of the episodes, or on groups that the filter saw before."""
         draw = random.Random(1)
         for _ in range(20):
             rewards = [draw.choice([0.0, 0.5, 1.0]) for _ in range(5)]
             order = draw.sample(range(5), 5)
             episodes = make_episodes(rewards)
-            found, moved = self.run(episodes), self.run([episodes[i] for i in order])
-            assert (found is None) == (moved is None), f"{rewards} in another order is judged differently"
-            if found is not None and moved is not None:
-                assert [found[i].reward for i in order] == [episode.reward for episode in moved], f"{rewards}: {order}"
+            result, moved = self.run(episodes), self.run([episodes[i] for i in order])
+            assert (result is None) == (moved is None), f"{rewards} in another order is judged differently"
+            if result is not None and moved is not None:
+                assert [result[i].reward for i in order] == [episode.reward for episode in moved], f"{rewards}: {order}"
 
 
 def make_episodes(rewards: Sequence[float]) -> list[Episode]:
-    """Episodes of one prompt with answers of 1, 2, 3, ... tokens."""
+    """Return episodes of one prompt with answers of 1, 2, 3, ... tokens and these rewards."""
     return [
         Episode(
             [
@@ -217,12 +221,14 @@ def make_episodes(rewards: Sequence[float]) -> list[Episode]:
 
 
 class RewardShapingSuite(GroupFilterSuite):
-    """As `GroupFilterSuite`; and no group is dropped."""
+    """Tests of reward shaping: those of `GroupFilterSuite`, and that no group is dropped."""
 
     kind: ClassVar[str] = "reward_shaping"
 
     def run(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
-        """What becomes of a group."""
-        found = super().run(episodes)
-        assert found is not None, "it drops a group: make it a group filter"
-        return found
+        """Return the group's episodes with their new rewards."""
+        result = super().run(episodes)
+        assert result is not None, (
+            "reward shaping returned None, which drops the group: register the component as a group filter"
+        )
+        return result

@@ -1,7 +1,7 @@
-"""Batches and policy terms in which every wrong assumption shows, and models that answer out of them.
+"""Batches and policy terms that expose wrong assumptions of a component, with fake outputs of models.
 
-Siblings never stand together, group ids are far apart and not ascending, sequences are ragged, one has no token in the
-loss, and no two rewards of a group are equal.
+Episodes of a group are never adjacent. Group ids are far apart and not ascending. Sequences are ragged, and one has no
+token in the loss mask. No two rewards of a group are equal.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
     from areal_core.sdk import Role
 
-ACTOR_SAYS, REFERENCE_SAYS, VALUES_SAY = "made_up/actor", "made_up/reference", "made_up/values"
-"""Columns out of which the models of a test answer, by names that no component reads: a component finds what a model
-says under the names that it declares, or not at all."""
+ACTOR_OUTPUT, REFERENCE_OUTPUT, VALUES_OUTPUT = "fake_output/actor", "fake_output/reference", "fake_output/values"
+"""Columns that hold the fake outputs of models, [T] float32. No component reads these names, so a component that reads
+a column which it does not declare fails."""
 GROUP_IDS = (1007, 13, 500_000, 42)
 SIBLINGS = 3
 _PER_TOKEN = {"logprobs", "proximal_logprobs", "behavior_logprobs", "advantages", "mask", "entropy"}
 
 
 def make_batch(*, seed: int = 0, vocabulary: int = 61) -> PackedBatch:
-    """A shifted batch of 4 groups of 3 episodes, as the trainer hands it to an algorithm.
+    """Return a shifted batch of 4 groups of 3 episodes, as the trainer passes it to an algorithm.
 
-    Besides what the rollout runtime writes it has, for each token, `place` (its number in this batch, which travels
-    with it), and under `made_up/` what the models of a test say of it; `with_passes` gives that the names that a
-    component declares.
+    It has the fields of the rollout runtime and, for each token, `place` (its index in this batch, which stays if
+    sequences are selected) and the fake outputs of models under `fake_output/`. `with_passes` adds those that a
+    component declares, under the names that it declares.
     """
     generator = torch.Generator().manual_seed(seed)
     trajectories = [_trajectory(generator, vocabulary) for _ in range(len(GROUP_IDS) * SIBLINGS)]
@@ -44,9 +44,9 @@ def make_batch(*, seed: int = 0, vocabulary: int = 61) -> PackedBatch:
     batch = batch.with_tokens(
         **{
             "loss_mask": loss_mask,
-            ACTOR_SAYS: batch["logprobs"] + 0.6 * torch.randn(total, generator=generator),
-            REFERENCE_SAYS: batch["logprobs"] + 0.6 * torch.randn(total, generator=generator),
-            VALUES_SAY: torch.randn(total, generator=generator),
+            ACTOR_OUTPUT: batch["logprobs"] + 0.6 * torch.randn(total, generator=generator),
+            REFERENCE_OUTPUT: batch["logprobs"] + 0.6 * torch.randn(total, generator=generator),
+            VALUES_OUTPUT: torch.randn(total, generator=generator),
         }
     )
     number = torch.arange(rows)
@@ -70,31 +70,31 @@ def _trajectory(generator: torch.Generator, vocabulary: int) -> Trajectory:
 
 
 def with_passes(batch: PackedBatch, needs: Iterable[Role | ForwardPass]) -> PackedBatch:
-    """The batch with the columns that components say they need of models; see `Settings.needs`."""
+    """Return the batch with the columns of the forward passes that components need; see `Settings.needs`."""
     return run_passes(batch, needs, FakeContext(outputs_of))
 
 
 def outputs_of(role: str, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Return a role's outputs for a batch: what the batch itself has of each token."""
-    key = ACTOR_SAYS if role == ACTOR.name else REFERENCE_SAYS
-    return {name: made_up(name, batch[key], batch) for name in outputs}
+    """Return a role's fake outputs for a batch, by name."""
+    logprobs = batch[ACTOR_OUTPUT if role == ACTOR.name else REFERENCE_OUTPUT]
+    return {name: fake_output(name, logprobs, batch) for name in outputs}
 
 
-def made_up(output: str, logprobs: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
-    """What an engine computes beside these log-probabilities [T]."""
+def fake_output(output: str, logprobs: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+    """Return a fake engine output that belongs to these log-probabilities [T]: [T], or [T, 2] for `hidden`."""
     if output.startswith("divergence:"):
         return logprobs.square()
-    known = {"logprobs": logprobs, "values": batch[VALUES_SAY], "entropy": logprobs.abs()}
-    return torch.stack([logprobs, batch[VALUES_SAY]], 1) if output == "hidden" else known[output]
+    known = {"logprobs": logprobs, "values": batch[VALUES_OUTPUT], "entropy": logprobs.abs()}
+    return torch.stack([logprobs, batch[VALUES_OUTPUT]], 1) if output == "hidden" else known[output]
 
 
 def make_terms(needs: Iterable[Role | ForwardPass] = (), *, seed: int = 0, distance: float = 0.3) -> PolicyTerms:
-    """What a policy loss is given, over the sequences of `make_batch`.
+    """Return the arguments of a policy loss for the sequences of `make_batch`.
 
     Args:
-        needs: of the component; its columns are there, and no others.
-        seed: of all values.
-        distance: standard deviation between the policies; 0 is on policy.
+        needs: the component's needs; only their columns are included.
+        seed: seed of all values.
+        distance: standard deviation of the log-probabilities' differences between the policies; 0 is on policy.
     """
     batch = make_batch(seed=seed)
     generator = torch.Generator().manual_seed(seed + 1)
@@ -123,13 +123,15 @@ def make_terms(needs: Iterable[Role | ForwardPass] = (), *, seed: int = 0, dista
 
 
 def select_terms(terms: PolicyTerms, rows: Sequence[int]) -> tuple[PolicyTerms, torch.Tensor]:
-    """The terms of some sequences, in this order, and the places of their tokens in `terms`."""
+    """Return the terms of some sequences, in this order, and the indices of their tokens in `terms`."""
     places = torch.cat([(terms.row_index == row).nonzero()[:, 0] for row in rows])
     lengths = torch.tensor([int((terms.row_index == row).sum()) for row in rows])
-    taken = {item.name: value[places] for item in fields(terms) if (value := _per_token(terms, item.name)) is not None}
+    selected = {
+        item.name: value[places] for item in fields(terms) if (value := _per_token(terms, item.name)) is not None
+    }
     index = torch.repeat_interleave(torch.arange(len(rows)), lengths)
     columns = {name: value[places] for name, value in terms.columns.items()}
-    return replace(terms, **taken, row_index=index, rows=len(rows), columns=columns), places
+    return replace(terms, **selected, row_index=index, rows=len(rows), columns=columns), places
 
 
 def _per_token(terms: PolicyTerms, name: str) -> torch.Tensor | None:
@@ -137,7 +139,7 @@ def _per_token(terms: PolicyTerms, name: str) -> torch.Tensor | None:
 
 
 def with_garbage(terms: PolicyTerms) -> PolicyTerms:
-    """The same terms with other values at every token that is not learned from."""
+    """Return the same terms with random values at every token outside the mask."""
     generator = torch.Generator().manual_seed(99)
 
     def spoiled(value: torch.Tensor | None) -> torch.Tensor | None:
@@ -148,5 +150,5 @@ def with_garbage(terms: PolicyTerms) -> PolicyTerms:
 
     names = sorted(_PER_TOKEN - {"mask"})
     columns = {name: spoiled(value) for name, value in terms.columns.items()}
-    fresh = {name: spoiled(_per_token(terms, name)) for name in names}
-    return replace(terms, **fresh, columns=columns)  # type: ignore[arg-type]
+    spoiled_terms = {name: spoiled(_per_token(terms, name)) for name in names}
+    return replace(terms, **spoiled_terms, columns=columns)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Roles of a training engine, what it writes, and what it gives to others."""
+"""Conformance tests of a training engine's checkpoints, exports, parameters and roles."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 class CheckpointsAndRoles(TrainingSession):
-    """The tests of `save`, `load`, `export`, `named_full_parameters` and of the roles; part of `TrainEngineSuite`."""
+    """Tests of `save`, `load`, `export`, `named_full_parameters` and of the roles; part of `TrainEngineSuite`."""
 
     def test_parameters_are_named_as_in_the_files(self, tmp_path: Path) -> None:
-        """And are those of the model, each once, tied ones too: engines that generate take them over by name."""
+        """The engine yields each parameter once, tied ones too, by its name in the file."""
         from safetensors.torch import load_file
 
         for architecture in self.architectures:
@@ -50,7 +50,7 @@ class CheckpointsAndRoles(TrainingSession):
                 check_description(engine)
 
     def test_a_checkpoint_continues_bit_for_bit(self, tmp_path: Path) -> None:
-        """Parameters, optimizer and random state: another engine that loads it goes on exactly as this one."""
+        """An engine that loads a checkpoint (parameters, optimizer, random state) continues exactly as the first."""
         model, batch = make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model) as engine:
             for _ in range(3):
@@ -58,19 +58,21 @@ class CheckpointsAndRoles(TrainingSession):
             engine.save(tmp_path / "checkpoint")
             saved, noise = parameters_of(engine), torch.rand(4)
             first = [train(engine, batch, policy_loss, OUTPUTS) for _ in range(2)]
-            wanted = parameters_of(engine)
+            expected = parameters_of(engine)
         with self.engine(model) as engine:
             train(engine, batch, likelihood_loss, ["logprobs"])
             engine.load(tmp_path / "checkpoint")
             assert torch.equal(torch.rand(4), noise), "the random state was not restored"
             same_tensors(parameters_of(engine), saved, "after load")
             again = [train(engine, batch, policy_loss, OUTPUTS) for _ in range(2)]
-            same_tensors(parameters_of(engine), wanted, "two updates after load (is the optimizer's state saved?)")
+            same_tensors(parameters_of(engine), expected, "two updates after load (is the optimizer's state saved?)")
             assert again == first, f"metrics after load are {again[0]}, without a stop {first[0]}"
 
     def test_a_snapshot_is_of_its_moment(self, tmp_path: Path) -> None:
-        """What is written later, in another thread and after further training, goes on from where it was taken; twice,
-        as the second may take the memory of the first."""
+        """A snapshot holds the state of the moment when it was taken, though a thread writes it after further training.
+
+        The test takes two snapshots, because the second may reuse the memory of the first.
+        """
         model, batch = make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model) as engine:
             if not isinstance(engine, SnapshotEngine):
@@ -79,7 +81,7 @@ class CheckpointsAndRoles(TrainingSession):
                 train(engine, batch, policy_loss, OUTPUTS)
                 write = engine.snapshot()
                 saved, noise = parameters_of(engine), torch.rand(4)
-                wanted = [train(engine, batch, policy_loss, OUTPUTS) for _ in range(2)]
+                expected = [train(engine, batch, policy_loss, OUTPUTS) for _ in range(2)]
                 last = parameters_of(engine)
                 with ThreadPoolExecutor(1) as thread:
                     thread.submit(write, tmp_path / str(number)).result()
@@ -87,26 +89,28 @@ class CheckpointsAndRoles(TrainingSession):
                 with self.engine(model) as other:
                     other.load(tmp_path / str(number))
                     same_tensors(parameters_of(other), saved, f"snapshot {number + 1} after further training")
-                    assert torch.equal(torch.rand(4), noise), f"snapshot {number + 1}: the random state is another one"
+                    assert torch.equal(torch.rand(4), noise), f"snapshot {number + 1}: the random state differs"
                     again = [train(other, batch, policy_loss, OUTPUTS) for _ in range(2)]
-                    assert again == wanted, f"snapshot {number + 1}: goes on with {again[0]}, not with {wanted[0]}"
+                    assert again == expected, f"snapshot {number + 1}: metrics are {again[0]}, not {expected[0]}"
 
-    def test_a_snapshot_says_what_memory_it_takes(self, tmp_path: Path) -> None:
-        """At least that of the parameters, unless a former one has it already; of several ranks, that of its part."""
+    def test_a_snapshot_reports_its_memory(self, tmp_path: Path) -> None:
+        """`snapshot_size` is at least the size of this rank's parameters if no earlier snapshot's memory is reused."""
         with self.engine(make_model(tmp_path / "model")) as engine:
             if not isinstance(engine, SnapshotEngine):
                 pytest.skip("the engine makes no snapshots")
             ranks = dist.get_world_size() if dist.is_initialized() else 1
             least, size = sum(value.nbytes for value in parameters_of(engine).values()) / ranks, engine.snapshot_size()
-            assert size >= least, f"a snapshot is said to take {size} bytes, the parameters alone are {least:.0f}"
+            assert size >= least, (
+                f"the engine reports that a snapshot takes {size} bytes, the parameters alone are {least:.0f}"
+            )
 
-    def test_a_checkpoint_that_is_not_there(self, tmp_path: Path) -> None:
-        """Is an error, not a fresh start."""
+    def test_a_missing_checkpoint_is_an_error(self, tmp_path: Path) -> None:
+        """`load` raises an error if the checkpoint does not exist. It does not start from the initial state."""
         with self.engine(make_model(tmp_path / "model")) as engine, pytest.raises(RunError):
             engine.load(tmp_path / "nothing")
 
     def test_an_export_is_the_model_after_the_last_update(self, tmp_path: Path) -> None:
-        """As transformers loads it, and as this engine does."""
+        """Both transformers and this engine load an export as the model after the last update."""
         batch = make_training_batch()
         for architecture in self.architectures:
             model = make_model(tmp_path / architecture, architecture=architecture)
@@ -115,29 +119,29 @@ class CheckpointsAndRoles(TrainingSession):
                 for _ in range(2):
                     train(engine, batch, policy_loss, OUTPUTS)
                 engine.export(target)
-                wanted, current = engine.forward(batch, ["logprobs"])["logprobs"], parameters_of(engine)
+                expected, current = engine.forward(batch, ["logprobs"])["logprobs"], parameters_of(engine)
             with torch.no_grad():
-                found = reference_outputs(load_reference(target), batch, 1.0)["logprobs"].float()
-            worst = float((found - wanted).abs().max())
+                actual = reference_outputs(load_reference(target), batch, 1.0)["logprobs"].float()
+            worst = float((actual - expected).abs().max())
             assert worst <= self.tolerance, f"{architecture}: the export differs from the engine by {worst:.6f}"
             with self.engine(target) as engine:
                 same_tensors(parameters_of(engine), current, f"{architecture}: loaded from the export")
 
     def test_a_reference_never_learns(self, tmp_path: Path) -> None:
-        """It gives what an actor gives, and refuses to be trained."""
+        """A reference computes the same outputs as an actor, and refuses to be trained."""
         self._need(REFERENCE)
         model, batch = make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model) as engine:
-            wanted = engine.forward(batch, OUTPUTS)
+            expected = engine.forward(batch, OUTPUTS)
         with self.engine(model, role=REFERENCE) as engine:
-            found = engine.forward(batch, OUTPUTS)
+            actual = engine.forward(batch, OUTPUTS)
             for name in OUTPUTS:
-                worst = float((found[name] - wanted[name]).abs().max())
+                worst = float((actual[name] - expected[name]).abs().max())
                 assert worst <= self.tolerance, f"{name} of the reference differs from the actor's by {worst:.6f}"
             self._stays_frozen(engine, likelihood_loss, "logprobs")
 
     def test_a_critic_learns_values(self, tmp_path: Path) -> None:
-        """One for each token, of the tokens before it in its own sequence and of nothing else."""
+        """A critic computes one value for each token, from the tokens up to it in its own sequence only."""
         self._need(CRITIC)
         model, batch = make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model, role=CRITIC, learning_rate=3e-3, max_tokens_per_microbatch=60) as engine:
@@ -154,29 +158,29 @@ class CheckpointsAndRoles(TrainingSession):
             assert differing == [place], f"another token at {place} changes the values at {differing}"
 
     def test_a_trained_critic_is_a_reward_model(self, tmp_path: Path) -> None:
-        """Its export, loaded in the frozen scalar role, gives the same values."""
+        """The export of a critic, loaded in a frozen scalar role, gives the same values."""
         self._need(CRITIC, REWARD_MODEL)
         model, batch = make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model, role=CRITIC, learning_rate=3e-3) as engine:
             train(engine, batch, value_loss, ["values"])
-            wanted = engine.forward(batch, ["values"])["values"]
+            expected = engine.forward(batch, ["values"])["values"]
             engine.export(tmp_path / "export")
         with self.engine(tmp_path / "export", role=REWARD_MODEL) as engine:
-            worst = float((engine.forward(batch, ["values"])["values"] - wanted).abs().max())
+            worst = float((engine.forward(batch, ["values"])["values"] - expected).abs().max())
             assert worst <= self.tolerance, f"the reward model's values differ from the critic's by {worst:.6f}"
             self._stays_frozen(engine, value_loss, "values")
 
     def _need(self, *roles: Role) -> None:
         if missing := [role.name for role in roles if role not in self.roles]:
-            pytest.skip(f"the engine does not play the role {', '.join(missing)}")
+            pytest.skip(f"the engine does not support the role {', '.join(missing)}")
 
     @staticmethod
     def _stays_frozen(engine: TrainEngine, loss: Loss, output: str) -> None:
-        """`train` is refused; and if it is not, nothing may have changed."""
+        """Assert that `train` raises RunError, and that the parameters stay the same even if it does not."""
         before, refused = parameters_of(engine), False
         try:
             train(engine, make_training_batch(), loss, [output])
         except RunError:
             refused = True
         same_tensors(parameters_of(engine), before, "a frozen role has learned")
-        assert refused, "training a frozen role changed nothing and said nothing: it must raise RunError"
+        assert refused, "training a frozen role raised no error: it must raise RunError"

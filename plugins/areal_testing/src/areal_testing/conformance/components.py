@@ -1,4 +1,4 @@
-"""Making a component the way a run makes it: from its name and its settings in a config."""
+"""The base of suites of components that a config names: it makes a component as a run does."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class ComponentSuite:
-    """The base of the suites of components that a config names.
+    """The base of suites of components that a config names.
 
     Attributes:
-        kind: set by the suite: the name of one of the core's kinds, or the `Kind` that a plugin adds.
+        kind: name of one of the core's kinds, or the `Kind` that a plugin adds. The suite sets it.
         component: `plugin/name` of an installed plugin, or an import such as `package.module:function`.
-        settings: the keys that stand beside `type:` in the config.
-        needed: what it needs of models, of one that `make` makes in another way than a config does.
+        settings: keys beside `type:` in the config.
+        needed: roles and forward passes that the component needs, if `make` is overridden and `component` is empty.
     """
 
     kind: ClassVar[str | Kind]
@@ -31,18 +31,23 @@ class ComponentSuite:
     needed: ClassVar[Sequence[Role | ForwardPass]] = ()
 
     def make(self) -> Any:
-        """The component; override this to make it in another way than a run does."""
+        """Return a new component. Override this if the component is not made from a config."""
         return self.select().build()
 
     def needs(self) -> Sequence[Role | ForwardPass]:
-        """What the component says that it needs of models, where two updates follow on a batch."""
+        """Return the roles and forward passes that the component needs with two updates per batch."""
         return [*needs_of(self.select(), 2)] if self.component else self.needed
 
     def select(self) -> Selection:
-        """What a config would choose."""
+        """Return the config's selection of `component` with `settings`.
+
+        Raises:
+            NotImplementedError: `component` is empty.
+            AssertionError: a config that selects this component is invalid.
+        """
         if not self.component:
             raise NotImplementedError(f"{type(self).__name__} must set `component` or override make")
         try:
             return select(self.kind, {"type": self.component, **self.settings})
         except ConfigError as error:
-            raise AssertionError(f"a config cannot choose {self.component}: {error}") from error
+            raise AssertionError(f"a config with {self.component} is invalid: {error}") from error

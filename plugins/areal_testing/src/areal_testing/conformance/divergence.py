@@ -1,4 +1,4 @@
-"""Engines that compute how far two roles' distributions are apart: `areal_core.engines.ComparingEngine` as tests."""
+"""Conformance tests of engines that compute a divergence between two roles (`areal_core.engines.ComparingEngine`)."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ TEMPERATURE = 0.7
 
 
 class Divergences(TrainingSession):
-    """Part of `TrainEngineSuite`; engines that compare nothing skip it."""
+    """Tests of divergences; part of `TrainEngineSuite`. Engines that compare no roles skip them."""
 
-    def test_a_divergence_is_of_two_whole_distributions(self, tmp_path: Path) -> None:
-        """Of each token's, with the gradient that automatic differentiation gives, in micro-batches."""
+    def test_a_divergence_matches_its_definition(self, tmp_path: Path) -> None:
+        """The divergence of each token's whole distribution, and its gradient, match automatic differentiation."""
         batch = make_training_batch()
         models = [make_model(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
-        own, other = (load_reference(model) for model in models)
+        learner, compared = (load_reference(model) for model in models)
         for beta in BETAS:
             name = f"divergence:{REFERENCE.name}:{beta}"
-            wanted = _divergence(own, other, batch, beta)
-            own.zero_grad()
-            (wanted * batch["loss_weights"]).sum().backward()  # type: ignore[no-untyped-call]
-            norm = float(torch.nn.utils.get_total_norm([p.grad for p in own.parameters() if p.grad is not None]))
+            expected = _divergence(learner, compared, batch, beta)
+            learner.zero_grad()
+            (expected * batch["loss_weights"]).sum().backward()  # type: ignore[no-untyped-call]
+            norm = float(torch.nn.utils.get_total_norm([p.grad for p in learner.parameters() if p.grad is not None]))
 
             def loss(part: PackedBatch, outputs: Mapping[str, torch.Tensor], name: str = name) -> LossResult:
                 return LossResult((outputs[name] * part["loss_weights"]).sum())
@@ -56,19 +56,19 @@ class Divergences(TrainingSession):
                 engine.compare_with({"actor": engine, REFERENCE.name: frozen})
                 column = engine.forward(batch, [name])[name]
                 metrics = train(engine, batch, loss, [name])
-            worst = float((column - wanted.detach()).abs().max())
+            worst = float((column - expected.detach()).abs().max())
             assert worst <= self.tolerance, f"the divergence at beta {beta} differs from its formula by {worst:.6f}"
-            summed = float((wanted.detach() * batch["loss_weights"]).sum())
-            assert metrics["loss"] == pytest.approx(summed, rel=self.gradient_tolerance, abs=1e-6), (
-                f"at beta {beta} the loss is {metrics['loss']:.6f} instead of {summed:.6f}"
+            expected_loss = float((expected.detach() * batch["loss_weights"]).sum())
+            assert metrics["loss"] == pytest.approx(expected_loss, rel=self.gradient_tolerance, abs=1e-6), (
+                f"at beta {beta} the loss is {metrics['loss']:.6f} instead of {expected_loss:.6f}"
             )
             assert metrics["gradient_norm"] == pytest.approx(norm, rel=self.gradient_tolerance, abs=1e-6), (
                 f"at beta {beta} the gradient's norm is {metrics['gradient_norm']:.6f}, by automatic differentiation "
                 f"{norm:.6f}"
             )
 
-    def test_a_divergence_falls_where_it_is_learned(self, tmp_path: Path) -> None:
-        """The gradient's direction, which its norm does not show; and the other role stays as it is."""
+    def test_training_on_a_divergence_lowers_it(self, tmp_path: Path) -> None:
+        """The gradient has the right direction, which its norm does not show. The other role does not change."""
         batch, name = make_training_batch(), f"divergence:{REFERENCE.name}:0.25"
         models = [make_model(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
 
@@ -82,19 +82,20 @@ class Divergences(TrainingSession):
             before = parameters_of(frozen)
             losses = [train(engine, batch, loss, [name])["loss"] for _ in range(4)]
             assert losses[-1] < losses[0], f"the divergence went from {losses[0]:.4f} to {losses[-1]:.4f}"
-            same_tensors(before, parameters_of(frozen), "the role that is compared with has changed")
+            same_tensors(before, parameters_of(frozen), "the role that the engine compares with has changed")
 
 
-def _divergence(own: torch.nn.Module, other: torch.nn.Module, batch: PackedBatch, beta: float) -> torch.Tensor:
-    """By its definition, [sum(T)] float64 with gradients, one sequence at a time."""
-    found = []
+def _divergence(learner: torch.nn.Module, compared: torch.nn.Module, batch: PackedBatch, beta: float) -> torch.Tensor:
+    """Return the divergence of each token by its definition, [sum(T)] float64 with gradients, a sequence at a time."""
+    divergences = []
     for ids in torch.split(batch["input_ids"], batch.lengths.tolist()):
         q, p = (
-            torch.softmax(model(input_ids=ids[None]).logits[0].double() / TEMPERATURE, -1) for model in (own, other)
+            torch.softmax(model(input_ids=ids[None]).logits[0].double() / TEMPERATURE, -1)
+            for model in (learner, compared)
         )
         p = p.detach()
         mixed = beta * p + (1 - beta) * q
         to_p, to_q = (mixed, mixed) if 0 < beta < 1 else (q, p)
         of_p, of_q = ((part * (part.log() - to.log())).sum(-1) for part, to in ((p, to_p), (q, to_q)))
-        found.append({0.0: of_p, 1.0: of_q}.get(beta, beta * of_p + (1 - beta) * of_q))
-    return torch.cat(found)
+        divergences.append({0.0: of_p, 1.0: of_q}.get(beta, beta * of_p + (1 - beta) * of_q))
+    return torch.cat(divergences)

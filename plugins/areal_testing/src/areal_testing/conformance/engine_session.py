@@ -1,4 +1,4 @@
-"""What the suites of inference engines share: a started engine, requests, and waits that end."""
+"""The base of the suites of inference engines: a started engine, requests, and waits with a timeout."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
     from areal_core.servers import InferenceEngine, UpdateMode
 
 PROMPTS = ([5, 17, 33, 8], [5, 17, 33, 8, 40, 41, 42, 43, 44], [60], [12, 7] * 11)
-"""Of unequal lengths; the first two share a prefix."""
+"""Prompts of unequal lengths. The first two share a prefix."""
 
 
 class EngineSession:
-    """The base of the suites of inference engines; the author overrides `make_engine`.
+    """The base of the suites of inference engines. Override `make_engine`.
 
     Attributes:
-        dtype: in which the engine is asked to compute.
-        tolerance: of log-probabilities, against float64 log-softmax of transformers' float32 logits.
-        patience_s: a wait that takes longer has failed.
-        tokens_in_flight: long enough that several weight updates fall into the generation of so many tokens.
+        dtype: dtype in which the engine computes.
+        tolerance: largest absolute difference of a log-probability from float64 log-softmax of transformers' float32
+            logits.
+        patience_s: seconds after which a wait fails the test.
+        tokens_in_flight: output tokens of a long request. Several weight updates happen during its generation.
     """
 
     dtype = "float32"
@@ -39,24 +40,24 @@ class EngineSession:
     tokens_in_flight = 256
 
     def make_engine(self, folder: Path, *, update_mode: UpdateMode, slots: int) -> InferenceEngine:
-        """A new engine that has not been started.
+        """Return a new engine that has not been started.
 
         Args:
-            folder: private and empty, for sockets, logs and the like.
-            update_mode: one of those that the engine offers.
-            slots: how many requests it generates from at once; more must wait.
+            folder: empty folder of this engine, for sockets, logs and similar files.
+            update_mode: one of the engine's update modes.
+            slots: number of requests that the engine generates concurrently. Further requests wait.
         """
-        raise NotImplementedError(f"{type(self).__name__} must say how its engine is made: override make_engine")
+        raise NotImplementedError(f"{type(self).__name__} must override make_engine and return its engine")
 
     def modes(self, folder: Path) -> list[UpdateMode]:
-        """The update modes that the engine offers, in order of their names."""
+        """Return the engine's update modes, sorted."""
         return sorted(self.make_engine(folder, update_mode="recompute", slots=8).capabilities.update_modes)
 
     @asynccontextmanager
     async def running(
         self, folder: Path, model: Path, *, update_mode: UpdateMode | None = None, slots: int = 8
     ) -> AsyncIterator[InferenceEngine]:
-        """An engine with `model` as version 0, closed at the end."""
+        """Start an engine with `model` as version 0, and close it at the end of the block."""
         private = folder / f"engine{sum(1 for _ in folder.glob('engine*'))}"
         private.mkdir()
         engine = self.make_engine(private, update_mode=update_mode or self.modes(private)[-1], slots=slots)
@@ -66,8 +67,8 @@ class EngineSession:
         finally:
             await self.within(engine.close(), "close")
 
-    async def within(self, work: Awaitable[Any], what: str, seconds: float | None = None) -> Any:
-        """The result; a test fails, and does not hang, where it takes too long."""
+    async def within(self, work: Awaitable[Any], description: str, seconds: float | None = None) -> Any:
+        """Return the result of `work`. The test fails if it takes longer than `seconds`, `patience_s` by default."""
         seconds = self.patience_s if seconds is None else seconds
         try:
             async with asyncio.timeout(seconds) as timer:
@@ -75,29 +76,29 @@ class EngineSession:
         except TimeoutError:
             if not timer.expired():
                 raise
-            raise AssertionError(f"{what} did not end within {seconds} s") from None
+            raise AssertionError(f"{description} did not end within {seconds} s") from None
 
     async def answers(self, engine: InferenceEngine, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """All of them at once; each answer is checked for its form."""
-        found = await self.within(asyncio.gather(*map(engine.generate, requests)), f"{len(requests)} requests")
-        for generation in found:
+        """Send all requests concurrently and return the generations, whose form is checked."""
+        generations = await self.within(asyncio.gather(*map(engine.generate, requests)), f"{len(requests)} requests")
+        for generation in generations:
             check_form(generation)
-        return list(found)
+        return list(generations)
 
 
-_numbers = itertools.count()
+_request_numbers = itertools.count()
 
 
-def request(
+def make_request(
     prompt: Sequence[int], seed: int = 0, *, most: int = 24, affinity: str = "", **sampling: Any
 ) -> GenerationRequest:
-    """A request with an id that no other has."""
+    """Return a request with a unique id and at most `most` new tokens."""
     settings = SamplingParameters(max_new_tokens=most, **sampling)
-    return GenerationRequest(f"conformance-{next(_numbers)}", list(prompt), settings, seed, affinity)
+    return GenerationRequest(f"conformance-{next(_request_numbers)}", list(prompt), settings, seed, affinity)
 
 
 def check_form(generation: Generation) -> None:
-    """The three lists are equally long, and of plain numbers."""
+    """Assert that the three lists of a generation have one length and contain plain Python numbers."""
     count = len(generation.output_ids)
     lengths = (count, len(generation.logprobs), len(generation.versions))
     assert len(set(lengths)) == 1, f"output_ids, logprobs and versions differ in length: {lengths}"
@@ -105,26 +106,35 @@ def check_form(generation: Generation) -> None:
     assert all(type(version) is int for version in generation.versions), "versions holds something that is not an int"
 
 
-def check_logprobs(asked: GenerationRequest, generation: Generation, models: dict[int, Path], tolerance: float) -> None:
-    """Every token's log-probability equals the reference under the weights of the version that it is labeled with."""
-    whole = [*asked.input_ids, *generation.output_ids]
+def check_logprobs(
+    request: GenerationRequest, generation: Generation, models: dict[int, Path], tolerance: float
+) -> None:
+    """Assert that each log-probability is that of a plain forward pass with the weights of the token's version.
+
+    Args:
+        request: the request, with its prompt and temperature.
+        generation: the answer.
+        models: folder of the model of each version.
+        tolerance: largest absolute difference.
+    """
+    whole = [*request.input_ids, *generation.output_ids]
     tables = {
-        version: next_token_logprobs(models[version], whole, asked.sampling.temperature)
+        version: next_token_logprobs(models[version], whole, request.sampling.temperature)
         for version in set(generation.versions)
     }
-    for place, (token, logprob, version) in enumerate(
+    for position, (token, logprob, version) in enumerate(
         zip(generation.output_ids, generation.logprobs, generation.versions, strict=True)
     ):
-        wanted = float(tables[version][len(asked.input_ids) - 1 + place, token])
-        assert abs(logprob - wanted) <= tolerance, (
-            f"token {place} of {len(whole)} (version {version}, temperature {asked.sampling.temperature}): the engine "
-            f"says {logprob:.6f}, a plain forward pass {wanted:.6f}"
+        expected = float(tables[version][len(request.input_ids) - 1 + position, token])
+        assert abs(logprob - expected) <= tolerance, (
+            f"token {position} of {len(whole)} (version {version}, temperature {request.sampling.temperature}): the "
+            f"engine reports {logprob:.6f}, a plain forward pass {expected:.6f}"
         )
 
 
-async def answer_unless_stopped(engine: InferenceEngine, asked: GenerationRequest) -> Generation | None:
-    """What an engine answers whose update failed; None where it has stopped serving, which is allowed too."""
+async def answer_unless_stopped(engine: InferenceEngine, request: GenerationRequest) -> Generation | None:
+    """Return an engine's answer after a failed update. None if the engine has stopped serving, which is allowed."""
     try:
-        return await engine.generate(asked)
+        return await engine.generate(request)
     except RunError:
         return None

@@ -1,4 +1,4 @@
-"""What example tokenizers must do: from a row of a data set to the sequences that are learned from."""
+"""Conformance suite of example tokenizers: from a row of a data set to token sequences and loss masks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class ExampleTokenizerSuite(ComponentSuite):
-    """Set `component` (and `settings`) and `rows`, or override `make`.
+    """Tests of an example tokenizer. Set `component` (and `settings`) and `rows`, or override `make`.
 
     Attributes:
-        rows: examples of every form that the example tokenizer reads.
-        sequences: how many a row becomes, which form one unit.
+        rows: examples of every form that the example tokenizer accepts.
+        sequences: number of sequences of a row. They form one sequence group.
     """
 
     kind: ClassVar[str] = "example_tokenizers"
@@ -29,43 +29,43 @@ class ExampleTokenizerSuite(ComponentSuite):
     sequences: ClassVar[int] = 1
 
     def make_tokenizer(self) -> Any:
-        """What the example tokenizer is given; override this where rows need a chat template."""
+        """Return the tokenizer that is passed to the component. Override this if rows need a chat template."""
         return FakeTokenizer()
 
     def encoded(self, row: Mapping[str, Any]) -> Sequence[Trajectory]:
-        """The sequences of a row."""
-        found: Sequence[Trajectory] = self.make()(row, tokenizer=self.make_tokenizer())
-        return found
+        """Return the sequences of a row."""
+        sequences: Sequence[Trajectory] = self.make()(row, tokenizer=self.make_tokenizer())
+        return sequences
 
-    def test_rows_become_units(self) -> None:
-        """Of as many sequences as the author says, each with something to learn, and not from its first token on."""
+    def test_rows_become_sequence_groups(self) -> None:
+        """A row becomes `sequences` sequences. Each has a token in the loss, and the first token is not in it."""
         assert self.rows, "the suite has no rows: set `rows`"
         for row in self.rows:
-            found = self.encoded(row)
-            assert len(found) == self.sequences, f"{row} became {len(found)} sequences, not {self.sequences}"
-            for each in found:
-                assert isinstance(each, Trajectory), f"{row} became a {type(each).__name__}"
-                mask = each.tokens["loss_mask"]
-                assert bool(mask.any()), f"nothing is learned from {row}"
-                assert not bool(mask[0]), "the first token is in the loss, and nothing stands before it to predict it"
+            sequences = self.encoded(row)
+            assert len(sequences) == self.sequences, f"{row} became {len(sequences)} sequences, not {self.sequences}"
+            for sequence in sequences:
+                assert isinstance(sequence, Trajectory), f"{row} became a {type(sequence).__name__}"
+                mask = sequence.tokens["loss_mask"]
+                assert bool(mask.any()), f"no token of {row} is in the loss"
+                assert not bool(mask[0]), "the first token is in the loss, and but no token before it can predict it"
 
     def test_rows_of_every_form_fit_into_one_batch(self) -> None:
-        """They have the same keys."""
-        PackedBatch.from_trajectories([each for row in self.rows for each in self.encoded(row)])
+        """Sequences of all rows have the same fields, so that a batch may contain all of them."""
+        PackedBatch.from_trajectories([sequence for row in self.rows for sequence in self.encoded(row)])
 
-    def test_a_row_is_read_and_nothing_more(self) -> None:
-        """The same row gives the same sequences again, and is not changed."""
+    def test_the_result_depends_only_on_the_row(self) -> None:
+        """A row gives the same sequences again, and is not changed."""
         for row in self.rows:
-            before = copy.deepcopy(dict(row))
+            row_before = copy.deepcopy(dict(row))
             first, second = self.encoded(row), self.encoded(row)
-            assert dict(row) == before, "the example tokenizer changed the row that it was given"
-            for one, other in zip(first, second, strict=True):
+            assert dict(row) == row_before, "the example tokenizer changed the row in place"
+            for sequence, repeated in zip(first, second, strict=True):
                 for key in ("input_ids", "loss_mask"):
-                    assert np.array_equal(one.tokens[key], other.tokens[key]), f"{row} was encoded differently"
+                    assert np.array_equal(sequence.tokens[key], repeated.tokens[key]), f"{row} was encoded differently"
 
-    def test_a_row_of_another_form_is_refused(self) -> None:
-        """By an error that names what is needed, and not by a sequence of nothing."""
+    def test_an_invalid_row_is_refused(self) -> None:
+        """A row without the needed keys raises an error that names them."""
         for row in ({}, {"no_such_key": 1}, {"prompt": None}):
             with pytest.raises((KeyError, ValueError, TypeError)) as caught:
                 self.encoded(row)
-            assert len(str(caught.value)) > 20, f"the error of {row} says too little: {caught.value!r}"
+            assert len(str(caught.value)) > 20, f"the error of {row} does not name what is needed: {caught.value!r}"

@@ -1,6 +1,6 @@
-"""A member that stands in for a process of a run: writes its place to a file, starts orphans, and dies on demand.
+"""A stand-in for a process of a run: it writes its placement to a file, starts orphans, and dies on demand.
 
-Its argument is the folder of these files.
+The argument of this program is the folder of its files.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 POLL_S = 0.02
 
 
-def play(member: Member) -> int:
-    """Wait until a file asks this process to die, or the hub closes the connection."""
+def run(member: Member) -> int:
+    """Report to the hub, and wait until a file asks this process to die or the hub closes the connection."""
     folder = Path(sys.argv[1])
-    place = member_place(os.environ)
+    placement = member_place(os.environ)
     subprocess.Popen(["sh", "-c", "setsid sleep 600 & sleep 600"], start_new_session=True)
     report = {
         "pid": os.getpid(),
-        "index": place.index,
-        "node": place.node,
-        "gpus": place.gpus,
-        "variable": os.environ.get("CONFORMANCE_WORDS"),
+        "index": placement.index,
+        "node": placement.node,
+        "gpus": placement.gpus,
+        "variable": os.environ.get("CONFORMANCE_VARIABLE"),
     }
     member.announce("up", "")
     member.enter("waiting")
-    fresh = folder / f".{member.name}.json"
-    fresh.write_text(json.dumps(report))
-    fresh.rename(folder / f"{member.name}.json")
+    temporary = folder / f".{member.name}.json"
+    temporary.write_text(json.dumps(report))
+    temporary.rename(folder / f"{member.name}.json")
     while True:
         time.sleep(POLL_S)
-        mark = folder / f"die-{member.name}"
-        if mark.exists():
-            mark.unlink()
+        request = folder / f"die-{member.name}"
+        if request.exists():
+            request.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    sys.exit(run_role(play))
+    sys.exit(run_role(run))

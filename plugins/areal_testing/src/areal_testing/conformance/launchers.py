@@ -1,7 +1,7 @@
-"""What a launcher must do: start members where they were placed, with their variables, and end what is left.
+"""Conformance suite of launchers: they start members where a run places them, and end all of their processes.
 
-A run drives the launcher here: the core's supervisor, whose protocol with launchers and members is private. This suite
-and `launched_member` are the only ones that import private names of the core (tests/architecture has the list).
+The core's driver drives the launcher here. Its protocol with launchers and members is private: only this suite and
+`launched_member` import private names of the core (tests/architecture has the list).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from areal_core.launchers import Launcher
     from areal_core.runtime.supervisor import Supervisor
 
-VARIABLE, VALUE = "CONFORMANCE_WORDS", """two words, "quoted", isn't $HOME"""
+VARIABLE, VALUE = "CONFORMANCE_VARIABLE", """two words, "quoted", isn't $HOME"""
 POLL_S = 0.02
 
 
 class LauncherSuite(ComponentSuite):
-    """Set `component` and `settings`, or override `make`; the nodes must be parts of this machine.
+    """Tests of a launcher. Set `component` and `settings`, or override `make`. The nodes must be parts of this machine.
 
     Attributes:
-        nodes: how many the launcher has.
-        patience_s: for anything to happen.
+        nodes: number of the launcher's nodes.
+        patience_s: seconds after which a wait fails the test.
     """
 
     kind: ClassVar[str] = "launchers"
@@ -45,68 +45,68 @@ class LauncherSuite(ComponentSuite):
     patience_s: ClassVar[float] = 120.0
 
     def start_nodes(self, run_dir: Path) -> None:
-        """Where machines come by themselves: start them, each with a name of its own in `AREAL_NODE`."""
+        """Start the nodes if machines join a run, each with a unique name in `AREAL_NODE`. Does nothing by default."""
 
-    def test_nodes_have_names_of_their_own(self, tmp_path: Path) -> None:
-        """As many as there are, and the same ones when it is asked again."""
+    def test_nodes_have_unique_names(self, tmp_path: Path) -> None:
+        """The launcher has `nodes` nodes with addresses, and the same names if it is asked again."""
 
         async def body(session: Session) -> None:
-            asked = [await session.launcher.nodes([session.group("worker")]) for _ in range(2)]
-            names = [[node.name for node in nodes] for nodes in asked]
+            answers = [await session.launcher.nodes([session.group("worker")]) for _ in range(2)]
+            names = [[node.name for node in nodes] for nodes in answers]
             assert len(set(names[0])) == len(names[0]) == self.nodes, (
-                f"there are {self.nodes} nodes, and they are called {names[0]}"
+                f"the launcher must have {self.nodes} nodes with unique names, but they are {names[0]}"
             )
             assert names[0] == names[1], f"asked again, nodes have other names: {names}"
-            assert all(node.address for node in asked[0]), "a node has no address"
+            assert all(node.address for node in answers[0]), "a node has no address"
 
         self._run(tmp_path, body)
 
-    def test_members_come_where_they_were_placed_with_what_they_are_told(self, tmp_path: Path) -> None:
-        """A gang of two members: each knows which one it is, and has the group's variables whole."""
+    def test_members_start_where_they_were_placed_with_their_variables(self, tmp_path: Path) -> None:
+        """Each member of a group of two has its index, its node, and the group's variables without changes."""
 
         async def body(session: Session) -> None:
             await session.driver.start([session.group("gang", count=2, environment={VARIABLE: VALUE})])
             for index in range(2):
-                told = await session.told(f"gang-{index}")
-                assert told["index"] == index, f"member {index} takes itself for {told['index']}"
-                assert told["variable"] == VALUE, f"{VARIABLE} is {told['variable']}"
-                place = session.processes()[f"gang-{index}"].host
-                assert told["node"] == place, f"member {index} was placed on {place} and is on {told['node']}"
+                report = await session.report_of(f"gang-{index}")
+                assert report["index"] == index, f"member {index} has the index {report['index']}"
+                assert report["variable"] == VALUE, f"{VARIABLE} is {report['variable']}"
+                host = session.processes()[f"gang-{index}"].host
+                assert report["node"] == host, f"member {index} was placed on {host} and runs on {report['node']}"
 
         self._run(tmp_path, body)
 
-    def test_a_member_that_is_killed_is_noticed_and_leaves_nothing(self, tmp_path: Path) -> None:
-        """Neither what it started in sessions of their own, nor a place that is still taken."""
+    def test_a_killed_member_is_reported_and_leaves_nothing(self, tmp_path: Path) -> None:
+        """The driver raises LostError. No process of the member is left, also in other sessions."""
 
         async def body(session: Session) -> None:
             await session.driver.start([session.group("gang", count=2)])
             for index in range(2):
-                await session.told(f"gang-{index}")
+                await session.report_of(f"gang-{index}")
             (session.folder / "die-gang-1").touch()
             with pytest.raises(LostError, match=r"gang-1 .*was killed by SIGKILL"):
                 await asyncio.wait_for(session.driver.watch("gang", lambda: None), self.patience_s)
             await session.driver.end_attempt()
-            session.must_be_empty()
+            session.assert_no_process_remains()
 
         self._run(tmp_path, body)
 
-    def test_a_member_that_may_be_replaced_is_started_again(self, tmp_path: Path) -> None:
-        """By itself, and the others stay."""
+    def test_a_restartable_member_is_started_again(self, tmp_path: Path) -> None:
+        """A member of a group with `OnExit.RESTART` that dies is started again, and other members keep running."""
 
         async def body(session: Session) -> None:
             groups = [session.group("stays"), session.group("goes", on_exit=OnExit.RESTART)]
             await session.driver.start(groups)
-            first, stays = await session.told("goes"), await session.told("stays")
+            first, stays = await session.report_of("goes"), await session.report_of("stays")
             (session.folder / "goes.json").unlink()
             (session.folder / "die-goes").touch()
-            second = await session.told("goes")
+            second = await session.report_of("goes")
             assert second["pid"] != first["pid"], "it was not started again"
-            assert (await session.told("stays"))["pid"] == stays["pid"], "another member was started again"
+            assert (await session.report_of("stays"))["pid"] == stays["pid"], "another member was started again"
 
         self._run(tmp_path, body)
 
-    def test_a_command_that_cannot_be_started_is_told(self, tmp_path: Path) -> None:
-        """At once or by its group's end, and long before a member would be given up."""
+    def test_a_command_that_cannot_start_is_reported(self, tmp_path: Path) -> None:
+        """The error names the command, and comes long before the driver's timeout for registration."""
 
         async def body(session: Session) -> None:
             group = ProcessGroup("broken", "broken", ["/no/such/program"])
@@ -115,37 +115,38 @@ class LauncherSuite(ComponentSuite):
                 await session.driver.start([group])
                 await asyncio.wait_for(session.driver.watch("broken", lambda: None), self.patience_s)
 
-            with pytest.raises(RunError) as told:
+            with pytest.raises(RunError) as caught:
                 await start()
-            assert "broken" in str(told.value) or "/no/such/program" in str(told.value), f"it is told: {told.value}"
+            message = str(caught.value)
+            assert "broken" in message or "/no/such/program" in message, f"the error does not name it: {message}"
 
         self._run(tmp_path, body)
 
     def test_nothing_is_left_when_close_returns(self, tmp_path: Path) -> None:
-        """Also of members that do not listen, and of what they have started."""
+        """`close` ends members that do not react, and the processes that they have started."""
 
         async def body(session: Session) -> None:
             await session.driver.start([session.group("gang", count=2)])
             for index in range(2):
-                await session.told(f"gang-{index}")
+                await session.report_of(f"gang-{index}")
             await session.driver.close()
-            session.must_be_empty()
+            session.assert_no_process_remains()
             await session.driver.close()
 
         self._run(tmp_path, body)
 
-    def test_groups_end_by_themselves_when_the_driver_is_gone(self, tmp_path: Path) -> None:
-        """The hub closes its connections, as the kernel does when a driver is killed."""
+    def test_groups_end_without_the_driver(self, tmp_path: Path) -> None:
+        """All members end if the hub closes its connections, as the kernel does after the driver was killed."""
 
         async def body(session: Session) -> None:
             await session.driver.start([session.group("gang", count=2)])
             for index in range(2):
-                await session.told(f"gang-{index}")
+                await session.report_of(f"gang-{index}")
             session.driver.abandon()
             deadline = time.monotonic() + self.patience_s
-            while session.left() and time.monotonic() < deadline:
+            while session.remaining() and time.monotonic() < deadline:
                 await asyncio.sleep(POLL_S)
-            session.must_be_empty()
+            session.assert_no_process_remains()
 
         self._run(tmp_path, body)
 
@@ -168,22 +169,22 @@ async def driven(launcher: Launcher, run_dir: Path, patience_s: float) -> AsyncI
             session.folder.mkdir()
             yield session
     finally:
-        with suppress(OSError):  # the run may never have begun
-            run.attempt(1).released.write_text("done 1")  # machines that have joined the run wait for it
+        with suppress(OSError):  # the run may not have started
+            run.attempt(1).released.write_text("done 1")  # machines that have joined the run wait for this file
 
 
 class Session:
-    """A driver with a launcher in a run folder, and what its members have written.
+    """A driver with a launcher in a run folder, and the reports of its members.
 
     Args:
         launcher: the launcher.
-        driver: starts the members by it.
+        driver: starts the members with the launcher.
         run: the run folder.
-        lines: the log of the driver, which it goes on writing.
-        patience_s: seconds for anything to happen.
+        lines: the driver's log, which grows.
+        patience_s: seconds after which a wait fails the test.
 
     Attributes:
-        folder: folder with what the members write.
+        folder: folder of the members' reports.
     """
 
     def __init__(
@@ -193,40 +194,40 @@ class Session:
         self.folder = run.path / "members"
         self._lines, self._patience_s = lines, patience_s
 
-    def group(self, name: str, **more: Any) -> ProcessGroup:
+    def group(self, name: str, **options: Any) -> ProcessGroup:
         """Return a group of stand-in members."""
         command = [sys.executable, "-m", "areal_testing.conformance.launched_member", str(self.folder)]
-        return ProcessGroup(name, name, command, **more)
+        return ProcessGroup(name, name, command, **options)
 
-    async def told(self, name: str) -> dict[str, Any]:
-        """What a member has written when it had come."""
+    async def report_of(self, name: str) -> dict[str, Any]:
+        """Wait until a member has started, and return its report."""
         deadline = time.monotonic() + self._patience_s
         path = self.folder / f"{name}.json"
         while not path.exists():
-            assert time.monotonic() < deadline, f"{name} has not come; the log is {self._lines}"
+            assert time.monotonic() < deadline, f"{name} has not started; the log is {self._lines}"
             await asyncio.sleep(POLL_S)
-        told: dict[str, Any] = json.loads(path.read_text())
-        return told
+        report: dict[str, Any] = json.loads(path.read_text())
+        return report
 
     def processes(self) -> Any:
-        """Those of the run, by name."""
+        """Return the processes of the run, by name."""
         return self.driver.describe().processes
 
-    def left(self) -> dict[int, str]:
-        """Return the processes of the run with their commands, orphans in sessions of their own among them.
+    def remaining(self) -> dict[int, str]:
+        """Return the pids of the run's processes and their commands, including orphans in other sessions.
 
         Every process that a launcher starts has the secret of the run in its environment.
         """
         secret = self.run.attempt(1).token.read_bytes()
         commands = {}
         for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # it has ended, or is another user's
+            with suppress(OSError):  # the process has ended, or belongs to another user
                 if secret in (process / "environ").read_bytes():
                     commands[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
         return commands
 
-    def must_be_empty(self) -> None:
-        """Nothing of the run is left, except for programs that let a machine join it."""
-        commands = self.left().values()
-        left = [command for command in commands if "areal_core" not in command or " node " not in command]
-        assert not left, f"processes of the run are still there: {left}"
+    def assert_no_process_remains(self) -> None:
+        """Assert that no process of the run remains, except programs with which a machine joins it."""
+        commands = self.remaining().values()
+        remaining = [command for command in commands if "areal_core" not in command or " node " not in command]
+        assert not remaining, f"processes of the run still exist: {remaining}"

@@ -1,4 +1,4 @@
-"""What loss aggregations must do: the weight of every token in the loss of an update."""
+"""Conformance suite of loss aggregations: the weight of every token in the loss of an update."""
 
 from __future__ import annotations
 
@@ -15,58 +15,58 @@ if TYPE_CHECKING:
 
 
 class LossAggregationSuite(ComponentSuite):
-    """Set `component` (and `settings`), or override `make`."""
+    """Tests of a loss aggregation. Set `component` (and `settings`), or override `make`."""
 
     kind: ClassVar[str] = "loss_aggregations"
     tolerance = 1e-6
 
     def make_batch(self) -> PackedBatch:
-        """The minibatch of every test, with the columns that it needs; override this to add other keys."""
+        """Return the minibatch of every test, with the columns that it needs. Override it to add other keys."""
         return with_passes(make_batch(), self.needs())
 
     def test_one_weight_for_each_token_of_the_loss(self) -> None:
-        """[T] float32, finite, without gradients, above 0 in the mask and 0 outside of it."""
+        """Weights are [T] float32, finite, without gradients, above 0 in the loss mask and 0 outside of it."""
         batch = self.make_batch()
         weights = self.make()(batch)
         assert weights.shape == (batch.token_count,), f"shape {tuple(weights.shape)}"
         assert weights.dtype == torch.float32, f"dtype {weights.dtype}"
         assert not weights.requires_grad, "weights carry gradients"
         assert bool(weights.isfinite().all()), "a weight is not finite"
-        assert float(weights[~batch["loss_mask"]].abs().sum()) == 0, "a token out of the mask has a weight"
+        assert float(weights[~batch["loss_mask"]].abs().sum()) == 0, "a token outside the mask has a weight"
         assert float(weights[batch["loss_mask"]].min()) > 0, "a token of the loss has no weight"
 
-    def test_only_the_shape_of_a_batch_counts(self) -> None:
-        """Where tokens are and whose they are; not what the policies say of them, nor what they have earned."""
+    def test_weights_do_not_depend_on_values(self) -> None:
+        """Weights depend on masks, lengths and ids, but not on tokens, log-probabilities or rewards."""
         batch = self.make_batch()
-        wanted = self.make()(batch)
+        expected = self.make()(batch)
         other = batch.with_tokens(logprobs=-3 * batch["logprobs"], input_ids=batch["input_ids"].flip(0))
-        found = self.make()(other.with_sequences(reward=-5 * batch["reward"] + 1))
-        same(found, wanted, 0.0, "weights depend on what tokens are")
+        actual = self.make()(other.with_sequences(reward=-5 * batch["reward"] + 1))
+        same(actual, expected, 0.0, "weights depend on tokens, log-probabilities or rewards")
 
     def test_the_order_of_sequences_does_not_matter(self) -> None:
-        """Every token has the same weight wherever its sequence stands."""
+        """A token has the same weight in any order of the sequences."""
         batch = self.make_batch()
-        wanted = self.make()(batch)
+        expected = self.make()(batch)
         order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(3))
         moved = batch.select(order)
-        same(self.make()(moved), wanted[moved["place"]], self.tolerance, "the order of sequences matters")
+        same(self.make()(moved), expected[moved["place"]], self.tolerance, "the order of sequences matters")
 
-    def test_a_mean_of_equal_losses_is_not_larger_than_one_of_them(self) -> None:
-        """Weights add up to 1 at most where every token counts as a share of a mean; twice the data weighs no more."""
+    def test_weights_are_those_of_a_mean(self) -> None:
+        """The weights of a batch that is repeated twice add up to the same as those of the batch."""
         batch = self.make_batch()
-        once, twice = self.make()(batch), self.make()(type(batch).concatenate([batch, _renamed(batch)]))
-        total, doubled = float(once.sum()), float(twice.sum())
-        assert abs(doubled - total) <= self.tolerance * max(1.0, total), (
-            f"weights of a batch add up to {total:.6f}, of the same twice to {doubled:.6f}: a sum, no mean"
+        weights, repeated = self.make()(batch), self.make()(type(batch).concatenate([batch, _renamed(batch)]))
+        total, repeated_total = float(weights.sum()), float(repeated.sum())
+        assert abs(repeated_total - total) <= self.tolerance * max(1.0, total), (
+            f"weights add up to {total:.6f}, and to {repeated_total:.6f} if the batch is repeated: a sum, no mean"
         )
 
-    def test_a_batch_without_a_token_in_the_loss(self) -> None:
-        """Has weights of 0, and no division by 0."""
+    def test_an_empty_loss_mask_has_weights_of_0(self) -> None:
+        """A minibatch without a token in the loss mask has weights of 0: there is no division by 0."""
         batch = self.make_batch()
         weights = self.make()(batch.with_tokens(loss_mask=torch.zeros_like(batch["loss_mask"])))
-        assert bool((weights == 0).all()), "weights where no token is in the loss"
+        assert bool((weights == 0).all()), "a weight is not 0, though no token is in the loss"
 
 
 def _renamed(batch: PackedBatch) -> PackedBatch:
-    """The same sequences as other episodes of other groups."""
+    """Return the same sequences as other episodes of other groups."""
     return batch.with_sequences(group_id=batch["group_id"] + 10**7, episode_id=batch["episode_id"] + 10**7)

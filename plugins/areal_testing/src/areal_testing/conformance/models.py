@@ -1,7 +1,7 @@
-"""Tiny models that show mistakes, and what they must compute, taken from transformers' own forward pass.
+"""Tiny models that expose mistakes, and their expected outputs from transformers' forward pass.
 
-A freshly initialized model is nearly uniform: temperature, position and most weights hardly matter, and a wrong engine
-passes. These models have weights so large that every one of them is seen in the output.
+A freshly initialized model is nearly uniform: temperature, position and most weights hardly matter, so a wrong engine
+passes. These models have weights that are so large that each of them affects the output.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from areal_core.data import PackedBatch
 
 VOCABULARY = 61
-"""A prime, so that no padding to a round size goes unnoticed."""
+"""Size of the vocabulary. It is a prime, so that padding to a round size is noticed."""
 CONTEXT = 16384
+"""Largest number of tokens of a sequence."""
 FIRST_FORCED = 4
-"""The token that version 0 of a constant model always gives; version v gives this plus v."""
+"""The token that version 0 of a constant model always generates. Version v generates this plus v."""
 ARCHITECTURES = {"qwen3": True, "llama": False}
-"""Whether embeddings and head are one tensor."""
-_SIZES: dict[str, Any] = {
+"""Architectures, and whether their embeddings and head are one tensor."""
+_DIMENSIONS: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -37,13 +38,13 @@ _SIZES: dict[str, Any] = {
 }
 
 
-def _fresh(architecture: str, seed: int) -> Any:
+def _new_model(architecture: str, seed: int) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if architecture not in ARCHITECTURES:
-        raise ValueError(f"architecture is '{architecture}'; there are {', '.join(ARCHITECTURES)}")
+        raise ValueError(f"architecture is '{architecture}': use {' or '.join(ARCHITECTURES)}")
     tied = ARCHITECTURES[architecture]
-    config = AutoConfig.for_model(architecture, **_SIZES, tie_word_embeddings=tied)
+    config = AutoConfig.for_model(architecture, **_DIMENSIONS, tie_word_embeddings=tied)
     build: Any = AutoModelForCausalLM.from_config
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -54,11 +55,17 @@ def make_model(folder: Path, *, architecture: str = "qwen3", seed: int = 0) -> P
     """Write a random model of two layers, head size 32, as a Hugging Face folder without a tokenizer.
 
     Args:
-        folder: where; made if needed.
-        architecture: qwen3 (tied embeddings, norms of queries and keys) or llama (untied).
-        seed: two seeds differ in every single tensor, the norms included.
+        folder: the folder, which is created if needed.
+        architecture: "qwen3" (tied embeddings, norms of queries and keys) or "llama" (untied).
+        seed: seed of the weights. Two seeds differ in every tensor, including the norms.
+
+    Returns:
+        `folder`.
+
+    Raises:
+        ValueError: the architecture is unknown.
     """
-    model = _fresh(architecture, seed)
+    model = _new_model(architecture, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -71,12 +78,12 @@ def make_model(folder: Path, *, architecture: str = "qwen3", seed: int = 0) -> P
 
 
 def make_constant_model(folder: Path, version: int) -> Path:
-    """Write a model that gives one and the same token whatever came before: `FIRST_FORCED + version`.
+    """Write a model that always generates the token `FIRST_FORCED + version`. Return the folder.
 
-    All tokens have one embedding and no layer adds to it; the head is certain of a single token. A token sampled by
-    such a model says by itself which version sampled it, so that a wrong label shows.
+    All tokens have one embedding, no layer adds to it, and the head gives all probability to one token. A token of such
+    a model shows the version that sampled it, so that a wrong version label is noticed.
     """
-    model = _fresh("llama", 0)
+    model = _new_model("llama", 0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -89,20 +96,20 @@ def make_constant_model(folder: Path, version: int) -> Path:
 
 
 def without_tensor(folder: Path, name: str) -> Path:
-    """A copy of a model's config and weights that lacks one tensor: what an adapter that drops it would pass on."""
+    """Copy a model's config and weights without one tensor, as a faulty adapter would send it. Return the folder."""
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(folder / "model.safetensors")
     del tensors[name]
-    rest = folder / f"without-{name}"
-    rest.mkdir(exist_ok=True)
-    (rest / "config.json").write_text((folder / "config.json").read_text())
-    save_file(tensors, rest / "model.safetensors", metadata={"format": "pt"})
-    return rest
+    copy = folder / f"without-{name}"
+    copy.mkdir(exist_ok=True)
+    (copy / "config.json").write_text((folder / "config.json").read_text())
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
 
 
 def load_reference(folder: Path) -> Any:
-    """The model as transformers loads it, in float32 and with its plainest attention."""
+    """Load a model with transformers in float32, with its eager attention."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
@@ -110,18 +117,20 @@ def load_reference(folder: Path) -> Any:
 
 
 def next_token_logprobs(folder: Path, input_ids: Sequence[int], temperature: float) -> torch.Tensor:
-    """[T, vocabulary] float64: at position t the log-probabilities of the token behind `input_ids[: t + 1]`."""
+    """Return [T, vocabulary] float64: at position t the log-probabilities of the token after `input_ids[: t + 1]`."""
     with torch.no_grad():
         logits = load_reference(folder)(input_ids=torch.tensor([list(input_ids)])).logits[0]
     return torch.log_softmax(logits.double() / temperature, -1)
 
 
 def reference_outputs(model: Any, batch: PackedBatch, temperature: float) -> dict[str, torch.Tensor]:
-    """Log-probabilities of the targets and entropies, [sum(T)] float64 with gradients, one sequence at a time.
+    """Return log-probabilities of the targets and entropies, [sum(T)] float64 with gradients, by name.
+
+    The sequences go through the model one at a time.
 
     Args:
-        model: of `load_reference`.
-        batch: shifted, with `input_ids` and `targets`.
+        model: a model of `load_reference`.
+        batch: a shifted batch with `input_ids` and `targets`.
         temperature: divides the logits.
     """
     lengths = batch.lengths.tolist()

@@ -1,7 +1,6 @@
-"""The plainest correct inference engine: the whole sequence through the model for every single token.
+"""The simplest correct inference engine: each token is a forward pass of the whole sequence.
 
-Far too slow for a run. It shows what the suites expect with nothing else in the way, and the tests of the suites
-themselves break it on purpose, one promise at a time.
+It is far too slow for a run. It shows what the suites expect. The suites' tests derive engines with one fault from it.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ if TYPE_CHECKING:
     from areal_core.engines import ModelReference, WeightUpdate
     from areal_core.servers import GenerationRequest
 
-_SERVED = {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy"}
+_SUPPORTED = {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy"}
 
 
 class NaiveEngine(Served):
     """An `InferenceEngine` inside this process, without a cache of keys and values.
 
     Args:
-        slots: requests that are generated from at once.
+        slots: number of requests that the engine generates concurrently.
     """
 
     capabilities = InferenceCapabilities(frozenset({"recompute"}), frozenset({"greedy"}), deterministic=True)
@@ -58,10 +57,10 @@ class NaiveEngine(Served):
         task = asyncio.ensure_future(self._generate(request))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        return await self._wait(task)
+        return await self._await(task)
 
-    async def _wait(self, task: asyncio.Future[Generation]) -> Generation:
-        """The result; awaiting the task hands a cancellation on to it."""
+    async def _await(self, task: asyncio.Future[Generation]) -> Generation:
+        """Return the task's result. If the caller is cancelled, the task is cancelled too."""
         return await task
 
     def _check(self, request: GenerationRequest) -> None:
@@ -71,8 +70,8 @@ class NaiveEngine(Served):
         if len(request.input_ids) + request.sampling.max_new_tokens > longest:
             raise ValueError(f"prompt and output exceed the model's {longest} positions")
         for setting in fields(SamplingParameters):
-            if setting.name not in _SERVED and getattr(request.sampling, setting.name) != setting.default:
-                raise ValueError(f"this engine does not serve {setting.name}")
+            if setting.name not in _SUPPORTED and getattr(request.sampling, setting.name) != setting.default:
+                raise ValueError(f"this engine does not support {setting.name}")
 
     async def _generate(self, request: GenerationRequest) -> Generation:
         ids: list[int] = []
@@ -114,21 +113,21 @@ class NaiveEngine(Served):
         return token, float(self._reported(logits, logprobs)[token])
 
     def _reported(self, logits: torch.Tensor, logprobs: torch.Tensor) -> torch.Tensor:
-        """[vocabulary], of which the drawn token's value is reported."""
+        """Return [vocabulary] log-probabilities. The engine reports the value of the drawn token."""
         return logprobs
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        """See `InferenceEngine.update_weights`. Requests draw their next token from the new weights."""
+        """See `InferenceEngine.update_weights`. Running requests draw their next token from the new weights."""
         assert update.path is not None
         tensors = self._read(Path(update.path) / "model.safetensors")
-        self._take_over(tensors)
+        self._copy_weights(tensors)
         self.version = update.version
 
     def _read(self, path: Path) -> dict[str, torch.Tensor]:
-        """The file's tensors, after all names and shapes have been compared with the model's.
+        """Return the file's tensors. Their names and shapes are those of the model.
 
         Raises:
-            RunError: the file is not whole, or of another model.
+            RunError: the file is incomplete, or belongs to another model.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -137,13 +136,13 @@ class NaiveEngine(Served):
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
             raise RunError(f"{path} cannot be read: {error}") from error
-        wanted = {name: value.shape for name, value in self._model.named_parameters()}
-        if {name: value.shape for name, value in tensors.items()} != wanted:
+        expected = {name: value.shape for name, value in self._model.named_parameters()}
+        if {name: value.shape for name, value in tensors.items()} != expected:
             raise RunError(f"{path} does not fit the model")
         return tensors
 
     @torch.no_grad()
-    def _take_over(self, tensors: dict[str, torch.Tensor]) -> None:
+    def _copy_weights(self, tensors: dict[str, torch.Tensor]) -> None:
         for name, parameter in self._model.named_parameters():
             parameter.copy_(tensors[name])
 

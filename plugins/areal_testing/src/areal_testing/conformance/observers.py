@@ -1,4 +1,4 @@
-"""What those who watch a run must do: trackers and event hooks. They may not get in its way."""
+"""Conformance suites of trackers and event hooks, which observe a run and must not disturb it."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ METRICS = (
     {"reward/mean": 0.5, "train/loss": math.nan, "groups/stale": 0.0},
     {"reward/mean": math.inf, "evaluation/reward": 0.75, "a name/with spaces [and] brackets": 1e-300},
 )
-"""Of steps: names come and go, and numbers need not be finite."""
+"""Metrics of steps. Their names vary between steps, and numbers need not be finite."""
 
 
 CONFIG = f"""
 steps: 3
 model: {{path: tiny}}
-dataset: {__name__}:Part
-train_engine: {__name__}:Part
-algorithm: {__name__}:Part
+dataset: {__name__}:NoComponent
+train_engine: {__name__}:NoComponent
+algorithm: {__name__}:NoComponent
 """
-"""A config whose components do nothing."""
+"""A config with components that are never built."""
 
 
-class Part:
-    """Stands for the components of a config that nobody builds."""
+class NoComponent:
+    """Stands for the components of a config that is never run."""
 
 
 def begin_run(run_dir: Path) -> RunConfig:
-    """Make a run folder with a complete config, as the driver leaves it before a run starts; return the config."""
+    """Create a run folder with a resolved config, as the driver does before a run starts. Return the config."""
     run_dir.mkdir(exist_ok=True)
     file = RunFolder(run_dir).config
     file.write_text(CONFIG, encoding="utf-8")
@@ -50,16 +50,16 @@ def begin_run(run_dir: Path) -> RunConfig:
 
 
 class TrackerSuite(ComponentSuite):
-    """Set `component` (and `settings`), or override `make`; `logged` says what has arrived.
+    """Tests of a tracker. Set `component` (and `settings`), or override `make`; override `logged`.
 
-    A tracker that needs a network is tested with the settings that keep it off it.
+    Test a tracker that needs a network with settings that keep it offline.
     """
 
     kind: ClassVar[str] = "trackers"
 
     def logged(self, run_dir: Path) -> dict[tuple[int, str], float]:
-        """By step and name, what the tracker's own library reads back from a run folder."""
-        raise NotImplementedError(f"{type(self).__name__} must say how what was logged is read back")
+        """Return the metrics of a run folder by step and name, as the tracker's own library reads them."""
+        raise NotImplementedError(f"{type(self).__name__} must override logged and read what the tracker has logged")
 
     def _track(self, run_dir: Path, steps: range) -> None:
         config = begin_run(run_dir).model_dump(mode="json")
@@ -74,34 +74,34 @@ class TrackerSuite(ComponentSuite):
         tracker.close()
         assert config == before, "the tracker changed the config"
 
-    def test_everything_that_is_finite_arrives(self, tmp_path: Path) -> None:
-        """Under its step and its name."""
+    def test_finite_metrics_are_logged(self, tmp_path: Path) -> None:
+        """The tracker logs each finite metric under its step and its name."""
         self._track(tmp_path / "run", range(1, 4))
-        found = self.logged(tmp_path / "run")
+        logged = self.logged(tmp_path / "run")
         for step, metrics in enumerate(METRICS, start=1):
             for name, value in metrics.items():
                 if math.isfinite(value) and "[" not in name:
-                    assert math.isclose(found.get((step, name), math.nan), value, rel_tol=1e-6), (step, name)
+                    assert math.isclose(logged.get((step, name), math.nan), value, rel_tol=1e-6), (step, name)
 
-    def test_a_resumed_run_goes_on(self, tmp_path: Path) -> None:
-        """A new object over the same run folder keeps what was logged, and logs a step again."""
+    def test_a_resumed_run_keeps_its_metrics(self, tmp_path: Path) -> None:
+        """A new object with the same run folder keeps the logged metrics, and logs a step again."""
         self._track(tmp_path / "run", range(1, 3))
         self._track(tmp_path / "run", range(2, 4))
         steps = {step for step, name in self.logged(tmp_path / "run") if name == "reward/mean"}
-        assert steps >= {1, 2}, f"steps {sorted(steps)} are left of 1 to 3"
+        assert steps >= {1, 2}, f"only the steps {sorted(steps)} of 1 to 3 are left"
 
 
 class EventsSuite:
-    """Set `plugin`: the name of an installed plugin that implements event hooks.
+    """Tests of event hooks. Set `plugin`.
 
     Attributes:
-        plugin: as in `--plugins`.
+        plugin: name of an installed plugin that implements event hooks, as in `--plugins`.
     """
 
     plugin = ""
 
     def _call_hooks(self, run_dir: Path, outcome: str, steps: range) -> Any:
-        """Everything that a run tells, as it tells it; the events, which know who was silenced."""
+        """Call the hooks of a whole run. Return the events, which record the plugins that raised an exception."""
         events, config = PluginManager.load([self.plugin]).events, begin_run(run_dir)
         events.configure(config)
         events.run_started(config, run_dir)
@@ -116,17 +116,17 @@ class EventsSuite:
         events.run_finished(run_dir, outcome)
         return events
 
-    def test_it_hears_a_whole_run_without_an_exception(self, tmp_path: Path) -> None:
-        """For each way in which a run may end."""
+    def test_hooks_of_a_whole_run_raise_no_exception(self, tmp_path: Path) -> None:
+        """No hook raises an exception, for each outcome of a run."""
         for outcome in ("done", "interrupted", "failed"):
             events = self._call_hooks(tmp_path / outcome, outcome, range(1, 4))
-            assert not events.silenced, f"it raised an exception and hears no more ({outcome}): see the log"
+            assert not events.silenced, f"a hook raised an exception, so that the plugin is silenced ({outcome})"
 
-    def test_it_hears_a_run_that_was_resumed(self, tmp_path: Path) -> None:
-        """In a new process, over a folder that it knows already."""
+    def test_hooks_of_a_resumed_run_raise_no_exception(self, tmp_path: Path) -> None:
+        """No hook raises an exception if the run folder exists already."""
         self._call_hooks(tmp_path / "run", "interrupted", range(1, 2))
         assert not self._call_hooks(tmp_path / "run", "done", range(2, 4)).silenced
 
-    def test_it_hears_a_run_that_ended_before_its_first_step(self, tmp_path: Path) -> None:
-        """The folder is nearly empty then."""
+    def test_hooks_of_a_run_without_steps_raise_no_exception(self, tmp_path: Path) -> None:
+        """No hook raises an exception if the run ends before its first step, with a nearly empty folder."""
         assert not self._call_hooks(tmp_path / "run", "failed", range(0)).silenced

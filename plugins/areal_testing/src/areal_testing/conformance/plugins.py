@@ -1,4 +1,4 @@
-"""What holds for a plugin as a whole: its records lead to code, and configs that use it need no heavy library."""
+"""Conformance suite of a whole plugin: records that can be imported, and configs that need no heavy library."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ print(*sorted(set(sys.argv[2:]) & set(sys.modules)))
 
 
 class PluginSuite:
-    """Set `plugin` to its name.
+    """Tests of a plugin. Set `plugin`.
 
     Attributes:
-        plugin: the name of its entry point.
-        heavy: libraries that reading a config must not import; it is done on machines that have none of them.
+        plugin: name of the plugin's entry point.
+        heavy: libraries that reading a config must not import: a machine that submits a run may not have them.
     """
 
     plugin: ClassVar[str]
     heavy: ClassVar[tuple[str, ...]] = ("torch", "transformers")
 
-    def test_every_record_leads_to_what_it_names(self) -> None:
-        """Targets and settings can be imported, and settings are a model derived from `Settings`."""
+    def test_records_can_be_imported(self) -> None:
+        """Targets and settings can be imported, and settings are classes that derive from `Settings`."""
         manager, records = self._records()
         for record in records:
-            for place in record.LOCATIONS:
-                location = getattr(record, place)
-                if location is not None and place != "path":
+            for attribute in record.LOCATIONS:
+                location = getattr(record, attribute)
+                if location is not None and attribute != "path":
                     manager.import_from(record, location)
             if isinstance(record, Component) and record.config is not None:
                 model = manager.import_from(record, record.config)
                 assert isinstance(model, type), f"{record.reference}: config leads to {model!r}, which is not a class"
                 assert issubclass(model, Settings), f"{record.reference}: {model.__name__} is not derived from Settings"
 
-    def test_every_setting_says_what_it_is(self) -> None:
-        """`areal plugins NAME` and the documentation are made of these descriptions."""
+    def test_every_setting_has_a_description(self) -> None:
+        """Settings have descriptions, which `areal plugins NAME` and the documentation show."""
         manager, _ = self._records()
         for kind, record in manager.records():
             if isinstance(record, Component) and record.plugin == self.plugin:
                 settings = component_schema(manager, kind, record)["settings"].get("properties", {})
-                silent = [key for key, part in settings.items() if "description" not in part]
-                assert not silent, (
-                    f"{record.reference}: settings without a description: {', '.join(silent)}; in a signature write "
-                    "Annotated[..., Field(description=...)]"
+                undocumented = [key for key, part in settings.items() if "description" not in part]
+                assert not undocumented, (
+                    f"{record.reference}: settings without a description: {', '.join(undocumented)}; in a "
+                    "signature write Annotated[..., Field(description=...)]"
                 )
 
     def test_a_function_takes_the_settings_that_its_record_describes(self) -> None:
-        """Settings arrive as keywords; a default is said in the settings, or the same in both places."""
+        """A function's keywords are its settings. A default in the signature is the same as in the settings."""
         for name, model, target in self._components():
             if not inspect.isfunction(target):
                 continue
@@ -78,8 +78,8 @@ class PluginSuite:
                     "in the settings"
                 )
 
-    def test_a_class_with_a_model_of_its_settings_names_it_in_its_record(self) -> None:
-        """areal would not find it before it imports the class. `register` names it."""
+    def test_the_record_of_a_class_with_a_config_names_it(self) -> None:
+        """A record names the nested `Config` of its class, because areal reads configs without importing the class."""
         manager, records = self._records()
         for record in records:
             if isinstance(record, Component) and record.config is None:
@@ -88,20 +88,20 @@ class PluginSuite:
                 assert not has_model, f"{record.reference}: name {record.target}.Config as config in the record"
 
     def test_a_config_is_read_without_heavy_libraries(self) -> None:
-        """In a process of its own, which loads the plugin and imports all of its settings."""
-        words = [sys.executable, "-c", READ_ALL, self.plugin, *self.heavy]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        """A new process that loads the plugin and imports all of its settings does not import a heavy library."""
+        command = [sys.executable, "-c", READ_ALL, self.plugin, *self.heavy]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert not done.stdout.split(), f"reading a config of {self.plugin} imports {done.stdout.strip()}"
 
     def _records(self) -> tuple[PluginManager, list[Record]]:
         manager = PluginManager.load([self.plugin])
         records = [record for _, record in manager.records() if record.plugin == self.plugin]
-        assert records, f"the plugin {self.plugin} supplies nothing"
+        assert records, f"the plugin {self.plugin} has no records"
         return manager, records
 
     def _components(self) -> Iterator[tuple[str, type[Settings], Any]]:
-        """Reference, settings and target of what has settings."""
+        """Yield the reference, the settings and the target of each component with settings."""
         manager, records = self._records()
         for record in records:
             if isinstance(record, Component) and record.config is not None:

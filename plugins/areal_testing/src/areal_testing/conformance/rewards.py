@@ -1,4 +1,4 @@
-"""What a reward must do: a finite number for whatever a model writes."""
+"""Conformance suite of rewards: a finite number for any completion."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from areal_testing.conformance.components import ComponentSuite
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-STRANGE = (
+ODD_COMPLETIONS = (
     "",
     " ",
     "\n\n\t",
@@ -36,17 +36,17 @@ STRANGE = (
     "<think>" * 200,
     "2**64 != 2^64",
 )
-"""What a model that has not learned yet may write."""
+"""Completions that an untrained model may write."""
 
 
 class RewardSuite(ComponentSuite):
-    """Set `component` (and `settings`), `row` and `examples`, or override `make`.
+    """Tests of a reward. Set `component` (and `settings`), `row` and `examples`, or override `make`.
 
     Attributes:
-        row: a row of the data set that the reward goes with.
-        examples: completions for that row, and what each is worth.
-        finish_reasons: reasons for which every completion is tried.
-        seconds: for one completion, after which it hangs; a run has a deadline of its own.
+        row: row of the data set that is passed to the reward.
+        examples: pairs of a completion for that row and its expected reward.
+        finish_reasons: finish reasons with which every completion is tried.
+        seconds: seconds that one completion may take. A run has its own timeout.
     """
 
     kind: ClassVar[str] = "reward_functions"
@@ -56,7 +56,7 @@ class RewardSuite(ComponentSuite):
     seconds = 60.0
 
     def score(self, completion: str, finish_reason: str = "stop") -> float:
-        """The reward as a run asks for it: by the arguments that it names."""
+        """Return the reward of a completion, called as in a run: with the parameters that it names."""
         return self._score(self.make(), completion, finish_reason)
 
     def _score(self, reward: Any, completion: str, finish_reason: str) -> float:
@@ -71,50 +71,54 @@ class RewardSuite(ComponentSuite):
         }
         before = copy.deepcopy(arguments)
         number = asyncio.run(_value_of(reward, arguments))
-        assert arguments == before, "the reward changed what it was given"
+        assert arguments == before, "the reward changed its arguments in place"
         return number
 
     def test_examples(self) -> None:
-        """Each is worth what its author says."""
+        """Each of `examples` has its expected reward."""
         if not self.examples:
-            pytest.fail(f"{type(self).__name__} has no examples: give completions and what each is worth")
-        for completion, wanted in self.examples:
-            found = self.score(completion)
-            assert found == pytest.approx(wanted, abs=1e-6), f"{completion!r} is worth {found}, not {wanted}"
+            pytest.fail(f"{type(self).__name__} has no examples: set completions and their expected rewards")
+        for completion, expected in self.examples:
+            actual = self.score(completion)
+            assert actual == pytest.approx(expected, abs=1e-6), (
+                f"{completion!r} has the reward {actual}, not {expected}"
+            )
 
-    def test_anything_that_a_model_writes_has_a_finite_reward(self) -> None:
-        """In time, and without an exception: a failed reward costs the whole group of answers."""
+    def test_any_completion_has_a_finite_reward(self) -> None:
+        """The reward returns in time and raises no exception: a failed reward costs the whole group of answers."""
         reward = self.make()
-        for completion in STRANGE:
+        for completion in ODD_COMPLETIONS:
             for reason in self.finish_reasons:
                 begin = time.monotonic()
                 self._score(reward, completion, reason)
-                took = time.monotonic() - begin
-                assert took <= self.seconds, f"{completion[:40]!r} took {took:.1f} s"
+                duration = time.monotonic() - begin
+                assert duration <= self.seconds, f"{completion[:40]!r} took {duration:.1f} s"
 
     def test_the_same_answer_has_the_same_reward(self) -> None:
-        """Whatever was scored before it."""
+        """The reward does not depend on the completions that it saw before."""
         reward = self.make()
-        completions = [completion for completion, _ in self.examples] + list(STRANGE)
+        completions = [completion for completion, _ in self.examples] + list(ODD_COMPLETIONS)
         first = [self._score(reward, completion, "stop") for completion in completions]
         again = [self._score(reward, completion, "stop") for completion in reversed(completions)]
         assert again[::-1] == first, "the reward of an answer depends on what was scored before"
 
 
 async def _value_of(reward: Any, arguments: Mapping[str, Any]) -> float:
-    """Call a reward as a run does: by the names of its parameters, which may be keys of the row."""
-    offered = {**arguments["row"], **arguments}
+    """Call a reward as a run does: with the parameters that it names, from the arguments and the row's keys."""
+    available = {**arguments["row"], **arguments}
     parameters = list(inspect.signature(reward).parameters.values())
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     settings = {p.name for p in named if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
-    missing = [p.name for p in named if p.default is p.empty and p.name not in offered]
-    assert not missing, f"the reward has parameters that neither rewards nor `row` have: {', '.join(missing)}"
+    missing = [p.name for p in named if p.default is p.empty and p.name not in available]
+    assert not missing, (
+        f"the reward has parameters that are neither arguments of rewards nor keys of `row`: {', '.join(missing)}"
+    )
     names = {p.name for p in named} - settings
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         names |= arguments.keys()
-    value = reward(**{name: value for name, value in offered.items() if name in names})
+    value = reward(**{name: value for name, value in available.items() if name in names})
     value = await value if inspect.isawaitable(value) else value
-    item = getattr(value, "item", None)  # a scalar of NumPy or PyTorch
+    item = getattr(value, "item", None)  # a NumPy or PyTorch scalar
     number = item() if callable(item) else value
     is_finite = isinstance(number, int | float) and math.isfinite(number)
     assert is_finite, f"the reward returned {value!r:.60}, which is not a finite number"

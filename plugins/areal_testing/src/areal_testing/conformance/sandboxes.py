@@ -1,4 +1,4 @@
-"""What a sandbox must do: run a command apart from everything, limit what it takes, and leave nothing of it behind."""
+"""Conformance suite of sandboxes: a command is isolated, its resources are limited, and no process is left."""
 
 from __future__ import annotations
 
@@ -127,17 +127,20 @@ except OSError:
 
 
 class SandboxSuite(ComponentSuite):
-    """Set `component` and `settings`, or override `make`. What tests do is bounded, where a sandbox holds nothing too.
+    """Tests of a sandbox. Set `component` and `settings`, or override `make`.
+
+    The programs of the tests bound what they take, so that a sandbox without limits harms nothing.
 
     Attributes:
-        python: the interpreter in the sandbox.
-        isolates: False for what runs trusted code as a plain process: it limits time and output alone.
-        output_bytes: the most that comes back of a command's output.
-        memory_mib: what a process can surely not have; at least what the settings allow.
-        disk_mib: what files can surely not have.
-        processes: more than there may be at a time.
-        start_s: within which a command has surely begun.
-        patience_s: for anything to happen.
+        python: command of the interpreter in the sandbox.
+        isolates: True if the sandbox isolates commands. Set False if it runs trusted code as a plain process, and only
+            limits time and output.
+        output_bytes: largest number of characters of a command's output.
+        memory_mib: memory in MiB that no process may get. At least the limit of the settings.
+        disk_mib: total size of files in MiB that no command may write.
+        processes: number of concurrent processes that no command may have.
+        start_s: seconds within which a command starts.
+        patience_s: seconds after which a wait fails the test.
     """
 
     kind: ClassVar[str] = "sandboxes"
@@ -150,80 +153,78 @@ class SandboxSuite(ComponentSuite):
     start_s: ClassVar[float] = 3.0
     patience_s: ClassVar[float] = 120.0
 
-    def test_a_command_is_given_its_files_and_its_input(self) -> None:
-        """It starts in the folder that they lie in, and what it says and how it ends come back."""
+    def test_a_command_gets_its_files_and_its_input(self) -> None:
+        """A command starts in the folder with its files, and its output, error output and exit code are returned."""
         code = "import sys; print(open('a/b.txt').read(), input()); print('err é', file=sys.stderr); sys.exit(3)"
         result = self._python(code, files={"a/b.txt": "file é", "c": ""}, input_text="input é\n")
         assert result.output == "file é input é\n", f"the output is {result.output!r} ({result.error.strip()})"
         assert result.error == "err é\n", f"the error output is {result.error!r}"
-        assert (result.exit_code, result.limit) == (3, ""), f"it ended with 3, and is told as {result}"
+        assert (result.exit_code, result.limit) == (3, ""), f"it ended with 3, but the result is {result}"
 
-    def test_input_that_nobody_reads_does_no_harm(self) -> None:
-        """However long it is."""
+    def test_unread_input_does_no_harm(self) -> None:
+        """A command that does not read its input of several MiB ends normally."""
         result = self._python("print('done')", input_text="x" * (4 << 20))
-        assert (result.output, result.exit_code) == ("done\n", 0), f"it is told as {result}"
+        assert (result.output, result.exit_code) == ("done\n", 0), f"the result is {result}"
 
     def test_input_can_be_read_once(self) -> None:
-        """Code that runs afterwards does not find it again, say at the sandbox's own processes."""
-        self._only_where_it_isolates()
+        """Code that runs later cannot read the input again, for example from the sandbox's own processes."""
+        self._skip_unless_isolated()
         secret = secrets.token_hex(16)
         result = self._python(READS_AGAIN, input_text=secret)
         assert result.output.startswith(f"{len(secret)}\n"), f"the input could not be read: {result}"
         assert secret not in result.output, "the input was read a second time"
 
-    def test_a_signal_is_told(self) -> None:
-        """As a negative exit code."""
+    def test_a_signal_is_a_negative_exit_code(self) -> None:
+        """A command that a signal ends has the negative signal number as its exit code."""
         result = self._python("import os; os.kill(os.getpid(), 11)")
         assert result.exit_code == -11, f"it ended by signal 11, and its exit code is {result.exit_code}"
 
-    def test_a_program_that_is_not_there_is_told(self) -> None:
-        """It is the command's error, and not the sandbox's."""
+    def test_a_missing_program_fails_the_command(self) -> None:
+        """A missing program gives a nonzero exit code. The sandbox raises no error."""
         result = self._run(["no-such-program-anywhere"])
-        assert result.exit_code not in {0, None}, f"a program that is not there ended with {result.exit_code}"
+        assert result.exit_code not in {0, None}, f"a missing program ended with {result.exit_code}"
 
-    def test_what_cannot_be_given_is_refused(self) -> None:
-        """Paths that lead out of the folder or are none, and texts that cannot be written: a `ValueError`."""
+    def test_invalid_files_and_input_are_refused(self) -> None:
+        """The sandbox raises ValueError for invalid paths, paths that lead out of the folder, and unencodable text."""
         for path in REFUSED_PATHS:
-            self._refused(f"the path {path[:20]!r}", files={path: "x"})
-        self._refused("a file and a folder of one name", files={"a": "x", "a/b": "x"})
-        self._refused("a file with half a character", files={"a": "\ud800"})
-        self._refused("an input with half a character", input_text="\ud800")
+            self._assert_refused(f"the path {path[:20]!r}", files={path: "x"})
+        self._assert_refused("a file and a folder of one name", files={"a": "x", "a/b": "x"})
+        self._assert_refused("a file with a lone surrogate", files={"a": "\ud800"})
+        self._assert_refused("an input with a lone surrogate", input_text="\ud800")
 
-    def test_output_is_a_text_whatever_it_was(self) -> None:
-        """Bytes that are none do not get in the way of what is."""
+    def test_output_is_always_a_string(self) -> None:
+        """Bytes that are not text do not affect the rest of the output."""
         result = self._python("import sys; sys.stdout.buffer.write(b'a\\xff\\x00b')")
         assert result.output.startswith("a"), f"the output is {result.output!r}"
         assert result.output.endswith("\0b"), f"the output is {result.output!r}"
 
     def test_output_is_limited(self) -> None:
-        """What prints without end is ended, or cut; it costs no memory."""
+        """The sandbox ends a command that prints forever, or cuts its output. Memory use stays bounded."""
         for stream in ("stdout", "stderr"):
             result = self._python(f"import sys\nwhile True: sys.{stream}.write('x' * 1000)")
             most = max(len(result.output), len(result.error))
-            assert result.limit in {"output", "time"}, (
-                f"it printed without end, and is told as ended by no limit: {most}"
-            )
-            assert 0 < most <= self.output_bytes, f"{most} characters came back, and at most {self.output_bytes} may"
+            assert result.limit in {"output", "time"}, f"it printed forever, but the result names no limit: {most}"
+            assert 0 < most <= self.output_bytes, f"{most} characters came back, but the limit is {self.output_bytes}"
 
     def test_time_is_limited(self) -> None:
-        """Also of what ignores every signal that can be ignored, and with what it printed before."""
+        """The sandbox ends a command that ignores signals after its timeout, and returns its output until then."""
         marker = secrets.token_hex(16)
         begin = time.monotonic()
         result = self._python(STUBBORN, marker, timeout_s=self.start_s)
-        assert result.limit == "time", f"it slept for ever, and is told as {result}"
-        assert result.output == "begun\n", f"what it printed before is lost: {result.output!r}"
-        assert time.monotonic() - begin < self.patience_s, "the limit of time ends nothing"
-        self._assert_none_left(marker, "its time was over")
+        assert result.limit == "time", f"it slept forever, but the result is {result}"
+        assert result.output == "begun\n", f"its output before the timeout is lost: {result.output!r}"
+        assert time.monotonic() - begin < self.patience_s, "the timeout did not end the command"
+        self._assert_none_left(marker, "the command timed out")
 
-    def test_nothing_is_left_of_a_command_that_has_ended(self) -> None:
-        """Of processes that it has started, in whatever session, with whatever open."""
-        self._only_where_it_isolates()
+    def test_an_ended_command_leaves_no_process(self) -> None:
+        """The sandbox ends all processes of a command when it ends, also daemons in other sessions."""
+        self._skip_unless_isolated()
         marker = secrets.token_hex(16)
         result = self._python(DAEMON, marker)
-        self._assert_none_left(marker, f"the command has ended with {result.exit_code}")
+        self._assert_none_left(marker, f"the command ended with {result.exit_code}")
 
-    def test_nothing_is_left_of_a_command_that_nobody_waits_for(self) -> None:
-        """When `run` is cancelled, as with an episode that is given up."""
+    def test_a_cancelled_command_leaves_no_process(self) -> None:
+        """The sandbox ends the command if `run` is cancelled, as it is if an episode times out."""
         marker = secrets.token_hex(16)
 
         async def work() -> None:
@@ -232,17 +233,17 @@ class SandboxSuite(ComponentSuite):
             running = asyncio.ensure_future(self.make().run(command))
             deadline = time.monotonic() + self.patience_s
             while not _processes_with(marker):
-                assert time.monotonic() < deadline, "the command does not begin"
+                assert time.monotonic() < deadline, "the command did not start"
                 await asyncio.sleep(0.05)
             running.cancel()
             with suppress(asyncio.CancelledError):
                 await running
 
         asyncio.run(work())
-        self._assert_none_left(marker, "nobody waits for it")
+        self._assert_none_left(marker, "run was cancelled")
 
-    def test_commands_run_at_the_same_time_and_do_not_meet(self) -> None:
-        """Each has its own files; what one has written no other one finds."""
+    def test_concurrent_commands_are_independent(self) -> None:
+        """Each command has its own files. No command finds a file that another one has written."""
         code = "import os, sys; print(sorted(os.listdir('.')), open('own').read()); open(sys.argv[1], 'w').write('x')"
 
         async def work() -> None:
@@ -251,28 +252,28 @@ class SandboxSuite(ComponentSuite):
                 *(sandbox.run([self.python, "-c", code, f"left-{n}"], files={"own": str(n)}) for n in runs)
             )
             for number, result in zip(runs, results, strict=True):
-                wanted = f"['own'] {number}\n"
-                assert result.output == wanted, f"a command finds {result.output!r}, not {wanted!r} {result.error}"
+                expected = f"['own'] {number}\n"
+                assert result.output == expected, f"a command finds {result.output!r}, not {expected!r} {result.error}"
 
-        self._limited(work())
+        self._run_with_timeout(work())
 
     def test_the_environment_is_clean(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing of this process's environment is in the command's; where it isolates, in nobody's that it can ask."""
+        """A command does not inherit this process's environment. If isolated, it cannot read that of any process."""
         marker = secrets.token_hex(16)
         monkeypatch.setenv("CONFORMANCE_SECRET", marker)
         with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
             result = self._python(ENVIRONMENTS if self.isolates else "import os; print(dict(os.environ))")
             other.kill()
-        assert "PATH" in result.output, f"the command could not say what its environment is: {result.error}"
+        assert "PATH" in result.output, f"the command could not print its environment: {result.error}"
         assert marker not in result.output, "the command has found a variable of the environment of this process"
 
     def test_files_of_this_machine_are_hidden(self, tmp_path: Path) -> None:
-        """A run folder, a home."""
-        self._only_where_it_isolates()
+        """A command cannot read or write files of this machine, such as a run folder or a home."""
+        self._skip_unless_isolated()
         secret = secrets.token_hex(16)
         for path in (tmp_path, *tmp_path.parents):
             if path.stat().st_uid == tmp_path.stat().st_uid and path.is_relative_to(tempfile.gettempdir()):
-                path.chmod(path.stat().st_mode | 0o055)  # so that nothing but the sandbox hides it
+                path.chmod(path.stat().st_mode | 0o055)  # so that only the sandbox hides it
         (tmp_path / "secret").write_text(secret)
         (tmp_path / "open").mkdir(mode=0o777)
         (tmp_path / "open").chmod(0o777)
@@ -281,9 +282,9 @@ class SandboxSuite(ComponentSuite):
         self._python(READS, str(tmp_path / "open" / "written"), "w")
         assert not list((tmp_path / "open").iterdir()), "the command has written to this machine"
 
-    def test_nothing_can_be_reached_by_network(self) -> None:
-        """Neither a port of this machine's loopback, nor a socket by name."""
-        self._only_where_it_isolates()
+    def test_the_network_is_unreachable(self) -> None:
+        """A command cannot connect to a port of this machine, or to an abstract Unix socket."""
+        self._skip_unless_isolated()
         name = secrets.token_hex(8)
         with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as named:
             named.bind(f"\0{name}")
@@ -293,77 +294,77 @@ class SandboxSuite(ComponentSuite):
         assert result.output == "", f"the command has {result.output.strip()}"
 
     def test_other_processes_cannot_be_killed(self) -> None:
-        """Of this machine, by their numbers."""
-        self._only_where_it_isolates()
+        """A command cannot kill a process of this machine by its pid."""
+        self._skip_unless_isolated()
         with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
             self._python(KILLS, str(other.pid))
             assert other.poll() is None, "the command has killed a process of this machine"
             other.kill()
 
     def test_processes_are_limited(self) -> None:
-        """A program that forks without end comes to an end of it, and all that it has begun ends."""
-        self._only_where_it_isolates()
+        """A program that forks without end reaches the limit, and all of its processes end."""
+        self._skip_unless_isolated()
         marker = secrets.token_hex(16)
         result = self._python(FORKS, str(self.processes), marker)
         forked = int(result.output or 0)
-        assert forked < self.processes, f"{forked} processes of a command were there at a time"
-        self._assert_none_left(marker, "the command has ended")
+        assert forked < self.processes, f"{forked} processes of a command ran concurrently"
+        self._assert_none_left(marker, "the command ended")
 
     def test_memory_is_limited(self) -> None:
-        """A process cannot have more than the machine can spare."""
-        self._only_where_it_isolates()
+        """A command cannot allocate more than its memory limit."""
+        self._skip_unless_isolated()
         result = self._python(ALLOCATES, str(self.memory_mib << 20))
         assert "all" not in result.output, f"a command had {self.memory_mib} MiB of memory"
-        assert result.exit_code != 0, f"memory was refused, and it is told as {result}"
+        assert result.exit_code != 0, f"memory was refused, but the result is {result}"
 
     def test_files_are_limited(self) -> None:
-        """Wherever a command may write, and in all places together."""
-        self._only_where_it_isolates()
+        """The total size of the files that a command writes is limited, wherever it may write."""
+        self._skip_unless_isolated()
         result = self._python(WRITES, str(self.disk_mib << 20))
         assert result.output or result.exit_code, f"the command could not try: {result.error}"
-        written = int(result.output or 0) >> 20  # one that was ended, for files are memory, has not written it all
+        written = int(result.output or 0) >> 20  # a command that is killed (files may be memory) has printed nothing
         assert written < self.disk_mib, f"a command has written {written} MiB"
 
-    def _only_where_it_isolates(self) -> None:
+    def _skip_unless_isolated(self) -> None:
         if not self.isolates:
-            pytest.skip("a plain process is kept from nothing")
+            pytest.skip("the sandbox runs a plain process, which isolates nothing")
 
-    def _python(self, code: str, *words: str, **options: Any) -> SandboxResult:
-        return self._run([self.python, "-c", code, *words], **options)
+    def _python(self, code: str, *arguments: str, **options: Any) -> SandboxResult:
+        return self._run([self.python, "-c", code, *arguments], **options)
 
     def _run(self, command: Sequence[str], **options: Any) -> SandboxResult:
         async def work() -> SandboxResult:
             return await self.make().run(command, **options)
 
-        return self._limited(work())
+        return self._run_with_timeout(work())
 
-    def _limited(self, work: Any) -> Any:
+    def _run_with_timeout(self, work: Any) -> Any:
         async def limited() -> Any:
             async with asyncio.timeout(self.patience_s):
                 return await work
 
         return asyncio.run(limited())
 
-    def _refused(self, what: str, **options: Mapping[str, str] | str) -> None:
+    def _assert_refused(self, description: str, **options: Mapping[str, str] | str) -> None:
         try:
             result = self._run([self.python, "-c", "pass"], **options)
         except ValueError:
             return
-        raise AssertionError(f"{what} was not refused by a ValueError: {result}")
+        raise AssertionError(f"{description} was not refused with a ValueError: {result}")
 
     def _assert_none_left(self, marker: str, since: str) -> None:
-        left = _processes_with(marker)
-        for number in left:  # or each failure leaves some to this machine
+        remaining = _processes_with(marker)
+        for pid in remaining:  # a failed test must not leave them on this machine
             with suppress(ProcessLookupError):
-                os.kill(number, 9)
-        assert left == [], f"{since}, and {len(left)} of its processes are there"
+                os.kill(pid, 9)
+        assert remaining == [], f"{since}, but {len(remaining)} of its processes still exist"
 
 
 def _processes_with(marker: str) -> list[int]:
-    """Processes of this machine with a word in their command, but for those that have ended."""
-    found = []
+    """Return the pids of processes of this machine with a word in their command. Zombies have no command."""
+    pids = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if marker.encode() in (path / "cmdline").read_bytes():
-                found.append(int(path.name))
-    return found
+                pids.append(int(path.name))
+    return pids

@@ -1,6 +1,7 @@
-"""An engine whose model is in the rollout controller's own process, for rollout workers: for tests and benchmarks.
+"""An inference engine in the rollout controller's process that rollout workers can call: for tests and benchmarks.
 
-It listens for workers and answers what they ask. A true engine's tokens do not pass through the controller.
+The engine listens on a socket and answers the workers' requests. Tokens of a real engine do not pass through the
+controller.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ if TYPE_CHECKING:
     from areal_core.servers import LeaseHolder, Slots
 
 CONNECT_S = 60.0
+"""Timeout for a worker to connect to the engine."""
 
 
-class Ask(Message):
-    """A `GenerationRequest`. Answered with `Answer`."""
+class GenerateMessage(Message):
+    """The content of a `GenerationRequest`. The reply is a `GenerationMessage`."""
 
     input_ids: list[int]
     sampling: SamplingParameters
     seed: int
 
 
-class Answer(Message):
+class GenerationMessage(Message):
     """A `Generation`."""
 
     output_ids: list[int]
@@ -48,13 +50,13 @@ class Answer(Message):
 
 
 class Served(InferenceEngine):
-    """The base of engines that generate in this process and are asked by rollout workers over a socket."""
+    """The base of engines that generate in the controller's process. Rollout workers call them over a socket."""
 
     _grant: Grant | None = None
     _waiting: list[LeaseHolder] | None = None
 
     def acquire(self, request: SlotRequest, holder: LeaseHolder) -> None:
-        """See `Slots.acquire`; the first one begins to listen."""
+        """See `Slots.acquire`. The first call starts the socket server."""
         if self._waiting is None:
             self._waiting = []
             start_task(self._listen(), "listening for rollout workers")
@@ -64,7 +66,7 @@ class Served(InferenceEngine):
             holder.give(self._grant)
 
     def release(self, holder: LeaseHolder, *, has_failed: bool = False) -> None:
-        """See `Slots.release`: there is one for everybody."""
+        """Do nothing: the one grant is shared by all holders. See `Slots.release`."""
 
     def client(self, slots: Slots, model: ModelReference) -> ServedClient:
         """See `InferenceEngine.client`."""
@@ -80,21 +82,21 @@ class Served(InferenceEngine):
 
     async def _on_message(self, peer: Peer) -> None:
         while True:
-            asked, number = await peer.receive_request()
-            start_task(self._answer(peer, asked, number), "an answer of an engine of this process")
+            message, number = await peer.receive_request()
+            start_task(self._answer(peer, message, number), "answering a rollout worker")
 
-    async def _answer(self, peer: Peer, asked: Ask, number: int) -> None:
+    async def _answer(self, peer: Peer, message: GenerateMessage, number: int) -> None:
         try:
-            request = GenerationRequest(str(number), asked.input_ids, asked.sampling, asked.seed)
-            made = await self.generate(request)
-            lists = list(made.output_ids), list(made.logprobs), list(made.versions)
-            peer.reply(number, Answer(*lists, int(made.finish_reason)))
-        except Exception as error:  # noqa: BLE001 - it costs this request
+            request = GenerationRequest(str(number), message.input_ids, message.sampling, message.seed)
+            generation = await self.generate(request)
+            lists = list(generation.output_ids), list(generation.logprobs), list(generation.versions)
+            peer.reply(number, GenerationMessage(*lists, int(generation.finish_reason)))
+        except Exception as error:  # noqa: BLE001 - the error fails only this request
             peer.reply(number, Failed(f"{type(error).__name__}: {error}"))
 
 
 class ServedClient:
-    """An `InferenceClient` for `Served`."""
+    """The `InferenceClient` of a `Served` engine."""
 
     def __init__(self, capabilities: InferenceCapabilities, slots: Slots) -> None:
         self.capabilities = capabilities
@@ -108,13 +110,15 @@ class ServedClient:
                 self._opening = start_task(connect(grant.address, CONNECT_S, "worker"), "connecting to the engine")
             peer = await asyncio.shield(self._opening)
             try:
-                asked = Ask(list(request.input_ids), request.sampling, request.seed)
-                made: Answer = await peer.request(asked, None, "a generation")
+                message = GenerateMessage(list(request.input_ids), request.sampling, request.seed)
+                generation: GenerationMessage = await peer.request(message, None, "a generation")
             except PeerClosed:
-                raise ServerLostError("the engine is gone") from None
+                raise ServerLostError("the engine closed the connection") from None
             except RunError as error:
                 raise ValueError(error.message) from None
-        return Generation(made.output_ids, made.logprobs, made.versions, FinishReason(made.finish_reason))
+        return Generation(
+            generation.output_ids, generation.logprobs, generation.versions, FinishReason(generation.finish_reason)
+        )
 
     async def close(self) -> None:
         """See `InferenceClient.close`."""

@@ -1,4 +1,4 @@
-"""Weights that change while requests are under way."""
+"""Conformance tests of weight updates while requests are in flight; part of `InferenceEngineSuite`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from areal_testing.conformance.engine_session import (
     answer_unless_stopped,
     check_form,
     check_logprobs,
-    request,
+    make_request,
 )
 from areal_testing.conformance.models import FIRST_FORCED, make_constant_model, make_model
 
@@ -39,30 +39,32 @@ WORKERS = 4
 
 
 class WeightUpdates(EngineSession):
-    """The tests of `update_weights`; part of `InferenceEngineSuite`."""
+    """Tests of `update_weights`; part of `InferenceEngineSuite`."""
 
     def test_every_token_carries_the_version_that_sampled_it(self, tmp_path: Path) -> None:
-        """In every mode: versions that force different tokens, updated every few tokens under load."""
+        """Tokens have the right version in every mode. Each version generates its own token. Updates are frequent."""
         models = [make_constant_model(tmp_path / f"model{v}", v) for v in range(UPDATES + 1)]
 
         async def check() -> None:
             for mode in self.modes(tmp_path):
                 async with self.running(tmp_path, models[0], update_mode=mode) as engine:
                     answers = await self._generate_under_updates(engine, models)
-                    for _, found in answers:
+                    for _, generation in answers:
                         wrong = [
-                            (place, token - FIRST_FORCED, version)
-                            for place, (token, version) in enumerate(zip(found.output_ids, found.versions, strict=True))
+                            (position, token - FIRST_FORCED, version)
+                            for position, (token, version) in enumerate(
+                                zip(generation.output_ids, generation.versions, strict=True)
+                            )
                             if token != FIRST_FORCED + version
                         ]
-                        assert wrong == [], f"{mode}: (place, version that sampled, label): {wrong[:3]}"
-                    several = sum(len(set(found.versions)) > 1 for _, found in answers)
-                    assert several, f"{mode}: no request of {len(answers)} went on across an update"
+                        assert wrong == [], f"{mode}: (position, version that sampled, label): {wrong[:3]}"
+                    crossed = sum(len(set(generation.versions)) > 1 for _, generation in answers)
+                    assert crossed, f"{mode}: none of {len(answers)} requests continued across an update"
 
         asyncio.run(check())
 
     def test_recompute_gives_exact_logprobs_across_updates(self, tmp_path: Path) -> None:
-        """Each token's log-probability is that of its version's weights on everything before it."""
+        """Each token's log-probability is that of its version's weights, also for the tokens before it."""
         models = [make_model(tmp_path / f"model{v}", seed=v) for v in range(UPDATES + 1)]
 
         async def check() -> None:
@@ -70,17 +72,19 @@ class WeightUpdates(EngineSession):
                 pytest.skip("the engine does not offer the mode recompute")
             async with self.running(tmp_path, models[0], update_mode="recompute") as engine:
                 answers = await self._generate_under_updates(engine, models)
-                assert any(len(set(found.versions)) > 1 for _, found in answers), "no request crossed an update"
+                assert any(len(set(generation.versions)) > 1 for _, generation in answers), (
+                    "no request crossed an update"
+                )
                 crossing = sorted(answers, key=lambda answer: -len(set(answer[1].versions)))[:4]
-                for one, found in crossing:
-                    check_logprobs(one, found, dict(enumerate(models)), self.tolerance)
+                for request, generation in crossing:
+                    check_logprobs(request, generation, dict(enumerate(models)), self.tolerance)
 
         asyncio.run(check())
 
     def test_every_tensor_is_taken_over(self, tmp_path: Path) -> None:
-        """After an update in any mode a request is as if the engine had been started with the new weights.
+        """After an update in any mode, the engine answers as if it had been started with the new weights.
 
-        The same prompt has been served before, so that a cache of prefixes that survives the update shows too.
+        The engine has answered the same prompt before, so that a prefix cache that survives the update is noticed.
         """
         models = {v: make_model(tmp_path / f"model{v}", seed=v) for v in (0, 7)}
 
@@ -88,41 +92,41 @@ class WeightUpdates(EngineSession):
             for mode in self.modes(tmp_path):
                 async with self.running(tmp_path, models[0], update_mode=mode) as engine:
                     update = partial(engine.update_weights, WeightUpdate(7, models[7]))
-                    await self._takes_over(engine, update, models, mode)
+                    await self._check_update(engine, update, models, mode)
 
         asyncio.run(check())
 
-    async def _takes_over(
+    async def _check_update(
         self, engine: InferenceEngine, update: Callable[[], Awaitable[None]], models: dict[int, Path], mode: str
     ) -> None:
-        """Answers before an update to version 7, and behind it answers of that version alone."""
-        await self.answers(engine, [request(prompt, affinity="same") for prompt in PROMPTS])
-        await self.within(update(), "taking over weights")
-        asked = [request(prompt, seed, affinity="same") for seed, prompt in enumerate(PROMPTS)]
-        for one, found in zip(asked, await self.answers(engine, asked), strict=True):
-            assert set(found.versions) == {7}, f"{mode}: labels {set(found.versions)} after version 7"
-            check_logprobs(one, found, models, self.tolerance)
+        """Check answers before an update to version 7, and that answers after it are of that version only."""
+        await self.answers(engine, [make_request(prompt, affinity="same") for prompt in PROMPTS])
+        await self.within(update(), "update_weights")
+        asked = [make_request(prompt, seed, affinity="same") for seed, prompt in enumerate(PROMPTS)]
+        for request, generation in zip(asked, await self.answers(engine, asked), strict=True):
+            assert set(generation.versions) == {7}, f"{mode}: labels {set(generation.versions)} after version 7"
+            check_logprobs(request, generation, models, self.tolerance)
 
     def test_refused_weights_change_nothing(self, tmp_path: Path) -> None:
-        """A file that is damaged or of another model is refused by RunError; then all is as before.
+        """The engine raises RunError for a file that is damaged or of another model, and keeps the old weights.
 
-        An engine may also stop serving, with RunError. What it may not do is to generate with half of the weights.
+        The engine may also stop serving, with RunError. It must not generate with some of the new weights.
         """
         model, good = make_model(tmp_path / "model"), make_model(tmp_path / "good", seed=1)
         bad = _broken_copies(good, tmp_path)
-        one = request(PROMPTS[1], 4, greedy=True)
+        request = make_request(PROMPTS[1], 4, greedy=True)
 
         async def check() -> None:
             async with self.running(tmp_path, model) as engine:
-                (before,) = await self.answers(engine, [one])
+                (before,) = await self.answers(engine, [request])
                 for name, folder in bad.items():
                     try:
                         await self.within(engine.update_weights(WeightUpdate(1, folder)), f"update with {name}")
                     except RunError:
                         pass
                     else:
-                        raise AssertionError(f"weights were taken over from a file with {name}")
-                    again = request(PROMPTS[1], 4, greedy=True)
+                        raise AssertionError(f"the engine accepted weights with {name}")
+                    again = make_request(PROMPTS[1], 4, greedy=True)
                     after = await self.within(answer_unless_stopped(engine, again), "a request after a refusal")
                     if after is None:
                         return
@@ -133,20 +137,20 @@ class WeightUpdates(EngineSession):
         asyncio.run(check())
 
     def test_every_tensor_of_a_broadcast_is_taken_over(self, tmp_path: Path) -> None:
-        """As from a folder, where the engine says that it receives broadcasts."""
+        """Weights from a broadcast take effect as those from a folder, if the engine receives broadcasts."""
         models = {v: make_model(tmp_path / f"model{v}", seed=v) for v in (0, 7)}
 
         async def check() -> None:
             for mode in self.modes(tmp_path):
                 async with self.running(tmp_path, models[0], update_mode=mode) as engine:
                     if "core/broadcast" not in engine.capabilities.transports:
-                        pytest.skip("the engine does not say that it receives broadcasts")
-                    await self._takes_over(engine, partial(broadcast_weights, engine, 7, models[7]), models, mode)
+                        pytest.skip("the engine receives no broadcasts")
+                    await self._check_update(engine, partial(broadcast_weights, engine, 7, models[7]), models, mode)
 
         asyncio.run(check())
 
-    def test_a_head_that_is_left_out_is_missed(self, tmp_path: Path) -> None:
-        """By RunError, where it is no copy of the embeddings; else the engine would go on with the former one."""
+    def test_a_missing_head_is_refused(self, tmp_path: Path) -> None:
+        """The engine raises RunError if an untied head is missing. Otherwise it would keep the old head."""
         from safetensors.torch import load_file, save_file
 
         model = make_model(tmp_path / "model", architecture="llama")
@@ -161,14 +165,14 @@ class WeightUpdates(EngineSession):
                     await self.within(engine.update_weights(WeightUpdate(1, headless)), "update without a head")
                 except RunError:
                     return
-                raise AssertionError("a model with a head of its own was taken over without its head")
+                raise AssertionError("the engine accepted an untied model without its head")
 
         asyncio.run(check())
 
     async def _generate_under_updates(
         self, engine: InferenceEngine, models: list[Path]
     ) -> list[tuple[GenerationRequest, Generation]]:
-        """All that was generated while weights changed under it, each request answered in full."""
+        """Generate while weights change. Return the requests and their generations, which are complete."""
         answers: list[tuple[GenerationRequest, Generation]] = []
         is_over = False
 
@@ -176,18 +180,18 @@ class WeightUpdates(EngineSession):
             for turn in range(1000):
                 if is_over:
                     return
-                places: list[bool] = []
-                one = request(PROMPTS[number % len(PROMPTS)], 100 * number + turn, most=self.tokens_in_flight)
-                told = replace(one, on_slot_change=places.append)
-                found = await self.within(engine.generate(told), "a request that an update met")
-                wanted = [False, True] * max(1, len(places) // 2)
-                assert places == wanted, (
-                    f"on_slot_change was called with {places}: a place is lost before it is had again"
+                slot_changes: list[bool] = []
+                request = make_request(PROMPTS[number % len(PROMPTS)], 100 * number + turn, most=self.tokens_in_flight)
+                watched = replace(request, on_slot_change=slot_changes.append)
+                generation = await self.within(engine.generate(watched), "a request during an update")
+                expected = [False, True] * max(1, len(slot_changes) // 2)
+                assert slot_changes == expected, (
+                    f"on_slot_change was called with {slot_changes}: a slot must be lost before it is acquired again"
                 )
-                check_form(found)
-                assert len(found.output_ids) == self.tokens_in_flight, "an update cut a request short"
-                assert found.versions == sorted(found.versions), "versions run backwards inside one request"
-                answers.append((one, found))
+                check_form(generation)
+                assert len(generation.output_ids) == self.tokens_in_flight, "an update cut a request short"
+                assert generation.versions == sorted(generation.versions), "versions decrease within one request"
+                answers.append((request, generation))
 
         async def update() -> None:
             nonlocal is_over
@@ -195,10 +199,10 @@ class WeightUpdates(EngineSession):
                 for version, folder in enumerate(models[1:], 1):
                     await asyncio.sleep(0.03)
                     await self.within(engine.update_weights(WeightUpdate(version, folder)), "update_weights")
-                    late = request(PROMPTS[0], most=3)
-                    found = await self.within(engine.generate(late), "a request behind an update")
-                    assert set(found.versions) == {version}, (
-                        f"a new request after an update to {version} got tokens of {set(found.versions)}"
+                    late = make_request(PROMPTS[0], most=3)
+                    generation = await self.within(engine.generate(late), "a request after an update")
+                    assert set(generation.versions) == {version}, (
+                        f"a new request after an update to {version} got tokens of {set(generation.versions)}"
                     )
             finally:
                 is_over = True
@@ -214,29 +218,29 @@ class WeightUpdates(EngineSession):
 
 
 async def broadcast_weights(engine: InferenceEngine, version: int, folder: Path) -> None:
-    """What the trainer's rank 0 does: agree on a group, join it, and send one tensor after another."""
+    """Broadcast a model's weights as the trainer's rank 0 does: form a group, join it, and send each tensor."""
     from safetensors.torch import load_file
 
     tensors = load_file(folder / "model.safetensors")
-    told = tuple(TensorDescription(name, "float32", tuple(tensor.shape)) for name, tensor in tensors.items())
+    descriptions = tuple(TensorDescription(name, "float32", tuple(tensor.shape)) for name, tensor in tensors.items())
     store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=BROADCAST_TIMEOUT)
     group = await engine.form_group("127.0.0.1", store.port, "gloo", "")
-    assert group is not None, "the engine says that it receives broadcasts, and forms no group"
+    assert group is not None, "the engine declares core/broadcast, but forms no group"
     for prefix in group.prefixes:
         store = PrefixStore(prefix, store)
 
     def send() -> None:
-        joined: Any = dist.ProcessGroupGloo(store, 0, group.world_size, BROADCAST_TIMEOUT)
+        process_group: Any = dist.ProcessGroupGloo(store, 0, group.world_size, BROADCAST_TIMEOUT)
         for tensor in tensors.values():
-            joined.broadcast([tensor], dist.BroadcastOptions()).wait()
+            process_group.broadcast([tensor], dist.BroadcastOptions()).wait()
 
     sending = asyncio.ensure_future(asyncio.to_thread(send))
-    await engine.update_weights(WeightUpdate(version, None, told))
+    await engine.update_weights(WeightUpdate(version, None, descriptions))
     await sending
 
 
 def _broken_copies(good: Path, folder: Path) -> dict[str, Path]:
-    """Copies of a model whose file of weights is wrong, each in another way; the last tensor is the wrong one."""
+    """Return copies of a model with a broken weights file, by the fault. The last tensor is the wrong one."""
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(good / "model.safetensors")
@@ -245,14 +249,14 @@ def _broken_copies(good: Path, folder: Path) -> dict[str, Path]:
         "a missing tensor": {name: value for name, value in tensors.items() if name != last},
         "a tensor of another shape": {**tensors, last: torch.zeros(3, 5)},
     }
-    made = {}
+    copies = {}
     for name, content in variants.items():
-        made[name] = folder / name.replace(" ", "_")
-        made[name].mkdir()
-        save_file(content, made[name] / "model.safetensors")
-    made["a truncated end"] = folder / "truncated"
-    shutil.copytree(good, made["a truncated end"])
+        copies[name] = folder / name.replace(" ", "_")
+        copies[name].mkdir()
+        save_file(content, copies[name] / "model.safetensors")
+    copies["a truncated end"] = folder / "truncated"
+    shutil.copytree(good, copies["a truncated end"])
     data = (good / "model.safetensors").read_bytes()
-    (made["a truncated end"] / "model.safetensors").write_bytes(data[: len(data) * 2 // 3])
-    made["no file at all"] = folder / "nothing_here"
-    return made
+    (copies["a truncated end"] / "model.safetensors").write_bytes(data[: len(data) * 2 // 3])
+    copies["no file at all"] = folder / "nothing_here"
+    return copies

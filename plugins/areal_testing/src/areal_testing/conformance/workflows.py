@@ -1,4 +1,4 @@
-"""What a workflow must do with prompts, generations and rewards."""
+"""Conformance suite of workflows: episodes from rows, generations and rewards."""
 
 from __future__ import annotations
 
@@ -19,21 +19,27 @@ from areal_testing.conformance.templates import TemplateTokenizer
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-LONGEST = 24
+MAX_NEW_TOKENS = 24
 
 
 class RewardFailedError(Exception):
-    """A reward of the suite that fails on purpose."""
+    """Raised on purpose by a reward of the suite."""
 
 
 @dataclass
 class Recorder:
-    """A model and a reward for one episode, which remember what they were asked.
+    """A fake model and reward of one episode, which record their calls.
 
     Args:
-        seed: of what the model writes.
-        text: letters that it writes with.
-        stop: the token that ends a turn.
+        seed: seed of the generated text.
+        text: characters of the generated text.
+        stop: token that ends a turn.
+        delays: True to wait a random time before each generation.
+        fails: True to raise `RewardFailedError` in `score`.
+
+    Attributes:
+        generated: pairs of a prompt's token ids and the generation for it, in the order of the calls.
+        limits: `max_new_tokens` of each call.
     """
 
     seed: int
@@ -52,25 +58,25 @@ class Recorder:
         stop: Sequence[str] = (),
         images: Sequence[object] = (),
     ) -> Generation:
-        """Letters from the seed and the prompt, a log-probability and a version that no other token has.
+        """Return text that follows from seed and prompt, with random log-probabilities and versions.
 
-        It takes the arguments that the runtime's own takes, and does not read the images.
+        The parameters are those of the runtime's `generate`. Images are ignored.
         """
         draw = random.Random(f"{self.seed}-{list(input_ids)}")
-        given = list(input_ids)
+        prompt = list(input_ids)
         self.limits.append(max_new_tokens)
         if self.delays:
             await asyncio.sleep(random.Random(f"{draw.getstate()}").random() / 100)
-        most = LONGEST if max_new_tokens is None else min(LONGEST, max_new_tokens)
+        most = MAX_NEW_TOKENS if max_new_tokens is None else min(MAX_NEW_TOKENS, max_new_tokens)
         count = draw.randint(2, 12)
         ids = [ord(draw.choice(self.text)) for _ in range(count)] + [self.stop]
         written = "".join(map(chr, ids))
-        ids = ids[: min([len(ids), *(written.find(each) + len(each) for each in stop if each in written)])]
+        ids = ids[: min([len(ids), *(written.find(text) + len(text) for text in stop if text in written)])]
         reason = FinishReason.STOP if len(ids) <= most else FinishReason.LENGTH
         ids = ids[:most]
         logprobs = [-draw.random() - 0.01 for _ in ids]
         generation = Generation(ids, logprobs, [draw.randint(1, 9) for _ in ids], reason)
-        self.generated.append((given, copy.deepcopy(generation)))
+        self.generated.append((prompt, copy.deepcopy(generation)))
         return generation
 
     async def score(
@@ -82,17 +88,17 @@ class Recorder:
         finish_reason: FinishReason,
         prompt_ids: Sequence[int] | None = None,
     ) -> RewardScore:
-        """A number that follows from the completion; takes the arguments that the runtime's own takes."""
+        """Return a reward that follows from the completion. The parameters are those of the runtime's `score`."""
         texts = {"prompt": prompt, "completion": completion}
         for name, text in texts.items():
             assert isinstance(text, str), f"score was called with a {name} that is {type(text).__name__}, not text"
         assert isinstance(finish_reason, FinishReason), f"score was called with finish_reason={finish_reason!r}"
         assert list(completion_ids) in [generation.output_ids for _, generation in self.generated], (
-            "score was called with completion_ids that no generation gave"
+            "score was called with completion_ids of no generation"
         )
         if prompt_ids is not None:
-            assert list(prompt_ids) in [given for given, _ in self.generated], (
-                "score was called with prompt_ids that no generation was asked with"
+            assert list(prompt_ids) in [generated_prompt for generated_prompt, _ in self.generated], (
+                "score was called with prompt_ids of no generation"
             )
         if self.fails:
             raise RewardFailedError
@@ -101,13 +107,13 @@ class Recorder:
 
 
 class WorkflowSuite(ComponentSuite):
-    """Set `component` (and `settings`) and `rows`, or override `make`.
+    """Tests of a workflow. Set `component` (and `settings`) and `rows`, or override `make`.
 
     Attributes:
-        rows: of the data set; every test plays each.
-        letters: what the model of the tests writes with; add those that the workflow reacts to.
-        scores: whether the workflow asks for the run's rewards; one whose environment gives them sets False.
-        patience_s: a wait that takes longer has failed.
+        rows: rows of the data set. Every test plays each of them.
+        letters: characters of the fake model's text. Add those to which the workflow reacts.
+        scores: True if the workflow calls `score`. Set False if its environment computes the rewards.
+        patience_s: seconds after which a wait fails the test.
     """
 
     kind: ClassVar[str] = "workflows"
@@ -120,15 +126,15 @@ class WorkflowSuite(ComponentSuite):
     patience_s = 240.0
 
     def make_tokenizer(self) -> Any:
-        """One token a character, with a plain chat template."""
+        """Return a tokenizer with one token for each character and a plain chat template."""
         return TemplateTokenizer()
 
     def recorder(self, seed: int, **options: Any) -> Recorder:
-        """The model and the reward of one episode."""
+        """Return the fake model and reward of one episode."""
         return Recorder(seed, self.letters, self.make_tokenizer().eos_token_id, **options)
 
     async def play(self, workflow: Any, row: Mapping[str, Any], recorder: Recorder, index: int = 0) -> Episode:
-        """One episode, checked for its form."""
+        """Play one episode and check its type. Return it."""
         context = WorkflowContext(
             tokenizer=self.make_tokenizer(),
             generate=recorder.generate,
@@ -141,20 +147,20 @@ class WorkflowSuite(ComponentSuite):
         assert episode.trajectories, "an episode needs at least one trajectory"
         return episode
 
-    def test_every_sampled_token_is_there_as_it_was_sampled(self) -> None:
-        """With its log-probability and version, behind exactly the tokens that the model was given."""
+    def test_sampled_tokens_are_kept_unchanged(self) -> None:
+        """Each sampled token has its log-probability and version, and follows exactly the tokens of its prompt."""
         workflow = self.make()
         for seed, row in enumerate(list(self.rows) * 5):
             recorder = self.recorder(seed, delays=False)
             episode = asyncio.run(self.play(workflow, row, recorder))
             assert recorder.generated, "the workflow generated nothing"
-            found = 0
+            sampled = 0
             for trajectory in episode.trajectories:
-                found += _check_trajectory(trajectory, recorder.generated)
-            assert found, "no trajectory holds a token that the policy sampled"
+                sampled += _check_trajectory(trajectory, recorder.generated)
+            assert sampled, "no trajectory has a token that the policy sampled"
 
     def test_the_reward_is_a_finite_number(self) -> None:
-        """And so are its components."""
+        """The reward and its components are finite numbers."""
         workflow = self.make()
         for seed, row in enumerate(self.rows):
             episode = asyncio.run(self.play(workflow, row, self.recorder(seed)))
@@ -162,8 +168,8 @@ class WorkflowSuite(ComponentSuite):
                 assert isinstance(value, int | float), f"{name} is {value!r}"
                 assert math.isfinite(value), f"{name} is {value!r}"
 
-    def test_episodes_at_once_do_not_know_of_each_other(self) -> None:
-        """One object plays all episodes, so it holds no state of an episode."""
+    def test_concurrent_episodes_are_independent(self) -> None:
+        """One object plays all episodes, so it must hold no state of an episode."""
         workflow = self.make()
         played = [(row, seed) for seed in range(6) for row in self.rows]
 
@@ -171,29 +177,29 @@ class WorkflowSuite(ComponentSuite):
             work = [self.play(workflow, row, self.recorder(seed), seed) for row, seed in played]
             return list(await asyncio.gather(*work))
 
-        for (row, seed), found in zip(played, asyncio.run(together()), strict=True):
+        for (row, seed), concurrent in zip(played, asyncio.run(together()), strict=True):
             alone = asyncio.run(self.play(self.make(), row, self.recorder(seed, delays=False), seed))
-            assert found.reward == alone.reward, "an episode's reward depends on the episodes beside it"
-            packed = [PackedBatch.from_trajectories(e.trajectories).to_bytes() for e in (found, alone)]
-            assert packed[0] == packed[1], "an episode's tokens depend on the episodes beside it"
+            assert concurrent.reward == alone.reward, "an episode's reward depends on concurrent episodes"
+            packed = [PackedBatch.from_trajectories(e.trajectories).to_bytes() for e in (concurrent, alone)]
+            assert packed[0] == packed[1], "an episode's tokens depend on concurrent episodes"
 
     def test_the_row_stays_as_it_was(self) -> None:
-        """Siblings and later epochs get the same one."""
+        """The workflow does not change the row, which other episodes and later epochs use."""
         workflow = self.make()
         for row in self.rows:
-            given = copy.deepcopy(dict(row))
-            asyncio.run(self.play(workflow, given, self.recorder(1)))
-            assert given == row, "the workflow changed the row of the data set"
+            passed = copy.deepcopy(dict(row))
+            asyncio.run(self.play(workflow, passed, self.recorder(1)))
+            assert passed == row, "the workflow changed the row of the data set"
 
     def test_a_failing_reward_is_not_hidden(self) -> None:
-        """The runtime decides what becomes of the group; a silent 0 would be learned from."""
+        """The workflow does not catch an exception of `score`: the policy would learn from a default reward."""
         if not self.scores:
             pytest.skip("the workflow does not ask for the run's rewards")
         with pytest.raises(RewardFailedError):
             asyncio.run(self.play(self.make(), self.rows[0], self.recorder(1, fails=True)))
 
     def test_a_cancelled_episode_ends(self) -> None:
-        """At once, without an answer."""
+        """A cancelled episode ends immediately, without a result."""
 
         async def check() -> None:
             recorder = self.recorder(1)
@@ -206,42 +212,44 @@ class WorkflowSuite(ComponentSuite):
 
             recorder.generate = never  # type: ignore[method-assign]
             task = asyncio.ensure_future(self.play(self.make(), self.rows[0], recorder))
-            asked = asyncio.ensure_future(reached.wait())
-            await asyncio.wait({task, asked}, timeout=self.patience_s, return_when=asyncio.FIRST_COMPLETED)
-            asked.cancel()
+            started = asyncio.ensure_future(reached.wait())
+            await asyncio.wait({task, started}, timeout=self.patience_s, return_when=asyncio.FIRST_COMPLETED)
+            started.cancel()
             if task.done():
-                task.result()  # what it raised before it asked for anything
+                task.result()  # raises the exception of an episode that failed before its first generation
             assert reached.is_set(), "the episode asked for no generation"
             task.cancel()
             done, _ = await asyncio.wait({task}, timeout=self.patience_s)
-            assert done, "a cancelled episode went on"
-            assert task.cancelled(), "a cancelled episode ended as if nothing had happened"
+            assert done, "a cancelled episode did not end"
+            assert task.cancelled(), "a cancelled episode ended as if it had not been cancelled"
 
         asyncio.run(check())
 
 
 def _check_trajectory(trajectory: Trajectory, generated: Sequence[tuple[list[int], Generation]]) -> int:
-    """Every masked token belongs to a generation that continued exactly what stands before it; how many there are."""
+    """Assert that each masked token belongs to a generation for exactly the tokens before it. Return their number."""
     values = {key: value.tolist() for key, value in trajectory.tokens.items()}
     ids, mask = values["input_ids"], values["loss_mask"]
-    place = 0
-    while place < len(ids):
-        if not mask[place]:
-            assert values["logprobs"][place] == 0, "a token that was not sampled has a log-probability"
-            assert values["versions"][place] == -1, "a token that was not sampled has a version"
-            place += 1
+    position = 0
+    while position < len(ids):
+        if not mask[position]:
+            assert values["logprobs"][position] == 0, "a token that was not sampled has a log-probability"
+            assert values["versions"][position] == -1, "a token that was not sampled has a version"
+            position += 1
             continue
-        fitting = [g for prompt, g in generated if prompt == ids[:place] and _fits(g, values, place)]
+        fitting = [g for prompt, g in generated if prompt == ids[:position] and _fits(g, values, position)]
         assert fitting, (
-            f"the tokens from {place} on are marked as sampled, but no generation continued the {place} tokens before "
-            "them with these ids, log-probabilities and versions: were they tokenized anew, or cut?"
+            f"the tokens from {position} on are marked as sampled, but no generation continued the {position} tokens "
+            "before them with these ids, log-probabilities and versions: were they tokenized again, or cut?"
         )
-        place += len(fitting[0].output_ids)
+        position += len(fitting[0].output_ids)
     return sum(mask)
 
 
-def _fits(generation: Generation, values: dict[str, list[Any]], place: int) -> bool:
-    end = place + len(generation.output_ids)
-    close = all(abs(a - b) < 1e-6 for a, b in zip(values["logprobs"][place:end], generation.logprobs, strict=False))
-    same = values["input_ids"][place:end] == generation.output_ids and all(values["loss_mask"][place:end])
-    return same and close and values["versions"][place:end] == generation.versions
+def _fits(generation: Generation, values: dict[str, list[Any]], position: int) -> bool:
+    end = position + len(generation.output_ids)
+    is_close = all(
+        abs(a - b) < 1e-6 for a, b in zip(values["logprobs"][position:end], generation.logprobs, strict=False)
+    )
+    is_same = values["input_ids"][position:end] == generation.output_ids and all(values["loss_mask"][position:end])
+    return is_same and is_close and values["versions"][position:end] == generation.versions

@@ -1,6 +1,6 @@
-"""Loaded by a vLLM server: how weights reach its workers. Needs vLLM and torch, and nothing of areal.
+"""Weight updates in the workers of a vLLM server, which imports this module. It needs vLLM and torch, but not areal.
 
-vLLM's own transfer engines exist for CUDA alone; this one reads a folder or receives a broadcast on any device, through
+vLLM's own transfer engines support only CUDA. This one reads a folder or receives a broadcast on any device, through
 the same documented interface (`vllm.distributed.weight_transfer`).
 """
 
@@ -28,14 +28,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TIMEOUT = timedelta(seconds=300)
-"""For the servers to meet, and for one tensor. The run's own deadlines (`group_timeout_s`, `update_timeout_s`, and the
-trainer's `weight_sync.timeout_s`) decide what becomes of an update; this one only brings a worker back that they have
-given up, wherever it hangs. Where they are longer, a worker that gave up here is given the weights through a folder."""
+"""Timeout for forming the group, and for the broadcast of one tensor.
+
+The run's timeouts (`group_timeout_s`, `update_timeout_s`, and the trainer's `weight_sync.timeout_s`) decide about an
+update. This one frees a worker that hangs after the run has abandoned the update. If the run's timeouts are longer, a
+worker that times out here gets the weights through a folder.
+"""
 
 
 @dataclass
 class GroupInfo(WeightTransferInitInfo):
-    """The group in which the trainer broadcasts; see areal's `WeightGroup`."""
+    """The group in which the trainer broadcasts; see `WeightGroup` of areal."""
 
     name: str = ""
     address: str = ""
@@ -47,7 +50,7 @@ class GroupInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """A folder of safetensors, or name, dtype and shape of each tensor that is broadcast."""
+    """A folder of safetensors, or the name, dtype and shape of each tensor of a broadcast."""
 
     folder: str = ""
     group: str = ""
@@ -55,14 +58,14 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
 
 class AnywhereEngine(WeightTransferEngine[GroupInfo, UpdateInfo]):
-    """Takes weights from a folder or a broadcast, on CPU and GPU."""
+    """Loads weights from a folder or a broadcast, on CPU and GPU."""
 
     init_info_cls = GroupInfo
     update_info_cls = UpdateInfo
     _group: Any = None
 
     def init_transfer_engine(self, init_info: GroupInfo) -> None:
-        """Meet the trainer and the other servers."""
+        """Join the group of the trainer and the other servers."""
         store = TCPStore(init_info.address, init_info.port, is_master=False, timeout=TIMEOUT)
         prefixed = PrefixStore(init_info.name, store)
         rank = init_info.first_rank + self.parallel_config.rank
@@ -72,27 +75,31 @@ class AnywhereEngine(WeightTransferEngine[GroupInfo, UpdateInfo]):
             self._group = dist.ProcessGroupNCCL(prefixed, rank, init_info.world_size, dist.ProcessGroupNCCL.Options())
 
     def start_weight_update(self) -> None:
-        """Parameters that were repacked after loading are made ready to be loaded again."""
+        """Prepare parameters for loading that vLLM has repacked after the last loading."""
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load; the base class would wait for an accelerator that a CPU does not have."""
+        """Load the weights. The base class would wait for an accelerator, which a CPU does not have."""
         self.receive_weights(self.parse_update_info(update_info))
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Hand every tensor to the model's own loader, which maps names and fuses what vLLM fuses."""
+        """Pass all tensors to the model's own loader, which maps names and fuses parameters.
+
+        Raises:
+            RuntimeError: a broadcast is requested, but no group was formed.
+        """
         if update_info.folder:
             self.model.load_weights(_read(Path(update_info.folder)))
         else:
             self.model.load_weights(self._receive(update_info.tensors))
 
     def finish_weight_update(self) -> None:
-        """Repack what was loaded."""
+        """Repack the loaded parameters."""
         finalize_layerwise_reload(self.model, self.model_config)
-        # A head that is tied to the embeddings is in no file, so vLLM's reload passes it by; but on a CPU it holds a
-        # packed copy of its own, which would stay that of the old weights.
+        # No file has a head that is tied to the embeddings, so vLLM does not reload it. But on a CPU, it has a packed
+        # copy of its own, which would keep the old weights.
         for layer in self.model.modules():
             if isinstance(layer, ParallelLMHead):
                 layer.quant_method.process_weights_after_loading(layer)
@@ -103,7 +110,7 @@ class AnywhereEngine(WeightTransferEngine[GroupInfo, UpdateInfo]):
 
     def _receive(self, tensors: list[list[Any]]) -> Iterator[tuple[str, torch.Tensor]]:
         if self._group is None:
-            raise RuntimeError("no group was formed")
+            raise RuntimeError("the server cannot receive weights: no group was formed")
         device = self.device if dist.is_nccl_available() and self.device.type == "cuda" else torch.device("cpu")
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
@@ -121,7 +128,7 @@ def _read(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class WeightExtension:
-    """Named with `--worker-extension-cls`, so that every worker imports this module and knows the engine `areal`."""
+    """Makes vLLM import this module in every worker (`--worker-extension-cls`), which registers the engine `areal`."""
 
 
 if "areal" not in WeightTransferEngineFactory._registry:
