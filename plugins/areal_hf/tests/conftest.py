@@ -1,4 +1,4 @@
-"""Tiny random models, a scheduler in this process, and a reference that knows nothing of caches."""
+"""Tiny random models, a scheduler in this process, and reference outputs that use no cache."""
 
 import pytest
 import torch
@@ -101,7 +101,7 @@ SHAPES = {
 
 
 def save_model(folder, shape="qwen3", seed=0):
-    """A random model that is far from uniform, so that mistakes show in its log-probabilities."""
+    """Write a random model that is far from uniform, so that mistakes show in its log-probabilities."""
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(shape, vocab_size=VOCABULARY, **SHAPES[shape])
     model = transformers.AutoModelForCausalLM.from_config(config).float()
@@ -130,13 +130,13 @@ def forced_way(model, way):
 
 
 class Bench:
-    """A scheduler, and the requests that were given to it."""
+    """A scheduler in this process, its requests, and their outputs by number."""
 
     def __init__(self, folder, *, recompute=False, routed_experts=False, way=None, **limits):
         chosen = {"requests": 8, "sequence_length": 96, "cache_bytes": 1 << 26, "prefill_tokens": 64} | limits
         self.model = load_model(ModelReference(str(folder)), "cpu")
         with pytest.MonkeyPatch.context() as patch:
-            if way is not None:  # any model can go the slower ways
+            if way is not None:  # slower ways work for any model
                 patch.setattr("areal_hf.scheduler.choose_way", lambda model, longest: forced_way(model, way))
             self.scheduler = Scheduler(self.model, Limits(**chosen), recompute=recompute, routed_experts=routed_experts)
         self.requests = {}
@@ -150,16 +150,16 @@ class Bench:
         return number
 
     def step(self):
-        found = self.scheduler.step()
-        if found is None:
+        outputs = self.scheduler.step()
+        if outputs is None:
             return
         start = 0
-        for number, count, stopped in zip(found.numbers, found.counts, found.stopped, strict=True):
+        for number, count, stopped in zip(outputs.numbers, outputs.counts, outputs.stopped, strict=True):
             end = start + count
             self.outputs[number] = (
-                found.tokens[start:end].tolist(),
-                found.logprobs[start:end].tolist(),
-                found.versions[start:end].tolist(),
+                outputs.tokens[start:end].tolist(),
+                outputs.logprobs[start:end].tolist(),
+                outputs.versions[start:end].tolist(),
                 stopped,
             )
             start = end
@@ -170,7 +170,7 @@ class Bench:
         return self.outputs
 
     def check_logprobs(self, number, models=None, tolerance=1e-4):
-        """Each token's log-probability is that of a plain forward under the weights of its version."""
+        """Assert that each log-probability is that of a plain forward with the weights of the token's version."""
         request = self.requests[number]
         tokens, logprobs, versions, _ = self.outputs[number]
         tables = {
@@ -179,12 +179,12 @@ class Bench:
             for version in set(versions)
         }  # fmt: skip
         first = len(request.input_ids) - 1
-        for place, (token, logprob, version) in enumerate(zip(tokens, logprobs, versions, strict=True)):
-            assert abs(float(tables[version][first + place, token]) - logprob) < tolerance
+        for position, (token, logprob, version) in enumerate(zip(tokens, logprobs, versions, strict=True)):
+            assert abs(float(tables[version][first + position, token]) - logprob) < tolerance
 
 
 def plain_logprobs(model, tokens, temperature):
-    """[T, V] of Hugging Face's own forward, without cache and company."""
+    """Return [T, V] log-probabilities of Hugging Face's own forward over one sequence, without a cache."""
     with torch.inference_mode():
         logits = model(torch.tensor([tokens]), use_cache=False).logits[0]
     return torch.log_softmax(logits.double() / temperature, dim=-1)
@@ -203,34 +203,34 @@ class _Benches:
 
 @pytest.fixture(scope="session")
 def bench():
-    """Makes schedulers; `bench.reference(folder)` is transformers' own model."""
+    """Return a function that makes schedulers. `bench.reference(folder)` is transformers' own model."""
     return _Benches()
 
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory):
-    """Folders of random models by shape, each made once."""
-    made = {}
+    """Return a function from a shape to the folder of a random model, which is made once."""
+    folders = {}
 
     def folder(shape):
-        if shape not in made:
-            made[shape] = save_model(tmp_path_factory.mktemp(shape), shape)
-        return made[shape]
+        if shape not in folders:
+            folders[shape] = save_model(tmp_path_factory.mktemp(shape), shape)
+        return folders[shape]
 
     return folder
 
 
 @pytest.fixture(scope="session")
 def forced(tmp_path_factory):
-    """Folders of models that can but emit token `5 + version`, whatever came before."""
-    made = {}
+    """Return a function from a version to the folder of a model that only generates token `5 + version`."""
+    folders = {}
 
     def folder(version):
-        if version not in made:
+        if version not in folders:
             path = save_model(tmp_path_factory.mktemp("forced"), "llama")
             model = transformers.AutoModelForCausalLM.from_pretrained(path)
             with torch.no_grad():
-                # The final norm turns its input into one constant vector, which only this token's row answers to.
+                # The final norm turns any input into one constant vector. Only this token's row of the head is not 0.
                 for parameter in model.model.layers.parameters():
                     parameter.zero_()
                 model.model.embed_tokens.weight.fill_(1.0)
@@ -238,7 +238,7 @@ def forced(tmp_path_factory):
                 model.lm_head.weight.zero_()
                 model.lm_head.weight[5 + version] = 2.0
             model.save_pretrained(path)
-            made[version] = path
-        return made[version]
+            folders[version] = path
+        return folders[version]
 
     return folder

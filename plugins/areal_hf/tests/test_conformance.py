@@ -1,4 +1,4 @@
-"""The core's own suite for inference engines, with the generating process as it is in a run."""
+"""Run the conformance suite of inference engines with servers of this plugin."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from areal_hf.adapter import HFAdapter
 from areal_hf.config import HFConfig
 from areal_testing.conformance import InferenceEngineSuite
 
-pytestmark = pytest.mark.nightly  # every test starts a process that imports transformers
+pytestmark = pytest.mark.nightly  # each test starts a process that imports transformers
 
 
 class TestHF(InferenceEngineSuite):
@@ -17,7 +17,7 @@ class TestHF(InferenceEngineSuite):
 
 
 class DeterministicEngine(InferenceEngineSuite):
-    """Not collected: most of the suite would only repeat what the engine above has shown."""
+    """A suite that pytest does not collect: most of its tests would only repeat those of `TestHF`."""
 
     def make_engine(self, folder, *, update_mode, slots):
         return ServerFleet(HFAdapter(HFConfig(update_mode=update_mode, device="cpu", deterministic=True)), folder)

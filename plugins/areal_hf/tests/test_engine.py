@@ -1,4 +1,4 @@
-"""The fleet with true servers: one for the whole module, and others where one has to die."""
+"""Test the fleet with real servers: one for the whole module, and others that are killed."""
 
 import asyncio
 import os
@@ -36,27 +36,27 @@ def loop():
 @pytest.fixture(scope="module")
 def engine(loop, model_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("logs")
-    made = ServerFleet(HFAdapter(HFConfig(device="cpu", max_concurrent_requests=16, max_sequence_length=80)), folder)
-    loop.run(made.start(ModelReference(str(model_folder))))
-    yield made
-    loop.run(made.close())
+    fleet = ServerFleet(HFAdapter(HFConfig(device="cpu", max_concurrent_requests=16, max_sequence_length=80)), folder)
+    loop.run(fleet.start(ModelReference(str(model_folder))))
+    yield fleet
+    loop.run(fleet.close())
 
 
-def within(awaitable, seconds=240):
+def with_timeout(awaitable, seconds=240):
     return asyncio.wait_for(awaitable, seconds)
 
 
-def test_hundreds_of_requests_at_once_are_answered_each_with_its_own(loop, engine, bench, model_folder):
+def test_hundreds_of_concurrent_requests_get_their_own_answers(loop, engine, bench, model_folder):
     async def work():
-        asked = [request(i, [5 + i % 40] * (1 + i % 13), i, max_new_tokens=1 + i % 9, stop_token_ids=(3,))
+        requests = [request(i, [5 + i % 40] * (1 + i % 13), i, max_new_tokens=1 + i % 9, stop_token_ids=(3,))
                  for i in range(300)]  # fmt: skip
-        return asked, await within(asyncio.gather(*map(engine.generate, asked)))
+        return requests, await with_timeout(asyncio.gather(*map(engine.generate, requests)))
 
-    asked, answers = loop.run(work())
-    here = bench(model_folder)
-    for number, question in enumerate(asked):
-        here.add(question.input_ids, question.seed, max_new_tokens=1 + number % 9, stop_token_ids=(3,))
-    expected = here.run()
+    requests, answers = loop.run(work())
+    runner = bench(model_folder)
+    for number, sent in enumerate(requests):
+        runner.add(sent.input_ids, sent.seed, max_new_tokens=1 + number % 9, stop_token_ids=(3,))
+    expected = runner.run()
     for number, answer in enumerate(answers):
         tokens, logprobs, versions, stopped = expected[number]
         assert (answer.output_ids, answer.versions) == (tokens, versions)
@@ -78,27 +78,27 @@ def test_hundreds_of_requests_at_once_are_answered_each_with_its_own(loop, engin
         ([5], {"max_new_tokens": 4, "min_new_tokens": 5}, ["min_new_tokens"]),
     ],
 )
-def test_what_cannot_be_served_is_refused_at_once(loop, engine, input_ids, sampling, words):
+def test_unsupported_requests_are_refused_immediately(loop, engine, input_ids, sampling, words):
     async def work():
         with pytest.raises(ValueError, match=r".") as caught:
-            await within(engine.generate(request("bad", input_ids, **sampling)))
+            await with_timeout(engine.generate(request("bad", input_ids, **sampling)))
         return str(caught.value)
 
-    told = loop.run(work())
-    assert all(word in told for word in words), told
-    assert loop.run(within(engine.generate(request("good", [5], max_new_tokens=3)))).output_ids
+    message = loop.run(work())
+    assert all(word in message for word in words), message
+    assert loop.run(with_timeout(engine.generate(request("good", [5], max_new_tokens=3)))).output_ids
 
 
 def test_cancelled_tasks_free_their_rows(loop, engine):
     async def work():
         tasks = [asyncio.ensure_future(engine.generate(request(i, [5], i, max_new_tokens=79))) for i in range(60)]
         await asyncio.sleep(0)
-        tasks[0].cancel()  # not even sent yet
+        tasks[0].cancel()  # before the request is sent
         await asyncio.sleep(0.02)
         for task in tasks[1:]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await within(engine.generate(request("after", [6], max_new_tokens=1)))
+        await with_timeout(engine.generate(request("after", [6], max_new_tokens=1)))
         return tasks
 
     tasks = loop.run(work())
@@ -108,21 +108,21 @@ def test_cancelled_tasks_free_their_rows(loop, engine):
     assert not connection._opening.result()._requests
 
 
-def test_weights_change_under_load_and_refused_ones_do_not(loop, engine, model_folder, other_folder, tmp_path):
+def test_weights_change_under_load_and_refused_weights_do_not(loop, engine, model_folder, other_folder, tmp_path):
     weights = model_folder / "model.safetensors"
 
     async def work():
         running = [asyncio.ensure_future(engine.generate(request(i, [7, 8], i, max_new_tokens=70))) for i in range(40)]
         for version in range(1, 9):
             await asyncio.sleep(0.005)
-            await within(engine.update_weights(WeightUpdate(version, (other_folder, model_folder)[version % 2])))
-            fresh = await within(engine.generate(request(f"fresh {version}", [9], max_new_tokens=2)))
+            await with_timeout(engine.update_weights(WeightUpdate(version, (other_folder, model_folder)[version % 2])))
+            fresh = await with_timeout(engine.generate(request(f"fresh {version}", [9], max_new_tokens=2)))
             assert min(fresh.versions) >= version
-        integers = {name: torch.zeros_like(each, dtype=torch.int64) for name, each in load_file(weights).items()}
+        integers = {name: torch.zeros_like(value, dtype=torch.int64) for name, value in load_file(weights).items()}
         save_file(integers, tmp_path / "model.safetensors")
         with pytest.raises(RunError, match=r"did not take over version 9: .* is int64 .*, the model has float32"):
-            await within(engine.update_weights(WeightUpdate(9, tmp_path)))
-        return await within(asyncio.gather(*running)), await within(
+            await with_timeout(engine.update_weights(WeightUpdate(9, tmp_path)))
+        return await with_timeout(asyncio.gather(*running)), await with_timeout(
             engine.generate(request("last", [9], max_new_tokens=2))
         )
 
@@ -132,19 +132,19 @@ def test_weights_change_under_load_and_refused_ones_do_not(loop, engine, model_f
     assert last.versions == [8, 8]
 
 
-def test_a_server_that_is_killed_is_started_again_synced_and_asked_again(model_folder, other_folder, tmp_path):
+def test_a_killed_server_is_started_again_synced_and_answers(model_folder, other_folder, tmp_path):
     async def work():
         engine = ServerFleet(HFAdapter(HFConfig(device="cpu")), tmp_path)
         await engine.start(ModelReference(str(model_folder)))
-        await within(engine.update_weights(WeightUpdate(1, other_folder)))
+        await with_timeout(engine.update_weights(WeightUpdate(1, other_folder)))
         child = engine._local.processes["server-0"].pid
         os.kill(child, signal.SIGSTOP)
         tasks = [asyncio.ensure_future(engine.generate(request(i, [5], max_new_tokens=50))) for i in range(5)]
         update = asyncio.ensure_future(engine.update_weights(WeightUpdate(2, model_folder)))
         await asyncio.sleep(0.05)
         os.kill(child, signal.SIGKILL)
-        await within(update)
-        answers = await within(asyncio.gather(*tasks))
+        await with_timeout(update)
+        answers = await with_timeout(asyncio.gather(*tasks))
         await engine.close()
         await engine.close()
         return child, engine._local.processes["server-0"].pid, answers
@@ -158,17 +158,17 @@ def test_a_server_that_is_killed_is_started_again_synced_and_asked_again(model_f
 
 
 @pytest.mark.nightly
-def test_several_servers_share_the_requests_and_one_goes_on_alone(model_folder, other_folder, tmp_path):
+def test_servers_share_requests_and_continue_after_one_is_killed(model_folder, other_folder, tmp_path):
     async def work():
         engine = ServerFleet(HFAdapter(HFConfig(device="cpu", servers={"minimum": 2, "maximum": 2})), tmp_path)
         await engine.start(ModelReference(str(model_folder)))
         running = [asyncio.ensure_future(engine.generate(request(i, [7, 8], i, max_new_tokens=90))) for i in range(40)]
         await asyncio.sleep(0)
         shares = {name: server.requests for name, server in engine.pool.servers.items()}
-        await within(engine.update_weights(WeightUpdate(1, other_folder)))
+        await with_timeout(engine.update_weights(WeightUpdate(1, other_folder)))
         os.kill(engine._local.processes["server-1"].pid, signal.SIGKILL)
-        answers = await within(asyncio.gather(*running))
-        everywhere = await within(engine.generate_everywhere(request("each", [9], max_new_tokens=2)))
+        answers = await with_timeout(asyncio.gather(*running))
+        everywhere = await with_timeout(engine.generate_everywhere(request("each", [9], max_new_tokens=2)))
         await engine.close()
         return shares, answers, everywhere
 
@@ -179,13 +179,13 @@ def test_several_servers_share_the_requests_and_one_goes_on_alone(model_folder, 
     assert all(set(answer.versions) == {1} for answer in everywhere)
 
 
-def test_a_model_that_cannot_be_loaded_is_told_with_the_servers_own_words(model_folder, tmp_path):
+def test_the_error_of_a_broken_model_contains_the_servers_message(model_folder, tmp_path):
     async def work():
         shutil.copy(model_folder / "model.safetensors", tmp_path)
         (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
         engine = ServerFleet(HFAdapter(HFConfig(device="cpu")), tmp_path)
         with pytest.raises(RunError) as caught:
-            await within(engine.start(ModelReference(str(tmp_path))))
+            await with_timeout(engine.start(ModelReference(str(tmp_path))))
         await engine.close()
         assert "nonsense" in str(caught.value)
         assert "exit code 1" in str(caught.value)
@@ -193,7 +193,7 @@ def test_a_model_that_cannot_be_loaded_is_told_with_the_servers_own_words(model_
     asyncio.run(work())
 
 
-def test_a_start_that_takes_too_long_leaves_no_process(model_folder, tmp_path):
+def test_a_start_that_times_out_leaves_no_process(model_folder, tmp_path):
     async def work():
         engine = ServerFleet(HFAdapter(HFConfig(device="cpu", start_timeout_s=0.2)), tmp_path)
         with pytest.raises(RunError, match=r"0 of 1 servers are ready") as caught:
@@ -223,9 +223,9 @@ asyncio.run(main())
 """
 
 
-def test_the_child_ends_when_its_parent_is_killed(model_folder, tmp_path):
-    words = [sys.executable, "-c", PARENT, str(model_folder), str(tmp_path)]
-    parent = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+def test_the_server_ends_when_its_parent_is_killed(model_folder, tmp_path):
+    command = [sys.executable, "-c", PARENT, str(model_folder), str(tmp_path)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     child = int(parent.stdout.readline())
     assert Path(f"/proc/{child}").exists()
     parent.kill()
@@ -238,16 +238,18 @@ def test_the_child_ends_when_its_parent_is_killed(model_folder, tmp_path):
 
 @pytest.mark.nightly
 def test_deterministic_answers_do_not_depend_on_the_load(model_folder, tmp_path):
-    def answers(company):
+    def answers(others_count):
         async def work():
             engine = ServerFleet(HFAdapter(HFConfig(device="cpu", deterministic=True)), tmp_path)
             assert engine.capabilities.deterministic
             await engine.start(ModelReference(str(model_folder)))
-            others = [engine.generate(request(f"o{i}", [6] * (i + 1), i, max_new_tokens=40)) for i in range(company)]
+            others = [
+                engine.generate(request(f"o{i}", [6] * (i + 1), i, max_new_tokens=40)) for i in range(others_count)
+            ]
             mine = [engine.generate(request(i, [5, 9, 7], i, max_new_tokens=20)) for i in range(10)]
-            found = await within(asyncio.gather(*others, *mine))
+            generations = await with_timeout(asyncio.gather(*others, *mine))
             await engine.close()
-            return [(each.output_ids, each.logprobs, each.versions) for each in found[company:]]
+            return [(own.output_ids, own.logprobs, own.versions) for own in generations[others_count:]]
 
         return asyncio.run(work())
 

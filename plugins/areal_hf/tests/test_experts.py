@@ -1,4 +1,4 @@
-"""Which experts tokens went through while requests joined, left and met new weights, against a plain forward."""
+"""Test recorded routed experts against a plain forward, with requests that join and leave and with weight updates."""
 
 import asyncio
 import random
@@ -17,64 +17,66 @@ MOE = "qwen3_moe"
 
 
 def choices(model, tokens):
-    """[T, layers, choices], counted from 1, of transformers' own forward, without cache and company."""
+    """Return [T, layers, choices], counted from 1, of transformers' own forward over one sequence, without a cache."""
     with torch.inference_mode():
         logits = model(torch.tensor([tokens]), use_cache=False, output_router_logits=True).router_logits
-    return torch.stack([each.softmax(-1).topk(2).indices for each in logits], 1) + 1
+    return torch.stack([layer.softmax(-1).topk(2).indices for layer in logits], 1) + 1
 
 
-def watch(here):
-    """Collect the experts of every request that ends."""
-    found, step = {}, here.scheduler.step
+def watch(runner):
+    """Return a dictionary that collects the experts of every request that ends."""
+    experts_by_request, step = {}, runner.scheduler.step
 
-    def look():
+    def step_and_collect():
         outputs = step()
         if outputs is not None:
             parts = outputs.experts.split(outputs.computed)
-            found.update(zip(outputs.numbers, parts, strict=True))
+            experts_by_request.update(zip(outputs.numbers, parts, strict=True))
         return outputs
 
-    here.scheduler.step = look
-    return found
+    runner.scheduler.step = step_and_collect
+    return experts_by_request
 
 
-def test_every_token_is_told_with_the_experts_that_it_went_through(bench, saved):
+def test_the_experts_of_every_token_are_recorded(bench, saved):
     folder = saved(MOE)
-    here = bench(folder, requests=5, routed_experts=True)
-    found, chance = watch(here), random.Random(2)
+    runner = bench(folder, requests=5, routed_experts=True)
+    experts_by_request, rng = watch(runner), random.Random(2)
     for number in range(24):
-        prompt = [chance.randrange(5, 48) for _ in range(chance.choice((1, 2, 9, 20)))]
+        prompt = [rng.randrange(5, 48) for _ in range(rng.choice((1, 2, 9, 20)))]
         for sibling in range(2):
-            here.add(prompt, 2 * number + sibling, max_new_tokens=chance.randint(1, 60), stop_token_ids=(3, 4))
-        if chance.random() < 0.5:
-            here.step()
-    here.run()
-    assert len(found) == 48
+            runner.add(prompt, 2 * number + sibling, max_new_tokens=rng.randint(1, 60), stop_token_ids=(3, 4))
+        if rng.random() < 0.5:
+            runner.step()
+    runner.run()
+    assert len(experts_by_request) == 48
     model = bench.reference(folder)
-    for number, experts in found.items():
-        tokens = here.requests[number].input_ids + here.outputs[number][0]
+    for number, experts in experts_by_request.items():
+        tokens = runner.requests[number].input_ids + runner.outputs[number][0]
         assert experts.dtype is torch.uint8
-        assert torch.equal(experts.long(), choices(model, tokens)[:-1]), "all but the newest, which nobody computed"
-    assert max(map(len, found.values())) > 32, "rows were widened"
+        assert torch.equal(experts.long(), choices(model, tokens)[:-1]), (
+            "all tokens but the newest, which is not computed"
+        )
+    assert max(map(len, experts_by_request.values())) > 32, "some rows are wider than at first"
 
 
-def test_an_update_leaves_what_was_chosen_before_it(bench, saved, tmp_path):
-    """The cache is rebuilt under new weights; tokens before the update were sampled by the choices of the old ones."""
-    here = bench(saved(MOE), recompute=True, routed_experts=True)
-    found = watch(here)
+def test_an_update_keeps_the_experts_of_earlier_tokens(bench, saved, tmp_path):
+    """The cache is rebuilt with new weights, but tokens before the update were sampled with the old experts."""
+    runner = bench(saved(MOE), recompute=True, routed_experts=True)
+    experts_by_request = watch(runner)
     for number in range(3):
-        here.add([7, 8, 9 + number], number, max_new_tokens=12)
+        runner.add([7, 8, 9 + number], number, max_new_tokens=12)
     for _ in range(5):
-        here.step()
+        runner.step()
     other = bench.reference(saved(MOE))
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1)
     other.save_pretrained(tmp_path)
-    here.scheduler.update_weights(1, tmp_path)
-    here.run()
-    for number, experts in found.items():
-        prompt, (output, _, versions, _) = here.requests[number].input_ids, here.outputs[number]
+    runner.scheduler.update_weights(1, tmp_path)
+    runner.run()
+    for number, experts in experts_by_request.items():
+        prompt, (output, _, versions, _) = runner.requests[number].input_ids, runner.outputs[number]
         assert set(versions) == {0, 1}
         old, new = (choices(model, prompt + output)[:-1] for model in (bench.reference(saved(MOE)), other))
         before = len(prompt) - 1 + versions.index(1)
@@ -82,15 +84,15 @@ def test_an_update_leaves_what_was_chosen_before_it(bench, saved, tmp_path):
         assert not torch.equal(old[:before], new[:before])
 
 
-def test_a_run_gets_them_with_each_generation(saved, tmp_path, bench):
+def test_generations_contain_routed_experts(saved, tmp_path, bench):
     async def work():
         settings = HFConfig(device="cpu", routed_experts=True)
         engine = ServerFleet(HFAdapter(settings), tmp_path)
         await engine.start(ModelReference(str(saved(MOE))))
         try:
             sampling = SamplingParameters(max_new_tokens=7)
-            asked = [GenerationRequest(str(i), [5, 6, 7 + i][: 1 + i], sampling, i) for i in range(3)]
-            return asked, await asyncio.wait_for(asyncio.gather(*map(engine.generate, asked)), 240)
+            requests = [GenerationRequest(str(i), [5, 6, 7 + i][: 1 + i], sampling, i) for i in range(3)]
+            return requests, await asyncio.wait_for(asyncio.gather(*map(engine.generate, requests)), 240)
         finally:
             await engine.close()
 
@@ -99,11 +101,11 @@ def test_a_run_gets_them_with_each_generation(saved, tmp_path, bench):
         tokens = request.input_ids + generation.output_ids
         column = generation.columns["routed_experts"]
         assert column.shape == (len(tokens), 2, 2)
-        assert not column[0].any(), "nothing predicts the first"
+        assert not column[0].any(), "no token predicts the first"
         assert torch.equal(torch.from_numpy(column[1:]).long(), choices(model, tokens)[:-1])
 
 
-def test_a_model_without_experts_is_refused_before_the_first_prompt(model_folder, tmp_path):
+def test_a_model_without_experts_is_refused_at_the_start(model_folder, tmp_path):
     async def work():
         engine = ServerFleet(HFAdapter(HFConfig(device="cpu", routed_experts=True)), tmp_path)
         try:
@@ -115,6 +117,6 @@ def test_a_model_without_experts_is_refused_before_the_first_prompt(model_folder
         asyncio.run(work())
 
 
-def test_experts_of_a_model_that_generates_in_cohorts_are_refused(bench, saved):
-    with pytest.raises(RunError, match="routed_experts is set, and model type 'qwen3_moe' does not generate in rows"):
+def test_routed_experts_are_refused_for_cohorts(bench, saved):
+    with pytest.raises(RunError, match="routed_experts is set, but model type 'qwen3_moe' does not generate in rows"):
         bench(saved(MOE), routed_experts=True, way="cohorts")

@@ -13,8 +13,8 @@ def test_uniform_numbers_match_a_plain_splitmix64():
     gamma = 0x9E3779B97F4A7C15
     seeds = [0, 1, 2**63 - 1, 2**63, 2**64 - 1, 123456789, -5]
     positions = [0, 1, 2, 1000, 5, 7, 2**40]
-    found = uniform(torch.tensor([signed_seed(s) for s in seeds]), torch.tensor(positions))
-    for value, seed, position in zip(found.tolist(), seeds, positions, strict=True):
+    values = uniform(torch.tensor([signed_seed(s) for s in seeds]), torch.tensor(positions))
+    for value, seed, position in zip(values.tolist(), seeds, positions, strict=True):
         state = mixed((mixed((seed + gamma) % 2**64) + (position + 1) * gamma) % 2**64)
         assert value == (state >> 11) / 2**53
         assert 0 <= value < 1
@@ -23,8 +23,8 @@ def test_uniform_numbers_match_a_plain_splitmix64():
 def test_neighboring_seeds_and_positions_are_unrelated():
     grid = uniform(torch.arange(400).repeat_interleave(400), torch.arange(400).repeat(400)).view(400, 400)
     assert abs(float(grid.mean()) - 0.5) < 0.005
-    for one, next_one in ((grid[:-1], grid[1:]), (grid[:, :-1], grid[:, 1:])):
-        assert abs(float(torch.corrcoef(torch.stack((one.flatten(), next_one.flatten())))[0, 1])) < 0.01
+    for values, neighbors in ((grid[:-1], grid[1:]), (grid[:, :-1], grid[:, 1:])):
+        assert abs(float(torch.corrcoef(torch.stack((values.flatten(), neighbors.flatten())))[0, 1])) < 0.01
     histogram = torch.histc(grid.float(), 16, 0, 1) / grid.numel()
     assert (histogram - 1 / 16).abs().max() < 0.002
 
@@ -39,14 +39,14 @@ def test_frequencies_are_those_of_the_tempered_distribution():
             torch.full((count, 1), temperature),
             uniform(torch.arange(count), torch.ones(count).long()),
         )
-        wanted = torch.softmax(logits[0] / temperature, -1)
-        found = torch.bincount(tokens, minlength=20) / count
-        assert (found - wanted).abs().max() < 0.005
-        torch.testing.assert_close(logprobs, wanted.log()[tokens])
+        expected = torch.softmax(logits[0] / temperature, -1)
+        actual = torch.bincount(tokens, minlength=20) / count
+        assert (actual - expected).abs().max() < 0.005
+        torch.testing.assert_close(logprobs, expected.log()[tokens])
 
 
 @pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-53])
-def test_what_is_forbidden_or_impossible_is_never_drawn(number):
+def test_forbidden_and_impossible_tokens_are_never_drawn(number):
     logits = torch.tensor([[0.0, 1.0, 2.0, -float("inf")], [5.0, 1.0, 0.0, 3.0]])
     forbidden = torch.tensor([[True, False, False, False], [True, False, False, True]])
     numbers = torch.tensor([number, number], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Texts that end an answer, in a generation and in a running engine."""
+"""Test stop strings, with a generation and with a running engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Letters:
-    """Two letters a token, so that a text may end within one."""
+    """A tokenizer with two letters for each token, so that a stop string may end within a token."""
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         del skip_special_tokens
@@ -33,10 +33,10 @@ class Letters:
     ("stop", "kept"),
     [(("de",), 3), (("dx", "ef"), 5), (("f",), 5), (("ab",), 1), (("bc",), 2), (("z",), 6), ((), 6)],
 )
-def test_the_token_that_completes_the_text_is_the_last(stop: tuple[str, ...], kept: int) -> None:
+def test_the_last_token_completes_the_stop_string(stop: tuple[str, ...], kept: int) -> None:
     ids = [0, 1, 3, 9, 4, 3]  # ab bc de jk ef de
-    column = np.arange(8)  # of two tokens of the prompt as well
-    logprobs, versions = [-float(place) for place in range(6)], [7, 7, 7, 8, 8, 8]
+    column = np.arange(8)  # the first two values belong to the prompt
+    logprobs, versions = [-float(position) for position in range(6)], [7, 7, 7, 8, 8, 8]
     whole = Generation(ids, logprobs, versions, FinishReason.LENGTH, {"choices": column})
     cut = cut_at_stop(whole, stop, Letters())
     assert cut.output_ids == ids[:kept]
@@ -50,14 +50,14 @@ def make_tokenizer(folder: Path, size: int) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = Tokenizer(models.WordLevel({f"<{number}>": number for number in range(size)}, unk_token="<0>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({f"<{number}>": number for number in range(size)}, unk_token="<0>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
 @pytest.mark.slow
-def test_an_engine_ends_an_answer_there_and_samples_what_it_would_have(tmp_path: Path) -> None:
+def test_an_engine_samples_the_same_tokens_up_to_a_stop_string(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model")
     make_tokenizer(folder, 256)
 
@@ -65,16 +65,16 @@ def test_an_engine_ends_an_answer_there_and_samples_what_it_would_have(tmp_path:
         engine = ServerFleet(HFAdapter(HFConfig(deterministic=True)), tmp_path)
         await engine.start(ModelReference(str(folder)))
         try:
-            free = await engine.generate(GenerationRequest("a", [5, 17], SamplingParameters(max_new_tokens=12), 3))
-            stop = (f"<{free.output_ids[5]}>",)
-            held = SamplingParameters(max_new_tokens=12, stop=stop)
-            return [free, await engine.generate(GenerationRequest("b", [5, 17], held, 3))]
+            unlimited = await engine.generate(GenerationRequest("a", [5, 17], SamplingParameters(max_new_tokens=12), 3))
+            stop = (f"<{unlimited.output_ids[5]}>",)
+            sampling = SamplingParameters(max_new_tokens=12, stop=stop)
+            return [unlimited, await engine.generate(GenerationRequest("b", [5, 17], sampling, 3))]
         finally:
             await engine.close()
 
-    free, held = asyncio.run(generate())
-    count = free.output_ids.index(free.output_ids[5]) + 1
-    assert held.output_ids == free.output_ids[:count]
-    assert held.logprobs == free.logprobs[:count]
-    assert held.finish_reason is FinishReason.STOP
-    assert free.finish_reason is FinishReason.LENGTH
+    unlimited, stopped = asyncio.run(generate())
+    count = unlimited.output_ids.index(unlimited.output_ids[5]) + 1
+    assert stopped.output_ids == unlimited.output_ids[:count]
+    assert stopped.logprobs == unlimited.logprobs[:count]
+    assert stopped.finish_reason is FinishReason.STOP
+    assert unlimited.finish_reason is FinishReason.LENGTH

@@ -17,12 +17,12 @@ def snapshot(model):
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def refused(model, folder, *words):
+def assert_refused(model, folder, *messages):
     before = snapshot(model)
     with pytest.raises(RunError) as caught:
         WeightLoader(model).load(folder)
-    for word in words:
-        assert word in str(caught.value)
+    for message in messages:
+        assert message in str(caught.value)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
 
@@ -34,7 +34,7 @@ def write(folder, model_folder, change):
     return folder
 
 
-def test_all_tensors_are_taken_over_in_place_and_tied_ones_stay_tied(model, other_folder):
+def test_all_tensors_are_loaded_in_place_and_tied_ones_stay_tied(model, other_folder):
     addresses = {name: value.data_ptr() for name, value in model.state_dict().items()}
     WeightLoader(model).load(other_folder)
     synced = load_file(other_folder / "model.safetensors")
@@ -53,21 +53,21 @@ def test_a_tied_tensor_may_have_its_other_name(model, other_folder, tmp_path):
     assert torch.equal(model.model.embed_tokens.weight, synced["model.embed_tokens.weight"])
 
 
-def test_an_moe_takes_the_matrices_of_each_expert_into_what_it_joined(bench, saved, tmp_path):
-    here, synced = bench(saved("qwen3_moe")).model, load_file(saved("qwen3_moe") / "model.safetensors")
-    own = snapshot(here)
-    assert not own.keys() & {name for name in synced if ".experts." in name}
+def test_the_tensors_of_each_expert_are_loaded_into_joined_ones(bench, saved, tmp_path):
+    moe, synced = bench(saved("qwen3_moe")).model, load_file(saved("qwen3_moe") / "model.safetensors")
+    before = snapshot(moe)
+    assert not before.keys() & {name for name in synced if ".experts." in name}
     changed = {name: value + 1 for name, value in synced.items()}
     save_file(changed, tmp_path / "model.safetensors")
-    WeightLoader(here).load(tmp_path)
-    for name, value in here.state_dict().items():
-        torch.testing.assert_close(value, own[name] + 1, atol=0, rtol=0)
+    WeightLoader(moe).load(tmp_path)
+    for name, value in moe.state_dict().items():
+        torch.testing.assert_close(value, before[name] + 1, atol=0, rtol=0)
     name = "model.layers.1.mlp.experts.2.up_proj.weight"
-    rows = here.get_parameter("model.layers.1.mlp.experts.gate_up_proj")[2, 24:]
+    rows = moe.get_parameter("model.layers.1.mlp.experts.gate_up_proj")[2, 24:]
     torch.testing.assert_close(rows, changed[name], atol=0, rtol=0)
     del changed[name]
     save_file(changed, tmp_path / "model.safetensors")
-    refused(here, tmp_path, f"missing: {name}")
+    assert_refused(moe, tmp_path, f"missing: {name}")
 
 
 def test_other_floating_dtypes_are_converted(model, other_folder, tmp_path):
@@ -79,28 +79,28 @@ def test_other_floating_dtypes_are_converted(model, other_folder, tmp_path):
     assert torch.equal(model.model.norm.weight, synced["model.norm.weight"].bfloat16().float())
 
 
-def test_faults_are_named_together_and_change_nothing(model, other_folder, tmp_path):
+def test_an_error_names_all_faults_and_the_model_keeps_its_weights(model, other_folder, tmp_path):
     def spoil(tensors):
         del tensors["model.norm.weight"]
         tensors["model.extra.weight"] = torch.zeros(3)
         tensors["model.layers.1.mlp.up_proj.weight"] = torch.zeros(2, 2)
         tensors["model.layers.0.self_attn.q_norm.weight"] = torch.zeros(16, dtype=torch.int64)
 
-    refused(
+    assert_refused(
         model, write(tmp_path, other_folder, spoil), "missing: model.norm.weight", "unexpected: model.extra.weight",
         "model.layers.1.mlp.up_proj.weight is float32 [2, 2]", "q_norm.weight is int64 [16]",
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("part", [0, 4, 300, 0.5, -1])
-def test_a_half_written_file_changes_nothing(model, other_folder, tmp_path, part):
+def test_an_incomplete_file_changes_nothing(model, other_folder, tmp_path, part):
     data = (other_folder / "model.safetensors").read_bytes()
     kept = int(part * len(data)) if isinstance(part, float) else part if part >= 0 else len(data) - 1
     (tmp_path / "model.safetensors").write_bytes(data[:kept])
-    refused(model, tmp_path, "cannot be read", "model.safetensors")
+    assert_refused(model, tmp_path, "cannot be read", "model.safetensors")
 
 
-def test_a_missing_file_and_weights_of_another_family(model, saved, tmp_path):
-    refused(model, tmp_path, "cannot be read")
+def test_a_missing_file_and_weights_of_another_family_are_refused(model, saved, tmp_path):
+    assert_refused(model, tmp_path, "cannot be read")
     shutil.copy(saved("gpt2") / "model.safetensors", tmp_path / "model.safetensors")
-    refused(model, tmp_path, "missing: model.embed_tokens.weight", "more", "unexpected: transformer.h.0")
+    assert_refused(model, tmp_path, "missing: model.embed_tokens.weight", "more", "unexpected: transformer.h.0")

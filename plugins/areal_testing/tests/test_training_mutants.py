@@ -62,12 +62,12 @@ class PaddingCountedInTheLoss(FSDPEngine):
     def _rounds(self, batch, loss_spec):
         for part, _, counts in super()._rounds(batch, loss_spec):
             filled = PackedBatch.concatenate([part, part.select([0])])
-            yield filled, (Layout.of(filled.lengths, self._device, for_graphs=False), None), counts
+            yield filled, (Layout.of(filled.lengths, self._device), None), counts
 
 
 class SequencesSeeEachOther(FSDPEngine):
     def _compute(self, part, place, outputs):
-        together = Layout.of([part.token_count], self._device, for_graphs=False)
+        together = Layout.of([part.token_count], self._device)
         return super()._compute(part, (replace(place[0], packed=together.packed), None), outputs)
 
 
@@ -380,8 +380,8 @@ class ComparedWithItself(FSDPEngine):
     def compare_with(self, engines):
         super().compare_with(engines)
         for other in engines.values():
-            for name, parameter in other._parameters.items():
-                parameter.copy_(self._parameters[name])
+            for own, parameter in zip(self._ready().model.parameters(), other._ready().model.parameters(), strict=True):
+                parameter.copy_(own)
 
 
 LOGPROBS = "test_logprobs_are_of_the_tempered_distribution"

@@ -144,7 +144,7 @@ class RowCache(Cache):
         self.attended = (len(lengths), width)
 
     def write_index(self, heads: int) -> torch.Tensor:
-        """Return [B * heads] int64: each current token's index in a layer's tensors, seen as [rows * heads * columns]."""
+        """Return [B * heads] int64: each current token's index in a layer's tensors, as [rows * heads * columns]."""
         index = self._write_index.get(heads)
         if index is None:
             columns = self.capacity[1]

@@ -131,7 +131,7 @@ class Rows:
         for i, request in enumerate(joiners):
             request.row = first + i
         self.requests += joiners
-        self._note_extremes()
+        self._update_extremes()
 
     def sample(self, logits: torch.Tensor, version: int) -> torch.Tensor:
         """Draw the next token of every row from logits [B, V], and record it with the weight version.
@@ -220,7 +220,7 @@ class Rows:
             settings, outputs = (self._temperatures, self._greedy, self._stops), (self._tokens, self._versions)
             for column in (*settings, *outputs, self._logprobs):
                 column.index_copy_(0, target_rows, column.index_select(0, source_rows))
-        self._note_extremes()
+        self._update_extremes()
         return sources, targets
 
     def histories(self, start: int, stop: int) -> list[list[int]]:

@@ -93,7 +93,7 @@ class Server:
         self._requests: dict[int, tuple[Peer, int, LiveRequest]] = {}
         self._peers: set[Peer] = set()
         self._arrived = asyncio.Event()
-        self._read = lru_cache(maxsize=_CACHED_REQUESTS)(partial(_read_images, reference.path))
+        self._read_images = lru_cache(maxsize=_CACHED_REQUESTS)(partial(_read_images, reference.path))
         program = f"transformers {transformers.__version__}"
         experts = self._scheduler.experts
         experts_form = () if experts is None else (experts.moe.shape, experts.moe.dtype)
@@ -150,7 +150,7 @@ class Server:
         request = LiveRequest(number, new.input_ids, new.sampling, new.seed)
         try:
             if new.images:
-                request.images = self._read(new.images)
+                request.images = self._read_images(new.images)
             self._scheduler.add(request)
         except Exception as error:  # noqa: BLE001 - an image may make a library raise anything
             message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
@@ -207,7 +207,7 @@ async def main(settings: HFConfig, model: ModelReference, address: str, ready: C
     Args:
         settings: settings of the plugin, with the run's key.
         model: the model.
-        address: address to listen at; see `areal_core.messages.serve`.
+        address: address to listen at; see `areal_core.processes.serve`.
         ready: called with the address of the server when it listens.
     """
     logging.disable_progress_bar()
