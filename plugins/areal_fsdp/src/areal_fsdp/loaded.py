@@ -79,12 +79,12 @@ def load_role(
     if settings is not None:
         adapter = install(read, settings, source=model.path, head=module.head_name, learns=role.changes)
         if files is not None:
-            files.rename(adapter.places())
+            files.rename(adapter.meta_names())
     return Loaded(module, adapter, files, None if module.vision else decoder, routing)
 
 
 def learning(module: RoleModule, adapter: Adapter | None) -> dict[str, torch.nn.Parameter]:
     """What changes in a role that learns, by name."""
     if adapter is not None:
-        return adapter.own()
+        return adapter.parameters()
     return {name: parameter for name, parameter in module.model.named_parameters() if parameter.requires_grad}

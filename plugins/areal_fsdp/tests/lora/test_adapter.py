@@ -48,7 +48,7 @@ def make(tmp_path):
         adapter = install(model, settings or LoraSettings(rank=3), source=str(folder), head=head, learns=learns)
         if settings is None or settings.from_folder is None:
             with torch.no_grad():
-                for name, value in adapter.own().items():
+                for name, value in adapter.parameters().items():
                     if "lora_B" in name:
                         value.normal_()
         return folder, model, adapter
@@ -91,7 +91,7 @@ def test_its_files_say_short_names_and_whose_adapter_it_is(tmp_path, make):
 def test_only_the_adapter_learns_in_float32_and_the_base_stays_half(make):
     _, model, adapter = make(dtype=torch.bfloat16)
     learning = {name for name, value in model.named_parameters() if value.requires_grad}
-    assert len(learning) == len(adapter.own()) == 2 * 2 * 7
+    assert len(learning) == len(adapter.parameters()) == 2 * 2 * 7
     for name, value in model.named_parameters():
         assert value.dtype == (torch.float32 if name in learning else torch.bfloat16), name
 
@@ -103,7 +103,7 @@ def test_asked_without_it_the_model_is_its_base(make):
         assert torch.equal(logits(model), base)
     with adapter.applied():
         assert torch.equal(logits(model), own)
-    assert all(value.requires_grad for value in adapter.own().values()), "sharding asks once and for all"
+    assert all(value.requires_grad for value in adapter.parameters().values()), "sharding asks once and for all"
     for name, value in adapter.without().merged(torch.detach):
         assert torch.equal(value, load_file(folder / "model.safetensors")[name])
 
@@ -118,9 +118,9 @@ def test_every_process_draws_the_same_and_no_other_number_changes(make):
     torch.manual_seed(7)
     second = install(model, LoraSettings(rank=3), source="", learns=True)
     assert torch.equal(torch.rand(3), wanted)
-    for name, value in second.own().items():
+    for name, value in second.parameters().items():
         if "lora_A" in name:
-            assert torch.equal(value, first.own()[name])
+            assert torch.equal(value, first.parameters()[name])
         else:
             assert not value.any()
 
