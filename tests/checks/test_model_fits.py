@@ -70,7 +70,7 @@ REFUSED = [
         "4 experts cannot be divided among 3 ranks",
     ),
     ("images", [*RANKS, "train_engine.parallel.expert=2"], "the model has none"),
-    ("images", [*IMAGES, *RANKS, "train_engine.parallel.context=2"], "sees images, and is not divided over ranks"),
+    ("images", [*IMAGES, *RANKS, "train_engine.parallel.context=2"], "sees images, and VLMs support neither context nor tensor"),
     ("images", [*IMAGES, *RANKS, "train_engine.parallel.tensor=2"], "set train_engine.parallel to data alone"),
     ("text", ["train_engine.adapter={rank: 1000000000}"], "rank 1000000000 is larger than any matrix allows"),
     ("text", ["inference_engine.routed_experts=true"], "model type qwen3 has no routers whose choices are known"),

@@ -256,7 +256,7 @@ class _TokenLogprobs(torch.autograd.Function):
         cap: float | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if vocabulary is not None:
-            targets = vocabulary.places(targets, len(weight))
+            targets = vocabulary.local_ids(targets, len(weight))
         normalizer = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         logprobs = torch.empty_like(normalizer)
         entropy = torch.empty_like(normalizer) if with_entropy else None
