@@ -103,7 +103,7 @@ def _move(rows: torch.Tensor, received: list[int], sent: list[int], group: str) 
 
 
 def copied(value: torch.Tensor, group: str) -> torch.Tensor:
-    """Return a value that is equal on all ranks; sum its gradients, because each rank uses it for a part of the work."""
+    """Return a value that is equal on all ranks; sum its gradients, because each rank does a part of the work."""
     result: torch.Tensor = _Copied.apply(value, group)  # type: ignore[no-untyped-call]
     return result
 

@@ -44,7 +44,7 @@ class ParallelSettings(Settings):
 
     @property
     def layout(self) -> tuple[int, ...]:
-        """Degrees that determine which tokens and parameters a rank has; engines that exchange tensors need equal ones."""
+        """Degrees that determine a rank's tokens and parameters; engines that exchange tensors need equal ones."""
         return self.context, self.tensor, self.replicas, self.expert
 
     @property
