@@ -506,7 +506,7 @@ def test_settings_that_do_nothing_are_noted(model: Path) -> None:
     assert [note for note in notes if note not in config.cross_notes()] == [
         "rewards: all weights are 0, so every answer earns the same",
         "evaluation.dataset: is that of training, so its score is no held-out one",
-        "train_engine: warmup_steps is 3, and the run has 3 updates: it ends before its warm-up",
+        "train_engine: warmup_steps is 3, but the run has 3 updates: it ends before its warm-up",
     ]
     with pytest.raises(ConfigError, match=r"sampling.stop.0: .* at least 1 character"):
         plan(model, 'sampling.stop=[""]')

@@ -66,7 +66,7 @@ def test_an_export_that_would_fail_at_the_end_fails_before_anything_is_trained(m
     shutil.copytree(model_folder(), folder)
     (folder / "tokenizer.json").write_text("{")
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    with pytest.raises(RunError, match=r"the export of '.*model', which was tried before the run, failed"):
+    with pytest.raises(RunError, match=r"a trial export of '.*model' failed"):
         make_engine(folder, is_exported=True)
     make_engine(folder)  # a role that no run exports, such as a critic, needs no files for it
 

@@ -143,7 +143,7 @@ def test_each_kind_of_checkpointing_keeps_less(make_engine, program):
 
 def test_a_budget_for_layers_that_nobody_knows_is_refused(make_engine):
     make_engine("gpt2", activation_checkpointing="selective")
-    with pytest.raises(RunError, match="what they keep is not known"):
+    with pytest.raises(RunError, match="activations of this model's layers are not known"):
         make_engine("gpt2", activation_checkpointing="selective", activation_memory_gib=1)
 
 
@@ -372,5 +372,5 @@ def test_ranks_of_a_context_have_so_many_tokens_each():
 def test_a_token_beyond_the_vocabulary_is_named(make_engine, batch):
     engine = make_engine()
     batch["input_ids"][3] = engine._module.model.config.vocab_size
-    with pytest.raises(RunError, match=r"a batch has the token \d+, and the model's vocabulary has"):
+    with pytest.raises(RunError, match=r"a batch has the token \d+, but the model's vocabulary has"):
         engine.forward(batch, ["logprobs"])

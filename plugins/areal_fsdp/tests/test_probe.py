@@ -13,7 +13,7 @@ from areal_fsdp.models.probe import (
     check_values,
     expected_outputs,
     probes,
-    refuse_what_is_not_finite,
+    refuse_infinite_outputs,
     tolerance_of,
 )
 
@@ -80,10 +80,8 @@ def test_logits_that_are_scaled_are_refused_whatever_their_size(largest):
 def test_what_is_not_finite_is_no_matter_of_the_model_type(largest):
     made = MadeUp(largest)
     made.model.named_parameters = list
-    with pytest.raises(
-        RunError, match="'made-up' is not finite, and all of its weights are: the model, or its adapter"
-    ):
-        refuse_what_is_not_finite(made, torch.float32, expected_outputs(made, torch.device("cpu")))
+    with pytest.raises(RunError, match="'made-up' are not finite, although its weights are: the model, or its adapter"):
+        refuse_infinite_outputs(made, torch.float32, expected_outputs(made, torch.device("cpu")))
 
 
 def test_in_float32_rounding_of_that_size_is_refused():

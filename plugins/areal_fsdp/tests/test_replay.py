@@ -148,10 +148,10 @@ def test_choices_of_another_model_are_refused(make_engine, program, batch):
     engine = make_engine("mixtral")
     chosen = program.with_choices(engine, batch)["routed_experts"]
     for wrong in (chosen[:, :1], chosen[..., :1], chosen + 3):
-        with pytest.raises(RunError, match=r"choices in each of .* the model has 2 in 2, of 4") as told:
+        with pytest.raises(RunError, match=r"the model has 2 of 4 experts in each of 2 layers") as caught:
             engine.forward(batch.with_tokens(routed_experts=wrong), ["logprobs"])
-        assert "generate with the model that is trained" in told.value.hints[0]
-    with pytest.raises(RunError, match="the model has 0 in 0, of 0 experts"):
+        assert "generate with the trained model" in caught.value.hints[0]
+    with pytest.raises(RunError, match="the model has 0 of 0 experts in each of 0 layers"):
         program.train(make_engine("qwen3"), batch.with_tokens(routed_experts=chosen))
 
 

@@ -116,7 +116,7 @@ def test_ranks_that_divide_heads_or_tokens_need_packing(make_engine, kind, reaso
     module.attend_by("areal_packed")
     for name in module.mixers.names:
         del module.model.get_submodule(name).forward
-    with pytest.raises(RunError, match=f"'{kind}' cannot be packed, and train_engine.parallel.context .*{reason}"):
+    with pytest.raises(RunError, match=f"'{kind}' cannot be packed, but train_engine.parallel.context .*{reason}"):
         choose_rung(module, CPU, torch.float32, only_packed="train_engine.parallel.context")
 
 
@@ -131,7 +131,7 @@ def test_a_rotary_embedding_by_length_needs_whole_sequences(make_engine, tmp_pat
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     module = make_engine(tmp_path)._module
-    with pytest.raises(RunError, match=r"by the length of a sequence, and ranks of train_engine\.parallel\.context"):
+    with pytest.raises(RunError, match=r"by the length of a sequence, which train_engine\.parallel\.context"):
         choose_rung(module, CPU, torch.float32, only_packed="train_engine.parallel.context")
 
 

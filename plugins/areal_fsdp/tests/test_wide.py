@@ -216,7 +216,9 @@ def test_hidden_states_are_there_for_a_loss_alone(make_engine, program, batch):
     metrics = program.train(engine, batch, loss, ["hidden"])
     assert seen == [(batch.token_count, 32)]
     assert metrics["gradient_norm"] > 0
-    with pytest.raises(RunError, match="'hidden' has more than one number a token: only a loss may ask for it"):
+    with pytest.raises(
+        RunError, match="'hidden' has more than one number per token: only a loss in `train` may request it"
+    ):
         engine.forward(batch, ["hidden"])
 
 

@@ -2,7 +2,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from areal_fsdp.models.logprobs import _of_logits, _of_logits_at_once, _reduce, _reduce_at_once, token_logprobs
+from areal_fsdp.models.logprobs import (
+    _of_logits,
+    _of_logits_for_compiler,
+    _reduce,
+    _reduce_for_compiler,
+    token_logprobs,
+)
 
 TOKENS, HIDDEN, VOCABULARY = 37, 12, 1009
 
@@ -65,12 +71,12 @@ def test_what_is_compiled_equals_what_is_not(vocabulary, temperature):
     torch.manual_seed(0)
     logits, targets = 5 * torch.randn(TOKENS, vocabulary), torch.randint(vocabulary, (TOKENS,))
     wanted = _reduce(logits.clone(), targets, temperature, True)
-    for mine, theirs in zip(_reduce_at_once(logits, targets, temperature, True), wanted, strict=True):
+    for mine, theirs in zip(_reduce_for_compiler(logits, targets, temperature, True), wanted, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
     of_logprobs, of_entropy = torch.randn(2, TOKENS)
     for upstream in ((None, None), (wanted[2], of_entropy)):
         rest = (targets, wanted[0], of_logprobs, *upstream, temperature, torch.float32)
-        torch.testing.assert_close(_of_logits_at_once(logits, *rest), _of_logits(logits.clone(), *rest))
+        torch.testing.assert_close(_of_logits_for_compiler(logits, *rest), _of_logits(logits.clone(), *rest))
 
 
 def test_entropy_alone_has_gradients():

@@ -74,7 +74,7 @@ class ParallelSettings(Settings):
             )
         return ""
 
-    def must_stand_as(self, other: ParallelSettings, why: str) -> None:
+    def require_same_layout(self, other: ParallelSettings, why: str) -> None:
         """Check that two engines have the same tokens and parameters on each rank.
 
         Args:
