@@ -135,8 +135,8 @@ class FSDPConfig(LearningSettings):
             yield from self.adapter.problems(config)
             if self.parallel.tensor > 1:
                 yield (
-                    f"parallel.tensor is {self.parallel.tensor}, but matrices with an adapter cannot be divided: set it "
-                    "to 1; context parallelism and more ranks work with an adapter"
+                    f"parallel.tensor is {self.parallel.tensor}, but matrices with an adapter cannot be divided: set "
+                    "it to 1; context parallelism and more ranks work with an adapter"
                 )
         if self.router_loss and self.parallel.context > 1:
             yield (
