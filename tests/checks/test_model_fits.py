@@ -70,8 +70,16 @@ REFUSED = [
         "4 experts cannot be divided among 3 ranks",
     ),
     ("images", [*RANKS, "train_engine.parallel.expert=2"], "the model has none"),
-    ("images", [*IMAGES, *RANKS, "train_engine.parallel.context=2"], "VLMs support neither context nor tensor parallelism"),
-    ("images", [*IMAGES, *RANKS, "train_engine.parallel.tensor=2"], "set train_engine.parallel.context and .tensor to 1"),
+    (
+        "images",
+        [*IMAGES, *RANKS, "train_engine.parallel.context=2"],
+        "VLMs support neither context nor tensor parallelism",
+    ),
+    (
+        "images",
+        [*IMAGES, *RANKS, "train_engine.parallel.tensor=2"],
+        "set train_engine.parallel.context and .tensor to 1",
+    ),
     ("text", ["train_engine.adapter={rank: 1000000000}"], "rank 1000000000 is larger than any matrix allows"),
     ("text", ["inference_engine.routed_experts=true"], "model type qwen3 has no routers whose choices are known"),
     ("text", ["inference_engine={type: sglang, routed_experts: true}"], "has no routers whose choices are known"),

@@ -178,14 +178,14 @@ class Adapter:
         stored: list[str] = []
         for name, layer in self.layers.items():
             weight = torch.empty(layer.base_layer.weight.shape, device="meta")
-            found = views_by_file_name(self.model, {name: weight})
-            if len(found) != 1:
+            names = views_by_file_name(self.model, {name: weight})
+            if len(names) != 1:
                 raise RunError(
                     f"adapter.sync is alone, but '{name}' of model type {self.model.config.model_type} is stored as "
-                    f"{len(found)} tensors, so servers cannot load the adapter",
+                    f"{len(names)} tensors, so servers cannot load the adapter",
                     hints=["set adapter.sync to merged"],
                 )
-            stored += found
+            stored += names
         return stored
 
     def export(

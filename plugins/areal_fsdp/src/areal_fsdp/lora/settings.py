@@ -196,7 +196,7 @@ class LoraSettings(Settings):
             RunError: a name in `modules` matches no matrix of the layers.
         """
         outside_experts = (name for name in names if not _EXPERTS.search(name))
-        matrices = {name: found[1] for name in outside_experts if (found := _MATRIX.fullmatch(name))}
+        matrices = {name: match[1] for name in outside_experts if (match := _MATRIX.fullmatch(name))}
         if self.modules == ALL_LINEAR:
             return list(matrices)
         if unknown := [module for module in self.modules if not any(_is_of(name, module) for name in matrices)]:
@@ -217,9 +217,9 @@ class LoraSettings(Settings):
         """
         if self.modules == ALL_LINEAR or self.from_folder is not None or not any(map(_EXPERTS.search, names)):
             return
-        layers = [found for name in names if (found := _MATRIX.fullmatch(name))]
-        attention = sorted({found[1] for found in layers if "attn" in found[0] and found[1].endswith("proj")})
-        of_experts = {found[1] for found in layers if _OF_MOE.search(found[0])}
+        layers = [match for name in names if (match := _MATRIX.fullmatch(name))]
+        attention = sorted({match[1] for match in layers if "attn" in match[0] and match[1].endswith("proj")})
+        of_experts = {match[1] for match in layers if _OF_MOE.search(match[0])}
         if refused := sorted(of_experts & {module.rpartition(".")[2] for module in self.modules}):
             raise RunError(
                 f"adapter.modules: {', '.join(refused)} are matrices of the model's experts or of the same block, and "

@@ -76,14 +76,14 @@ def is_wide(name: str) -> bool:
 
 def topk_of(name: str) -> int | None:
     """Return K of the output `topk:K`; None for other outputs."""
-    found = _TOPK.fullmatch(name)
-    return int(found[1]) if found else None
+    match = _TOPK.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def compared_role(name: str) -> str | None:
     """Return the role of the output `divergence:ROLE:BETA` with 0 <= BETA <= 1; None for other outputs."""
-    found = _DIVERGENCE.fullmatch(name)
-    return found[1] if found and float(found[2]) <= 1 else None
+    match = _DIVERGENCE.fullmatch(name)
+    return match[1] if match and float(match[2]) <= 1 else None
 
 
 def compared_roles(names: Iterable[str]) -> list[str]:
@@ -131,11 +131,11 @@ def wide_output(name: str, own: Head, others: Mapping[str, Head], chunk_tokens: 
         topk = TopK(count)
         values = _reduced(own, topk, chunk_tokens)
         return {name: values, f"{name}:ids": torch.cat([topk.ids[start] for start in sorted(topk.ids)])}
-    found = _DIVERGENCE.fullmatch(name)
-    assert found is not None
+    match = _DIVERGENCE.fullmatch(name)
+    assert match is not None
     # Models of one family pad their vocabularies to different lengths: compare only the ids that both have.
-    shared = min(len(own.weight), len(others[found[1]].weight))
-    compared = Divergence(others[found[1]].first(shared), float(found[2]))
+    shared = min(len(own.weight), len(others[match[1]].weight))
+    compared = Divergence(others[match[1]].first(shared), float(match[2]))
     return {name: _reduced(own.first(shared), compared, max(1, chunk_tokens // _LOGITS_AT_ONCE))}
 
 
@@ -247,5 +247,5 @@ class _Reduce(torch.autograd.Function):
             scaled: torch.Tensor = (of_logits if slope is None else of_logits.mul_(slope)).to(hidden.dtype)
             return scaled
 
-        found = head_gradients(hidden, weight, bias, ctx.chunk, gradient, ctx.needs_input_grad)
-        return *found, None, None, None, None
+        gradients = head_gradients(hidden, weight, bias, ctx.chunk, gradient, ctx.needs_input_grad)
+        return *gradients, None, None, None, None

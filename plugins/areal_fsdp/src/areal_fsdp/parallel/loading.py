@@ -129,9 +129,9 @@ class ModelFiles:
     def read_whole(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """Read tensors by their names in the files; not collective."""
         entries: Any = self._reader.read_metadata().state_dict_metadata
-        found = {key: torch.empty(entries[key].size, dtype=entries[key].properties.dtype) for key in names}
-        self._read(dict(found), alone=True)
-        return found
+        tensors = {key: torch.empty(entries[key].size, dtype=entries[key].properties.dtype) for key in names}
+        self._read(dict(tensors), alone=True)
+        return tensors
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Update the names of the model's parameters; parameters that `names` lacks are no longer read.

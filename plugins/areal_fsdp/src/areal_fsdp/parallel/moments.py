@@ -54,8 +54,10 @@ class PiecewiseAdamW(torch.optim.AdamW):
             steps = [self.state[p]["step"] for p in learns]
             if steps:
                 torch._foreach_add_(steps, applies.float())
-                every = each_of(scalars_of(group, torch.stack(steps), scale, applies), len(steps))
-                work += [(piece, own) for p, own in zip(learns, every, strict=True) for piece in self._pieces(p)]
+                scalars = each_of(scalars_of(group, torch.stack(steps), scale, applies), len(steps))
+                work += [
+                    (piece, values) for p, values in zip(learns, scalars, strict=True) for piece in self._pieces(p)
+                ]
         if not work:
             return
         (parameter, mean, *_), _ = work[0]

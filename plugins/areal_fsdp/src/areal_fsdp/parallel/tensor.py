@@ -170,11 +170,11 @@ def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
     body = body_of(model)
     decoder: torch.nn.Module = getattr(body, "language_model", body)  # a vision tower may have as many layers
     lists = [module for module in decoder.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
-    checkpointed = (layers for layers in lists if all(isinstance(x, GradientCheckpointingLayer) for x in layers))
-    counted = (layers for layers in lists if len(layers) == count)
-    if (found := next(checkpointed, None) or next(counted, None)) is None:
+    checkpointed = (part for part in lists if all(isinstance(x, GradientCheckpointingLayer) for x in part))
+    counted = (part for part in lists if len(part) == count)
+    if (layers := next(checkpointed, None) or next(counted, None)) is None:
         raise RunError(f"model type {model.config.model_type}: no list of its {count} decoder layers was found")
-    return found
+    return layers
 
 
 def divide_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> Vocabulary | None:

@@ -214,12 +214,12 @@ def memory_of(load: RankLoad, parallel: ParallelSettings, choices: MemoryChoices
     tokens = None if load.tokens is None else load.tokens * parallel.tensor
     part, budget = model.divided(parallel.tensor, parallel.expert), choices.budget
     is_compiled = on_gpu if choices.compiles is None else choices.compiles
-    again = choices.recomputing(part, model.layers, load.dtype, is_compiled=is_compiled)
+    recomputing = choices.recomputing(part, model.layers, load.dtype, is_compiled=is_compiled)
     computing = Computing(
         tokens=min(budget, tokens or budget),
         rounds=2 if tokens is None else -(-tokens // budget),
         is_compiled=is_compiled,
-        recomputing=again if load.role.trains else Recomputing(),
+        recomputing=recomputing if load.role.trains else Recomputing(),
         chunk_tokens=choices.chunk or chunk_tokens(model.vocabulary, load.gpu_bytes),
         shards=load.ranks > 1 or (choices.offloads and on_gpu),
         offloads=choices.offloads and on_gpu,
@@ -227,7 +227,7 @@ def memory_of(load: RankLoad, parallel: ParallelSettings, choices: MemoryChoices
         learning=choices.learning,
     )
     holders = max(1, load.ranks // (parallel.replicas * parallel.tensor))
-    recomputed = again.describe(model.layers) if load.role.trains else ""
+    recomputed = recomputing.describe(model.layers) if load.role.trains else ""
     if recomputed and (mixers := model.layers - model.attention_layers):
         recomputed += f"; an estimate, {mixers} of {model.layers} layers have no attention"
     peak = peak_memory(part, replace(load, ranks=holders), computing)
