@@ -224,7 +224,7 @@ def test_hidden_states_are_only_for_a_loss(make_engine, program, batch):
 
 def test_engines_that_cannot_be_compared_are_refused(make_engine, program, batch):
     engine = make_engine()
-    with pytest.raises(RunError, match="compared with the role 'teacher', for which there is no other fsdp engine"):
+    with pytest.raises(RunError, match="with the role 'teacher', which has no fsdp engine of its own"):
         engine.forward(batch, ["divergence:teacher:1"])
     engine.compare_with({"actor": engine, "reference": make_engine(role=REFERENCE)})
     assert float(engine.forward(batch, ["divergence:reference:1"])["divergence:reference:1"].abs().max()) < 1e-5
