@@ -293,7 +293,7 @@ def test_the_longest_sequence_that_fits_is_said_before_anything_starts(model: Pa
     found = plan(model, gpu)
     longest = found.figures["memory"]["longest"]["actor"]
     assert longest > 2048
-    assert f"actor: {longest:,} tokens of a sequence or a micro-batch fit with a tenth to spare" in str(found)
+    assert f"actor: a sequence or micro-batch of {longest:,} tokens fits with a tenth to spare" in str(found)
     whole = ["rollout.batch_size=4096", "rollout.group_size=64"]  # a batch that fills any micro-batch
     peaks = [
         plan(model, gpu, *whole, f"train_engine.max_tokens_per_microbatch={tokens}").figures["memory"]["peak"] / 2**30
@@ -312,7 +312,7 @@ def test_more_ranks_are_proposed_where_parameters_are_what_is_large(model: Path)
     assert "trainer_processes" not in str(raised.value.problems[0]), "that many ranks it would refuse"
     with pytest.raises(ConfigError, match="cannot start") as raised:
         plan(model, "placement.gpu_memory_gib=0.01")
-    assert "none of fewer tokens at once, checkpointing, host memory and more ranks is enough" in str(
+    assert "smaller micro-batches, checkpointing, host memory and more ranks do not suffice" in str(
         raised.value.problems[0]
     )
 
@@ -334,7 +334,7 @@ def test_roles_stay_beside_the_one_that_computes(model: Path) -> None:
 def test_without_a_gpu_nothing_is_refused_and_the_need_is_told(model: Path) -> None:
     found = plan(model, "train_engine.max_tokens_per_microbatch=100000000")
     assert found.figures["memory"]["gpu"] is None
-    assert "placement.gpu_memory_gib plans for GPUs elsewhere" in str(found)
+    assert "set placement.gpu_memory_gib to plan for other GPUs" in str(found)
 
 
 def test_colocated_the_plan_says_what_is_left_to_servers(model: Path) -> None:
@@ -506,7 +506,7 @@ def test_settings_that_do_nothing_are_noted(model: Path) -> None:
     assert [note for note in notes if note not in config.cross_notes()] == [
         "rewards: all weights are 0, so every answer earns the same",
         "evaluation.dataset: is that of training, so its score is no held-out one",
-        "train_engine: warmup_steps is 3, and the run has 3 updates: it ends before its warm-up",
+        "train_engine: warmup_steps is 3, but the run has 3 updates: it ends before its warm-up",
     ]
     with pytest.raises(ConfigError, match=r"sampling.stop.0: .* at least 1 character"):
         plan(model, 'sampling.stop=[""]')

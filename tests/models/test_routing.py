@@ -111,5 +111,5 @@ def replayed(folder, batch, choices):
 
 def test_a_loss_of_routers_that_are_not_known_is_refused(tmp_path):
     small_models.make_model("deepseek_v3", tmp_path)
-    with pytest.raises(RunError, match="model type deepseek_v3 has no routers that are known"):
+    with pytest.raises(RunError, match="model type deepseek_v3 has no supported routers"):
         small_models.set_up(tmp_path, router_loss=WEIGHT)

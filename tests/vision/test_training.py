@@ -75,7 +75,7 @@ def test_images_for_a_model_of_text_are_refused(folder, tmp_path):
     from areal_grpo.demonstration.model import make_model
 
     engine = make_engine(make_model(tmp_path / "text"))
-    with pytest.raises(RunError, match="the batch has images, and the model type 'qwen3' sees none"):
+    with pytest.raises(RunError, match="the batch has images, but the model type 'qwen3' supports none"):
         engine.forward(make_batch(folder), ["logprobs"])
     engine.close()
 

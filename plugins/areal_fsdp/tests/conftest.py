@@ -70,7 +70,7 @@ CONFIGS = {
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
-    """A function from a model's kind to its folder; weights are large enough that temperature and position matter."""
+    """Return a function that makes a model's folder. Large weights make outputs depend on temperature and position."""
     made = {}
 
     def make(kind="qwen3"):
@@ -90,7 +90,7 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def program():
-    """The module that the ranks of `test_ranks.py` run, which also holds what all tests share: batch and loss."""
+    """Return the module `rank_program`, which also has the batch and the losses that tests share."""
     path = Path(__file__).parent / "rank_program.py"
     specification = importlib.util.spec_from_file_location("areal_fsdp_rank_program", path)
     module = importlib.util.module_from_spec(specification)
@@ -106,7 +106,7 @@ def batch(program):
 
 @pytest.fixture
 def make_engine(model_folder):
-    """A function that sets up an engine; all of them are closed at the end."""
+    """Return a function that sets up an engine; the fixture closes all engines."""
     engines = []
 
     def make(kind="qwen3", role=ACTOR, temperature=1.0, dtype="float32", total_updates=100, is_exported=False, **more):
@@ -124,7 +124,7 @@ def make_engine(model_folder):
 
 @pytest.fixture(scope="session")
 def adapter_folder(tmp_path_factory, model_folder):
-    """A function from a model's kind to the folder of an adapter for it that is seen: its B is not 0."""
+    """Return a function that makes an adapter's folder for a model; B is not 0, so that the adapter has an effect."""
     made = {}
 
     def make(kind="qwen3"):

@@ -32,7 +32,7 @@ def group():
 
 @pytest.fixture
 def tmp_path(request):
-    """The same folder on every rank."""
+    """Return the same folder on every rank."""
     folder = Path(os.environ["FOLDER"]) / request.node.name
     folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()
@@ -40,7 +40,7 @@ def tmp_path(request):
 
 
 def by_the_first(function):
-    """A function that writes files: on rank 0, the others read them."""
+    """Wrap a function that writes files, so that only rank 0 calls it and the others wait."""
 
     @wraps(function)
     def call(*arguments, **named):

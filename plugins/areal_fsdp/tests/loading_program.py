@@ -1,9 +1,9 @@
-"""What one of several ranks does in `test_loading.py`.
+"""Run one rank of `test_loading.py`.
 
     python loading_program.py RANK RANKS STORE MODEL FOLDER SETTINGS
 
-It sets up an engine and counts what is read from files and what memory tensors have at a time. Rank r writes
-`rank{r}.pt` into FOLDER.
+Set up an engine, count the bytes read from files, and measure the peak memory of tensors. Rank r writes `rank{r}.pt`
+into FOLDER.
 """
 
 import builtins
@@ -31,7 +31,7 @@ ROLES = {role.name: role for role in (ACTOR, CRITIC, REFERENCE)}
 
 
 class Counted:
-    """A slice of a file that counts the bytes that are taken of it."""
+    """A slice of a file that counts the bytes read from it."""
 
     def __init__(self, part, key, read, broken):
         self._part, self._key, self._read, self._broken = part, key, read, broken
@@ -39,16 +39,16 @@ class Counted:
     def __getattr__(self, name):
         return getattr(self._part, name)
 
-    def __getitem__(self, place):
+    def __getitem__(self, index):
         if self._broken:
             raise OSError("the disk is gone")
-        found = self._part[place]
-        self._read[self._key] += found.nbytes
-        return found
+        values = self._part[index]
+        self._read[self._key] += values.nbytes
+        return values
 
 
 def count_reading(broken):
-    """Bytes that this process takes from safetensors files, by tensor; where the disk is `broken`, none."""
+    """Return a counter of the bytes that this process reads from safetensors files, by tensor; raise if `broken`."""
     read, real = Counter(), safetensors.safe_open
 
     class Opened:
@@ -63,7 +63,7 @@ def count_reading(broken):
             return self._file.__exit__(*error)
 
         def __getattr__(self, name):
-            assert name in ("keys", "metadata"), f"a way to read that is not counted: {name}"
+            assert name in ("keys", "metadata"), f"this method's reading is not counted: {name}"
             return getattr(self._file, name)
 
         def get_slice(self, key):
@@ -73,8 +73,8 @@ def count_reading(broken):
     return read
 
 
-class Held(TorchDispatchMode):
-    """Bytes of the memory that operations have given to tensors and that is still theirs; the most at a time."""
+class MemoryMeter(TorchDispatchMode):
+    """Counts the bytes of live CPU tensors that operations allocated; `most` is the peak."""
 
     def __init__(self):
         super().__init__()
@@ -85,32 +85,32 @@ class Held(TorchDispatchMode):
         result = function(*arguments, **(named or {}))
         for tensor in tree_leaves(result):
             if type(tensor) is torch.Tensor and tensor.device.type == "cpu":
-                self._see(tensor.untyped_storage())
+                self._add(tensor.untyped_storage())
         return result
 
-    def _see(self, storage):
+    def _add(self, storage):
         if storage._cdata not in self._known and storage.nbytes():
             self._known.add(storage._cdata)
             self.now += storage.nbytes()
             self.most = max(self.most, self.now)
-            weakref.finalize(storage, self._lose, storage._cdata, storage.nbytes())
+            weakref.finalize(storage, self._remove, storage._cdata, storage.nbytes())
 
-    def _lose(self, place, size):
-        self._known.discard(place)
+    def _remove(self, address, size):
+        self._known.discard(address)
         self.now -= size
 
 
-class Watched(FSDPEngine):
-    """Knows when the model is in its place; the check that follows gathers layer by layer, as training does."""
+class MeasuredEngine(FSDPEngine):
+    """Records the peak memory of loading, before the probe gathers layers."""
 
     def _place(self, *arguments):
         result = super()._place(*arguments)
-        self.most = held.most
+        self.most = meter.most
         return result
 
 
 def fail_in_parts(error):
-    """Let this process fail to read models in parts."""
+    """Make this process fail to read models in parts."""
 
     def recognize(*_):
         raise error("no such luck")
@@ -118,7 +118,7 @@ def fail_in_parts(error):
     loading.ModelFiles.recognize = recognize
 
 
-held = Held()
+meter = MemoryMeter()
 
 
 def main():
@@ -126,17 +126,18 @@ def main():
     settings = {"role": "actor", "dtype": "float32", **json.loads(sys.argv[6])}
     role, dtype = ROLES[settings.pop("role")], settings.pop("dtype")
     torch.set_num_threads(1)
-    told = []
-    logging.getLogger("areal_fsdp.parallel.loading").addFilter(lambda record: told.append(record.getMessage()) or True)
+    logged = []
+    logger = logging.getLogger("areal_fsdp.parallel.loading")
+    logger.addFilter(lambda record: logged.append(record.getMessage()) or True)
     dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
     read = count_reading(settings.pop("fails", None) == rank)
-    failing, kind = settings.pop("fails_in_parts", (None, ""))
-    if failing == rank:
-        fail_in_parts(getattr(builtins, kind))
-    engine = Watched(FSDPConfig(**settings))
-    results = {"told": told, "refusal": ""}
+    failing_rank, error_name = settings.pop("fails_in_parts", (None, ""))
+    if failing_rank == rank:
+        fail_in_parts(getattr(builtins, error_name))
+    engine = MeasuredEngine(FSDPConfig(**settings))
+    results = {"log": logged, "refusal": ""}
     try:
-        with held:
+        with meter:
             engine.setup(ModelReference(model, dtype), role, OptimizerSettings(total_updates=100, temperature=1.0))
     except RunError as error:
         results["refusal"] = str(error)

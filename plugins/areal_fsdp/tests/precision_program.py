@@ -1,4 +1,4 @@
-"""What one of two ranks does in `test_precision.py`: python precision_program.py RANK MODEL FOLDER.
+"""Run one of two ranks of `test_precision.py`: python precision_program.py RANK MODEL FOLDER.
 
 Rank r writes `rank{r}.pt` into FOLDER.
 """
@@ -20,13 +20,14 @@ from areal_fsdp.engine import FSDPEngine
 def main():
     rank, model, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     torch.set_num_threads(1)
-    told = []
-    logging.getLogger("areal_fsdp.parallel.loading").addFilter(lambda record: told.append(record.getMessage()) or True)
+    logged = []
+    logger = logging.getLogger("areal_fsdp.parallel.loading")
+    logger.addFilter(lambda record: logged.append(record.getMessage()) or True)
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
     engine = FSDPEngine(FSDPConfig(learning_rate=1e-3))
     engine.setup(ModelReference(model, "bfloat16"), ACTOR, OptimizerSettings(total_updates=100, temperature=1.0))
     batch = make_batch()
-    results = {"told": told, "stored": parameters_of(engine)}
+    results = {"log": logged, "stored": parameters_of(engine)}
     results["buffers"] = dict(engine._module.model.named_buffers())
     results["outputs"] = engine.forward(batch, ["logprobs"])["logprobs"]
     results["gradients"], _ = gradients_of(engine, batch)

@@ -1,4 +1,4 @@
-"""What one of several ranks does in `test_ranks.py`: python rank_program.py RANK RANKS STORE MODEL FOLDER SETTINGS.
+"""Run one rank of `test_ranks.py`: python rank_program.py RANK RANKS STORE MODEL FOLDER SETTINGS.
 
 Rank r writes `rank{r}.pt` into FOLDER: gradients, metrics, outputs, parameters, by name.
 """
@@ -44,18 +44,18 @@ def policy_loss(batch, outputs):
 
 
 def train(engine, batch, loss=policy_loss, outputs=OUTPUTS):
-    """One update; its metrics as numbers."""
+    """Make an update, and return its metrics as numbers."""
     return numbers_of(engine.train([LossSpec("any", batch, outputs, loss)]))
 
 
 def make_pairs():
-    """The batch in units of two sequences that stand far apart."""
+    """Return the batch with units of two sequences that are far apart."""
     batch = make_batch()
     return batch.with_units(torch.arange(len(batch)) % (len(batch) // 2), margin=torch.arange(4.0))
 
 
 def train_pairs(engine):
-    """One update on the pairs: metrics, and the rows (by their `episode_id`) of each unit that the loss saw."""
+    """Make an update on the pairs; return metrics, and the `episode_id`s of each unit that the loss got."""
     seen = []
 
     def watch(part, outputs):
@@ -70,7 +70,7 @@ def train_pairs(engine):
 
 
 def uneven_loss(rank):
-    """Logs metrics of every kind under names that no other rank has."""
+    """Return a loss that logs metrics of every kind with names that no other rank has."""
 
     def loss(batch, outputs):
         result = policy_loss(batch, outputs)
@@ -90,7 +90,7 @@ def whole(tensor):
 
 
 def gradients_of(engine, batch, loss=policy_loss, outputs=OUTPUTS):
-    """Gradients and metrics of one `train`, whose update is left out."""
+    """Return gradients and metrics of `train`, without an update."""
     found = {}
 
     def keep(rate):
@@ -108,12 +108,12 @@ def gradients_of(engine, batch, loss=policy_loss, outputs=OUTPUTS):
 
 
 def hidden_loss(part, outputs):
-    """Reads one of the outputs that it has asked for, which is not computed by the head."""
+    """Return a loss that reads only hidden states, although other outputs are requested."""
     return LossResult((outputs["hidden"].square().mean(-1) * part["loss_weights"]).sum())
 
 
 def compared(engine, other, batch):
-    """The divergence from another engine as a column, and the gradients of it beside a policy's."""
+    """Return the divergence from another engine for each token, and the gradients of a loss with it."""
     name = f"divergence:{REFERENCE.name}:0.5"
     engine.compare_with({"any": engine, REFERENCE.name: other})
 
@@ -126,7 +126,7 @@ def compared(engine, other, batch):
 
 
 def with_choices(engine, batch, missing=()):
-    """The batch with experts drawn for each token but those of some sequences, already shifted."""
+    """Return the batch with random experts for each token, except in sequences `missing`; already shifted."""
     routers = engine._routing._routers
     generator = torch.Generator().manual_seed(7)
     drawn = torch.rand(batch.token_count, len(routers), routers[0].num_experts, generator=generator)

@@ -1,4 +1,4 @@
-"""The engine with an adapter, alone; `test_ranks.py` has several ranks, `test_conformance.py` the core's suite."""
+"""The engine with an adapter on one rank; `test_ranks.py` has several ranks, `test_conformance.py` the core's suite."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from areal_testing.conformance.models import reference_outputs
 ADAPTER = {"adapter": {"rank": 4}}
 
 
-def test_base_and_adapter_by_peft_the_merged_export_and_the_engine_agree(
+def test_the_engine_its_merged_export_and_peft_with_its_adapter_agree(
     tmp_path, make_engine, model_folder, program, batch
 ):
     engine = make_engine(**ADAPTER, learning_rate=1e-2)
@@ -58,24 +58,23 @@ def test_the_gradient_is_that_of_automatic_differentiation_through_peft(
 
 
 @pytest.mark.parametrize("outputs", [["logprobs", "entropy"], ["topk:3"]])
-def test_a_frozen_head_costs_no_gradient_of_its_weight(make_engine, program, batch, monkeypatch, outputs):
-    """The product is counted: none with an adapter, some without."""
-    made = []
+def test_no_gradient_of_a_frozen_head_is_computed(make_engine, program, batch, monkeypatch, outputs):
+    products = []
     add = logprobs.add_product
-    monkeypatch.setattr(logprobs, "add_product", lambda *tensors: made.append(add(*tensors)))
-    loss = program.policy_loss if "logprobs" in outputs else _of_topk
+    monkeypatch.setattr(logprobs, "add_product", lambda *tensors: products.append(add(*tensors)))
+    loss = program.policy_loss if "logprobs" in outputs else _topk_loss
     program.train(make_engine(**ADAPTER), batch, loss, outputs)
-    assert made == []
+    assert products == []
     program.train(make_engine(), batch, loss, outputs)
-    assert made != []
+    assert products != []
 
 
-def _of_topk(batch, outputs):
+def _topk_loss(batch, outputs):
     return LossResult((outputs["topk:3"].sum(-1) * batch["loss_weights"]).sum())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_checkpoint_holds_the_adapter_and_its_moments_alone(tmp_path, make_engine, program, batch, dtype):
+def test_a_checkpoint_holds_only_the_adapter_and_its_moments(tmp_path, make_engine, program, batch, dtype):
     engine = make_engine(**ADAPTER, dtype=dtype)
     for _ in range(2):
         program.train(engine, batch)
@@ -97,7 +96,7 @@ def test_a_checkpoint_holds_the_adapter_and_its_moments_alone(tmp_path, make_eng
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_base_is_held_once_in_the_models_dtype(make_engine, program, batch, dtype):
+def test_the_base_has_the_models_dtype_and_no_masters(make_engine, program, batch, dtype):
     engine = make_engine(**ADAPTER, dtype=dtype)
     program.train(engine, batch)
     for name, value in engine._module.model.named_parameters():
@@ -107,7 +106,7 @@ def test_the_base_is_held_once_in_the_models_dtype(make_engine, program, batch, 
     assert len(engine._optimizer.state) == len(engine._parameters) == 2 * 2 * 7
 
 
-def test_the_frozen_base_is_base_as_the_reference(make_engine, model_folder, program, batch):
+def test_a_reference_from_the_base_equals_a_reference_of_its_own(make_engine, model_folder, program, batch):
     reference = ModelReference(str(model_folder("qwen3")))
     engine, apart = make_engine(**ADAPTER, learning_rate=1e-2), make_engine(role=REFERENCE)
     assert isinstance(engine, AdapterEngine)
@@ -130,7 +129,7 @@ def test_the_frozen_base_is_base_as_the_reference(make_engine, model_folder, pro
     program.train(engine, batch)
 
 
-def test_what_is_not_the_base_is_not_lent(make_engine, model_folder, adapter_folder):
+def test_a_reference_other_than_the_base_is_not_shared(make_engine, model_folder, adapter_folder):
     reference = ModelReference(str(model_folder("qwen3")))
     engine = make_engine(**ADAPTER)
     assert make_engine().reference_from_base(reference, REFERENCE) is None
@@ -140,7 +139,7 @@ def test_what_is_not_the_base_is_not_lent(make_engine, model_folder, adapter_fol
     assert begun.reference_from_base(ModelReference(str(model_folder("llama"))), REFERENCE) is None
 
 
-def test_a_reference_of_a_policy_that_began_from_an_adapter_has_it_too(make_engine, adapter_folder, batch):
+def test_the_reference_of_a_policy_that_starts_from_an_adapter_has_the_adapter_too(make_engine, adapter_folder, batch):
     begun = {"adapter": {"from_folder": adapter_folder("llama")}}
     wanted = make_engine("llama", **begun).forward(batch, ["logprobs"])["logprobs"]
     plain = make_engine("llama", role=REFERENCE).forward(batch, ["logprobs"])["logprobs"]
@@ -149,18 +148,18 @@ def test_a_reference_of_a_policy_that_began_from_an_adapter_has_it_too(make_engi
     assert float((found - plain).abs().max()) > 0.1
 
 
-def test_a_critic_learns_its_head_beside_its_adapter(tmp_path, make_engine, program, batch):
+def test_a_critic_trains_its_head_in_addition_to_its_adapter(tmp_path, make_engine, program, batch):
     critic = make_engine("llama", role=CRITIC, dtype="bfloat16", **ADAPTER)
     assert critic._parameters["score.weight"].dtype == torch.float32
     before = critic._parameters["score.weight"].clone()
     program.train(critic, batch, program.hidden_loss, ["values", "hidden"])
-    program.train(critic, batch, _of_values, ["values"])
+    program.train(critic, batch, _value_loss, ["values"])
     assert not torch.equal(critic._parameters["score.weight"], before)
     critic.export(tmp_path / "export")
     assert (tmp_path / "export" / "adapter" / "adapter_model.safetensors").is_file()
 
 
-def _of_values(batch, outputs):
+def _value_loss(batch, outputs):
     return LossResult((outputs["values"].square() * batch["loss_weights"]).sum())
 
 
@@ -168,16 +167,16 @@ def test_wrong_combinations_are_refused_before_the_start(make_engine):
     class Run:
         longest_sequence, trainer_processes, inference_engine, model = 10, 2, None, ModelReference("elsewhere")
 
-    (told,) = FSDPConfig(**ADAPTER, parallel={"tensor": 2}).check(Run)
-    assert "parallel.tensor is 2" in told
-    (told,) = FSDPConfig(adapter={"from_folder": "nowhere"}).check(Run)
-    assert "cannot be read" in told
+    (problem,) = FSDPConfig(**ADAPTER, parallel={"tensor": 2}).check(Run)
+    assert "parallel.tensor is 2" in problem
+    (problem,) = FSDPConfig(adapter={"from_folder": "nowhere"}).check(Run)
+    assert "cannot be read" in problem
     with pytest.raises(RunError, match="no matrix in the model's layers is called query"):
         make_engine("llama", adapter={"modules": ["query"]})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_synced_alone_it_is_what_peft_reads_and_its_export_stays_whole(
+def test_sync_alone_sends_the_exported_adapter_and_the_export_keeps_the_whole_model(
     tmp_path, make_engine, model_folder, program, batch, dtype
 ):
     engine = make_engine("llama", adapter={"rank": 4, "alpha": 12, "sync": "alone"}, learning_rate=1e-2, dtype=dtype)

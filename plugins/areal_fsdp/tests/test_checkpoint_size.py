@@ -1,4 +1,4 @@
-"""The size of a checkpoint that is planned with before a run is that of the tensors that are saved."""
+"""The planned size of a checkpoint equals the size of the saved tensors."""
 
 import json
 
@@ -12,7 +12,7 @@ from areal_fsdp.config import FSDPConfig
 AVERAGE = Role("average", ema=EMA("actor", 0.9))
 CRITIC = Role("critic", head="scalar", trains=True)
 RANDOM_STATE = 1 << 13
-"""Bytes of the random state and of the steps of the optimizer, which no plan counts."""
+"""Bytes of random states and the optimizer's step counts, which the plan leaves out."""
 
 
 @pytest.mark.parametrize(

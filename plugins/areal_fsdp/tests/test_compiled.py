@@ -1,4 +1,4 @@
-"""Compiled layers and head against eager ones. The compiler's code generator is left out, except in the long test."""
+"""Compiled layers and head equal eager ones. Only the slowest test generates code; the others run traced graphs."""
 
 import shutil
 from itertools import product
@@ -30,7 +30,7 @@ def assert_close(found, wanted, tolerance=1e-5):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """Graphs are made and run as they are; counts start at nothing."""
+    """Run traced graphs without code generation, and reset the counters."""
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     monkeypatch.setattr(compiling, "FEWEST_TOKENS", 0)
     monkeypatch.setattr(logprobs, "_SMALL_CHUNK_ELEMENTS", 0)
@@ -52,7 +52,7 @@ def traced(monkeypatch):
         for each in product(("qwen3", "gpt2", "qwen3_moe", "llama", "mistral"), ("none", "selective", "full"))
     ],
 )
-def test_equals_eager_and_never_compiles_anew(make_engine, program, kind, recompute):
+def test_compiled_equals_eager_without_recompilation(make_engine, program, kind, recompute):
     eager = make_engine(kind, temperature=0.7)
     compiled = make_engine(
         kind, temperature=0.7, compile=True, activation_checkpointing=recompute, logprob_chunk_tokens=16
@@ -73,8 +73,8 @@ def test_equals_eager_and_never_compiles_anew(make_engine, program, kind, recomp
 
 
 @pytest.mark.usefixtures("traced")
-def test_a_rank_without_a_sequence_compiles_nothing_more(make_engine, program, batch):
-    """Where entropy is a metric alone, ranks that only keep others company go through the same graphs as these."""
+def test_a_rank_without_a_sequence_compiles_no_further_graph(make_engine, program, batch):
+    """If entropy is only a metric, ranks with dummy micro-batches use the same graphs as the others."""
 
     def loss(part, outputs):
         value = (part["loss_weights"] * outputs["logprobs"]).sum()
@@ -89,7 +89,7 @@ def test_a_rank_without_a_sequence_compiles_nothing_more(make_engine, program, b
 
 
 @pytest.mark.usefixtures("traced")
-def test_any_microbatches_and_roles(make_engine, program, batch):
+def test_micro_batches_and_roles_share_graphs(make_engine, program, batch):
     whole, _ = program.gradients_of(make_engine(), batch)
     engine = make_engine(compile=True, max_tokens_per_microbatch=31)
     assert_close(program.gradients_of(engine, batch)[0], whole)
@@ -133,7 +133,7 @@ def test_updates_of_masters_are_those_of_torch(make_engine, program, batch, budg
         assert working.grad is None
 
 
-def test_one_update_of_a_tensor():
+def test_an_update_of_one_tensor_equals_the_formula():
     torch.manual_seed(0)
     for shape in [(6, 128), (7,)]:
         parameter = torch.nn.Parameter(torch.randn(shape))
@@ -169,7 +169,7 @@ def test_sharded(make_engine, program, batch, monkeypatch, recompute):
     assert difference < 0.02 * torch.cat([gradient.flatten() for gradient in exact.values()]).norm()
 
 
-def test_masters_add_up_in_float32(make_engine, program, batch):
+def test_masters_accumulate_gradients_in_float32(make_engine, program, batch):
     engine = make_engine(dtype="bfloat16")
     one, _ = program.gradients_of(engine, batch)
     twice, _ = program.gradients_of(make_engine(dtype="bfloat16", max_tokens_per_microbatch=31), batch)
@@ -188,7 +188,7 @@ def test_generated_code_equals_eager(make_engine, program, batch, recompute):
     torch._dynamo.reset()
 
 
-def test_not_on_a_cpu_unless_asked(monkeypatch, caplog):
+def test_the_default_on_a_cpu_is_not_to_compile(monkeypatch, caplog):
     cpu = torch.device("cpu")
     assert not compiling.should_compile(None, cpu)
     assert not compiling.should_compile(False, cpu)
@@ -198,7 +198,7 @@ def test_not_on_a_cpu_unless_asked(monkeypatch, caplog):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_a_kernel_that_is_missing_is_refused_by_name(make_engine, monkeypatch):
+def test_a_named_kernel_that_is_not_installed_is_refused(make_engine, monkeypatch):
     from areal_fsdp.attention import kernels
 
     monkeypatch.setitem(kernels._MAKERS, "flash4", lambda: __import__("nothing_of_this_name"))

@@ -41,7 +41,7 @@ class TestWithLittleMemory(TrainEngineSuite):
 
 @pytest.mark.nightly
 class TestWithAdapter(TrainEngineSuite):
-    """What the suite differentiates automatically has the same adapter, by PEFT's own layers."""
+    """The reference model, which the suite differentiates with autograd, has the same adapter in PEFT's layers."""
 
     def make_engine(self, **settings):
         return FSDPEngine(FSDPConfig(**settings, adapter={"rank": 8}))
@@ -82,7 +82,7 @@ class TestWithAdapter(TrainEngineSuite):
             training.same_tensors(training.parameters_of(target), training.parameters_of(critic), "after a copy")
 
     def test_a_snapshot_reports_its_memory(self, tmp_path):
-        """That of the adapter and its moments, and of little besides: the base is in no checkpoint."""
+        """The size covers the adapter and its moments; the base is in no checkpoint."""
         model = training.make_model(tmp_path / "model")
         with self.engine(model) as engine:
             shapes = {name: value.shape for name, value in engine.named_full_parameters()}
@@ -91,7 +91,7 @@ class TestWithAdapter(TrainEngineSuite):
 
 
 class TestWithAnMoE(TrainEngineSuite):
-    """Where the suite would make a Qwen3."""
+    """The suite's tests with a Mixtral instead of a Qwen3."""
 
     @pytest.fixture(autouse=True)
     def _moe_models(self, monkeypatch):

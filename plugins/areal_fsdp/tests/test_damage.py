@@ -1,4 +1,4 @@
-"""Damaged weights and checkpoints: what is wrong is named in one line."""
+"""Errors for damaged weights and checkpoints name the problem in one line."""
 
 import re
 import shutil
@@ -10,7 +10,7 @@ from areal_core.errors import RunError
 
 
 def rewritten(source, target, change):
-    """A copy of a model's folder whose tensors were changed."""
+    """Copy a model's folder with changed tensors."""
     shutil.copytree(source, target)
     tensors = load_file(target / "model.safetensors")
     change(tensors)
@@ -44,7 +44,7 @@ def test_a_damaged_adapter_is_not_called_a_damaged_model(make_engine, adapter_fo
     assert "soft-capped" not in str(raised.value)
 
 
-def test_a_tensor_of_another_shape_is_named_with_both(make_engine, model_folder, tmp_path):
+def test_the_error_for_another_shape_names_both_shapes(make_engine, model_folder, tmp_path):
     name = "model.layers.1.mlp.up_proj.weight"
 
     def cut(tensors):
@@ -60,18 +60,18 @@ def test_a_tensor_of_another_shape_is_named_with_both(make_engine, model_folder,
     assert (int(found[2]) + 1, found[3]) == (int(found[4]), found[5])
 
 
-def test_an_export_that_would_fail_at_the_end_fails_before_anything_is_trained(make_engine, model_folder, tmp_path):
-    """Nothing else of the engine reads the tokenizer, or knows whether the generation config can be written."""
+def test_an_export_that_would_fail_fails_at_setup(make_engine, model_folder, tmp_path):
+    """Setup reads the tokenizer and writes the generation config only for this check."""
     folder = tmp_path / "model"
     shutil.copytree(model_folder(), folder)
     (folder / "tokenizer.json").write_text("{")
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    with pytest.raises(RunError, match=r"the export of '.*model', which was tried before the run, failed"):
+    with pytest.raises(RunError, match=r"a trial export of '.*model' failed"):
         make_engine(folder, is_exported=True)
     make_engine(folder)  # a role that no run exports, such as a critic, needs no files for it
 
 
-def test_a_damaged_checkpoint_is_refused_in_a_line(make_engine, tmp_path):
+def test_the_error_for_a_damaged_checkpoint_is_one_line(make_engine, tmp_path):
     engine = make_engine()
     for name in (".metadata", "__0_0.distcp"):
         engine.save(tmp_path / name)

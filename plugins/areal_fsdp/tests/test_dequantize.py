@@ -1,4 +1,4 @@
-"""Quantized folders, made here by the published formats: refused in training, and written in bfloat16 once."""
+"""Quantized folders in the published formats: engines refuse them, and a command writes them in bfloat16."""
 
 import json
 import re
@@ -25,7 +25,7 @@ SIZES = {
     "pad_token_id": 0,
 }
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-"""The numbers of MXFP4 by their code (OCP Microscaling Formats 1.0, section 5.3.3)."""
+"""Values of MXFP4 by their code (OCP Microscaling Formats 1.0, section 5.3.3)."""
 BLOCK = 128
 
 
@@ -37,7 +37,7 @@ def main(words):
 
 
 def in_fp8(weight):
-    """As DeepSeek-V3's files, blocks of 128 x 128 with a scale each: codes, scales, and what they stand for."""
+    """Return codes, scales and values of a weight in DeepSeek-V3's format: a scale for each block of 128 x 128."""
     rows, columns = (-(-size // BLOCK) for size in weight.shape)
     scales, codes = torch.zeros(rows, columns), torch.zeros_like(weight)
     for row in range(rows):
@@ -51,7 +51,7 @@ def in_fp8(weight):
 
 
 def in_mxfp4(weight):
-    """Of [experts, in, out]: codes, two in a byte, and the exponent of each 32, as gpt-oss's files have them."""
+    """Return codes, exponents and values of [experts, in, out] in gpt-oss's format: two codes a byte, blocks of 32."""
     groups = weight.transpose(1, 2).unflatten(-1, (-1, 32))
     exponents = torch.floor(torch.log2(groups.abs().amax(-1))) - 2
     codes = (groups / exponents.exp2()[..., None])[..., None].sub(FP4).abs().argmin(-1)
@@ -117,7 +117,7 @@ KINDS = {
 
 @pytest.fixture(params=KINDS)
 def quantized(request, tmp_path):
-    """A quantized folder, and the weights that it stands for, by the names of one that is not quantized."""
+    """Return a quantized folder and its weights, by the names of a folder that is not quantized."""
     make_config, make, settings = KINDS[request.param]
     torch.manual_seed(3)
     folder = tmp_path / "quantized"
@@ -140,14 +140,14 @@ def quantized(request, tmp_path):
 
 
 @pytest.mark.parametrize("role", [ACTOR, REFERENCE])
-def test_quantized_weights_are_neither_trained_nor_compared_with(quantized, role):
+def test_engines_refuse_quantized_weights(quantized, role):
     folder, _ = quantized
     with pytest.raises(RunError, match="are quantized") as refused:
         load_model(ModelReference(str(folder), "bfloat16"), role)
     assert refused.value.hints[0].startswith(f"write it in bfloat16 once, areal dequantize {folder} ")
 
 
-def test_they_are_written_in_bfloat16_once(quantized, make_engine, tmp_path):
+def test_dequantized_weights_are_written_in_bfloat16(quantized, make_engine, tmp_path):
     folder, whole = quantized
     target = tmp_path / "plain"
     assert main([str(folder), str(target)]) == 0
@@ -172,7 +172,7 @@ def test_they_are_written_in_bfloat16_once(quantized, make_engine, tmp_path):
 
 
 @pytest.mark.parametrize("quantized", ["mxfp4"], indirect=True)
-def test_mxfp4_is_what_transformers_makes_of_it(quantized):
+def test_mxfp4_is_dequantized_as_in_transformers(quantized):
     folder, whole = quantized
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
@@ -181,7 +181,7 @@ def test_mxfp4_is_what_transformers_makes_of_it(quantized):
         assert torch.equal(tensor, whole[name]), name
 
 
-def test_what_does_not_fit_is_named_and_leaves_no_folder(quantized, tmp_path):
+def test_tensors_that_do_not_fit_are_named_and_no_folder_is_left(quantized, tmp_path):
     folder, _ = quantized
     file = folder / "model-00002-of-00002.safetensors"
     stored = load_file(file)
@@ -238,7 +238,7 @@ def test_parameters_are_counted_without_reading_them(quantized):
     assert shapes == {name: tuple(tensor.shape) for name, tensor in whole.items()}
 
 
-def test_what_is_no_model_is_named(tmp_path, monkeypatch):
+def test_a_folder_without_a_model_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "adapter").mkdir()
     with pytest.raises(RunError, match=r"it has no config\.json"):

@@ -28,7 +28,7 @@ def assert_close(found, wanted, tolerance=1e-6):
 
 
 def hugging_face_outputs(folder, batch, temperature):
-    """Log-probabilities and entropy one sequence at a time, from the logits of transformers' own model."""
+    """Return log-probabilities and entropy from the logits of transformers' model, one sequence at a time."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     logprobs, entropies = [], []
     for ids, targets in zip(
@@ -42,7 +42,9 @@ def hugging_face_outputs(folder, batch, temperature):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
-def test_packed_equals_one_by_one_in_values_and_gradients(kind, temperature, make_engine, model_folder, batch, program):
+def test_packed_sequences_have_the_values_and_gradients_of_single_sequences(
+    kind, temperature, make_engine, model_folder, batch, program
+):
     engine = make_engine(kind, temperature=temperature)
     model, wanted = hugging_face_outputs(model_folder(kind), batch, temperature)
     found = engine.forward(batch, program.OUTPUTS)
@@ -55,7 +57,7 @@ def test_packed_equals_one_by_one_in_values_and_gradients(kind, temperature, mak
     assert_close(gradients, expected, 2e-5 * scale)
 
 
-def test_any_microbatches_give_the_same_gradient(make_engine, program, batch):
+def test_the_gradient_does_not_depend_on_micro_batches(make_engine, program, batch):
     whole, metrics = program.gradients_of(make_engine(), batch)
     assert max(gradient.abs().max() for gradient in whole.values()) > 1e-2
     for budget in (60, 31, 30):
@@ -64,7 +66,7 @@ def test_any_microbatches_give_the_same_gradient(make_engine, program, batch):
         assert other == pytest.approx(metrics, abs=1e-5)
 
 
-def test_measurements_are_of_the_work_since_the_last_ones(make_engine, program, batch):
+def test_measurements_cover_the_work_since_the_last_call(make_engine, program, batch):
     engine = make_engine(max_tokens_per_microbatch=60)
     assert engine.measurements() == {}
     program.gradients_of(engine, batch)
@@ -79,7 +81,7 @@ def test_measurements_are_of_the_work_since_the_last_ones(make_engine, program, 
     assert engine.measurements() == {}
 
 
-def test_siblings_apart_and_any_order_give_the_same_gradient(make_engine, program, batch):
+def test_the_gradient_does_not_depend_on_the_order_of_sequences(make_engine, program, batch):
     engine = make_engine()
     whole, _ = program.gradients_of(engine, batch)
     apart = [program.gradients_of(engine, batch.select(rows))[0] for rows in ([0, 2, 4, 6], [7, 5, 3, 1])]
@@ -102,7 +104,7 @@ def test_activation_checkpointing_changes_nothing(make_engine, program, batch, k
 
 
 def kept_while_training(engine, program, batch):
-    """Bytes that the layers keep for the backward pass, as autograd and checkpoints hold them."""
+    """Return the bytes that layers keep for the backward pass, in autograd and in checkpoints."""
     found, live = [], {}
     gc.collect()
     of_other_tests = {id(value) for value in gc.get_objects() if type(value) is torch.Tensor}
@@ -141,13 +143,13 @@ def test_each_kind_of_checkpointing_keeps_less(make_engine, program):
     assert kept["full"] < kept["budget"] < kept["selective"] < kept["none"], kept
 
 
-def test_a_budget_for_layers_that_nobody_knows_is_refused(make_engine):
+def test_an_activation_budget_for_unknown_layers_is_refused(make_engine):
     make_engine("gpt2", activation_checkpointing="selective")
-    with pytest.raises(RunError, match="what they keep is not known"):
+    with pytest.raises(RunError, match="activations of this model's layers are not known"):
         make_engine("gpt2", activation_checkpointing="selective", activation_memory_gib=1)
 
 
-def test_training_raises_the_probability_of_what_is_rewarded(make_engine, program, batch):
+def test_training_raises_the_probability_of_rewarded_tokens(make_engine, program, batch):
     engine = make_engine(learning_rate=1e-2)
 
     def likelihood(part, outputs):
@@ -213,7 +215,7 @@ def test_export_loads_with_transformers(kind, make_engine, program, batch, model
     assert_close(again.forward(batch, ["logprobs"]), engine.forward(batch, ["logprobs"]), 0)
 
 
-def test_export_brings_the_tokenizer(make_engine, model_folder, tmp_path):
+def test_an_export_contains_the_tokenizer(make_engine, model_folder, tmp_path):
     words = {"[UNK]": 0, "sum": 1, "is": 2}
     source = tmp_path / "source"
     shutil.copytree(model_folder(), source)
@@ -226,7 +228,7 @@ def test_export_brings_the_tokenizer(make_engine, model_folder, tmp_path):
     assert tokenizer.chat_template == "{{ messages }}"
 
 
-def test_names_are_those_of_the_files(make_engine, model_folder):
+def test_parameters_have_the_names_of_the_files(make_engine, model_folder):
     from safetensors import safe_open
 
     for kind in KINDS:
@@ -298,7 +300,7 @@ def test_reward_model_without_a_head_is_refused(make_engine):
         make_engine(role=REWARD_MODEL)
 
 
-def test_unreadable_models(make_engine, tmp_path, model_folder):
+def test_unreadable_models_are_refused(make_engine, tmp_path, model_folder):
     with pytest.raises(RunError, match=r"no config\.json"):
         make_engine(tmp_path)
     (tmp_path / "config.json").write_text((model_folder() / "config.json").read_text())
@@ -309,20 +311,20 @@ def test_unreadable_models(make_engine, tmp_path, model_folder):
         make_engine(tmp_path)
 
 
-def test_sequences_that_do_not_fit(make_engine, program):
+def test_sequences_longer_than_the_model_s_positions_are_refused(make_engine, program):
     long = program.make_batch(lengths=(5, 65))
     with pytest.raises(RunError, match="65 tokens is beyond the model's max_position_embeddings of 64"):
         make_engine().forward(long, ["logprobs"])
 
 
-def test_a_sequence_over_the_budget_changes_no_gradient(make_engine, program):
+def test_a_sequence_over_the_budget_does_not_change_the_gradient(make_engine, program):
     batch = program.make_batch(lengths=(5, 60))
     whole, _ = program.gradients_of(make_engine(), batch)
     alone, _ = program.gradients_of(make_engine(max_tokens_per_microbatch=50), batch)
     assert_close(alone, whole)
 
 
-def test_a_head_that_is_no_product_is_refused(make_engine, monkeypatch):
+def test_a_head_that_is_not_linear_is_refused(make_engine, monkeypatch):
     original = torch.nn.Linear.forward
     monkeypatch.setattr(
         torch.nn.Linear, "forward", lambda self, x: original(self, x) * (1.01 if self.out_features == 62 else 1)
@@ -339,7 +341,7 @@ def test_packed_attention_that_mixes_sequences_is_not_used(make_engine, monkeypa
     assert make_engine("llama")._module.in_rows
 
 
-def test_close_twice(make_engine, batch):
+def test_close_can_be_called_twice(make_engine, batch):
     engine = make_engine()
     engine.close()
     engine.close()
@@ -347,7 +349,7 @@ def test_close_twice(make_engine, batch):
         engine.forward(batch, ["logprobs"])
 
 
-def test_missing_checkpoint(make_engine, tmp_path):
+def test_a_missing_checkpoint_is_refused(make_engine, tmp_path):
     with pytest.raises(RunError, match="cannot be loaded"):
         make_engine().load(tmp_path / "nothing")
     reference = make_engine(role=REFERENCE)
@@ -356,21 +358,21 @@ def test_missing_checkpoint(make_engine, tmp_path):
         make_engine().load(tmp_path / "frozen")
 
 
-def test_a_layout_that_the_ranks_do_not_give_is_refused(make_engine):
+def test_degrees_that_do_not_fit_the_ranks_are_refused_at_setup(make_engine):
     from areal_core.errors import RunError
 
     with pytest.raises(RunError, match="does not give the 1 ranks"):
         make_engine(parallel={"tensor": 2})
 
 
-def test_ranks_of_a_context_have_so_many_tokens_each():
+def test_the_token_budget_is_per_rank_of_context():
     from areal_fsdp.config import FSDPConfig
 
     assert FSDPConfig(max_tokens_per_microbatch=100, parallel={"context": 4}).tokens_at_once == 400
 
 
-def test_a_token_beyond_the_vocabulary_is_named(make_engine, batch):
+def test_a_token_outside_the_vocabulary_is_refused(make_engine, batch):
     engine = make_engine()
     batch["input_ids"][3] = engine._module.model.config.vocab_size
-    with pytest.raises(RunError, match=r"a batch has the token \d+, and the model's vocabulary has"):
+    with pytest.raises(RunError, match=r"a batch has the token \d+, but the model's vocabulary has"):
         engine.forward(batch, ["logprobs"])

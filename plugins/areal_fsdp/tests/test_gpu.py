@@ -1,4 +1,4 @@
-"""What differs on a GPU: the variable-length kernel, half precision, NCCL and offloading."""
+"""Features of a GPU: attention kernels, half precision, NCCL and offloading."""
 
 from dataclasses import replace
 
@@ -74,7 +74,7 @@ def test_gradients_in_bfloat16_point_the_same_way(make_engine, program, batch, k
         assert torch.cosine_similarity(flat(exact), flat(half), dim=0) > 0.98, settings
 
 
-def test_float32_is_the_same_compiled(make_engine, program, batch):
+def test_compiled_float32_equals_eager(make_engine, program, batch):
     exact, _ = program.gradients_of(make_engine(compile=False), batch)
     found, _ = program.gradients_of(make_engine(), batch)
     assert (flat(found) - flat(exact)).norm() < 1e-5 * flat(exact).norm()
@@ -120,8 +120,10 @@ def test_hopper_kernels(make_engine, program, batch, name):
 
 @pytest.mark.parametrize("settings", [{}, {"optimizer_state_dtype": "bfloat16"}])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_moments_in_host_memory_are_those_of_the_device(make_engine, program, batch, monkeypatch, settings, sharded):
-    """Many small pieces, so that slots and streams take turns; the update is the same function, and rounds alike."""
+def test_moments_in_host_memory_equal_moments_on_the_device(
+    make_engine, program, batch, monkeypatch, settings, sharded
+):
+    """Many small pieces make slots and streams alternate. Both use the same function, so results are equal."""
     monkeypatch.setattr(moments, "PIECE", 100)
     monkeypatch.setattr(FSDPEngine, "_must_shard", lambda self: sharded)
     near, far = (make_engine(learning_rate=1e-2, compile=False, offload_optimizer=on, **settings) for on in (0, 1))
@@ -138,7 +140,7 @@ def test_moments_in_host_memory_are_those_of_the_device(make_engine, program, ba
             torch.testing.assert_close(found.float(), wanted.cpu().float(), atol=1e-4, rtol=0.02)
 
 
-def test_moments_in_host_memory_take_none_of_the_gpus(make_engine, program, batch):
+def test_moments_in_host_memory_use_no_gpu_memory(make_engine, program, batch):
     for on in (False, True):
         engine = make_engine(offload_optimizer=on)
         program.train(engine, batch, likelihood)
@@ -148,7 +150,7 @@ def test_moments_in_host_memory_take_none_of_the_gpus(make_engine, program, batc
         engine.close()
 
 
-def test_selective_checkpointing_holds_less_at_its_fullest(make_engine, program):
+def test_selective_checkpointing_lowers_the_peak(make_engine, program):
     batch, peaks = program.make_batch(lengths=(64,) * 256), {}
     for mode in ("none", "selective", "full"):
         engine = make_engine("llama", dtype="bfloat16", activation_checkpointing=mode)
@@ -160,8 +162,8 @@ def test_selective_checkpointing_holds_less_at_its_fullest(make_engine, program)
     assert peaks["full"] < peaks["selective"] < peaks["none"], peaks
 
 
-def test_a_role_that_is_set_up_later_changes_no_kernel_of_another(make_engine, batch, monkeypatch):
-    """As a critic's or teacher's with other heads, for which another kernel is the fastest."""
+def test_each_role_keeps_its_own_kernel(make_engine, batch, monkeypatch):
+    """A critic or teacher with other heads may have another fastest kernel."""
     used = []
     kernel = kernels._torch_kernel()
 

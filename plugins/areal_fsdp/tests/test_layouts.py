@@ -1,4 +1,4 @@
-"""The core's suite for training engines in every layout of ranks: gloo on the CPU, NCCL where there are GPUs."""
+"""The core's suite for training engines in every layout of ranks, with gloo on the CPU or NCCL on GPUs."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import torch
 
 pytestmark = pytest.mark.nightly
 OF_ALL_RANKS = ("test_sequence_groups_stay_whole", "test_the_loss_sees_every_token_once")
-"""They ask what the loss has seen, of which a rank with sequences of its own sees a part; `test_ranks.py` asks all."""
+"""Tests that check the whole batch in the loss: a data-parallel rank gets a part. `test_ranks.py` covers them."""
 LAYOUTS = [
     pytest.param(2, {"parallel": {"tensor": 2}}, id="tensor2"),
     pytest.param(2, {"parallel": {"context": 2}}, id="context2"),
@@ -25,7 +25,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(("count", "settings"), LAYOUTS)
 def test_the_suite_on_several_ranks(tmp_path, count, settings):
-    """Every rank runs it; the first failure of any is shown."""
+    """Every rank runs the suite; the test shows the first failure."""
     hidden_gpus = {} if torch.cuda.device_count() >= count else {"CUDA_VISIBLE_DEVICES": ""}
     everywhere = {
         **os.environ,
@@ -51,10 +51,10 @@ def test_the_suite_on_several_ranks(tmp_path, count, settings):
     ]
     try:
         for process in processes:
-            told, _ = process.communicate(timeout=900)
-            assert process.returncode == 0, told
-            assert "passed" in told
-            assert "skipped" not in told
+            output, _ = process.communicate(timeout=900)
+            assert process.returncode == 0, output
+            assert "passed" in output
+            assert "skipped" not in output
     finally:
         for process in processes:
             process.kill()

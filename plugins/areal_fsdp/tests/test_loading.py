@@ -1,4 +1,4 @@
-"""Each rank reads its own part of a model: counted bytes, and the same numbers as of one rank that reads all."""
+"""Each rank reads only its shards: the bytes it reads, and the same values as one rank that reads the whole model."""
 
 import json
 import os
@@ -47,11 +47,11 @@ NIGHTLY = ("replicas2", "tensor4-odd", "tensor2", "tensor2-critic", "critic", "f
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    """A function from a kind to its folder, of several files; weights are large enough for the probe to see them."""
-    made = {}
+    """Return a function that makes a model's folder with several files. Large weights make the probe sensitive."""
+    folders = {}
 
     def make(kind):
-        if kind not in made:
+        if kind not in folders:
             torch.manual_seed(3)
             model = AutoModelForCausalLM.from_config(CONFIGS[kind])
             with torch.no_grad():
@@ -59,15 +59,15 @@ def folder_of(tmp_path_factory):
                     if parameter.dim() > 1:
                         parameter.mul_(6)
             model.generation_config.max_length = 33
-            made[kind] = tmp_path_factory.mktemp(kind)
-            model.save_pretrained(made[kind], max_shard_size="300KB")
-        return made[kind]
+            folders[kind] = tmp_path_factory.mktemp(kind)
+            model.save_pretrained(folders[kind], max_shard_size="300KB")
+        return folders[kind]
 
     return make
 
 
 def on_ranks(count, model, folder, settings):
-    """What each of so many ranks found out while it set up an engine."""
+    """Set up an engine on `count` ranks, and return the measurements of each."""
     arguments = [str(folder / "store"), str(model), str(folder), json.dumps(settings)]
     processes = [
         subprocess.Popen(
@@ -89,7 +89,7 @@ def on_ranks(count, model, folder, settings):
 
 
 def whole_model(folder, settings):
-    """The model as one rank loads it."""
+    """Return the model as one rank loads it."""
     role = ROLES[settings.get("role", "actor")]
     model, files = load_model(ModelReference(str(folder), settings.get("dtype", "float32")), role)
     assert files is None
@@ -100,7 +100,7 @@ def whole_model(folder, settings):
     scope="module", params=[pytest.param(case, marks=[pytest.mark.nightly] * (case in NIGHTLY)) for case in CASES]
 )
 def loaded(request, folder_of, tmp_path_factory):
-    """What the ranks of a case found out, beside the case."""
+    """Return the ranks' measurements, and the case's model, number of ranks and settings."""
     kind, count, settings = CASES[request.param]
     return on_ranks(count, folder_of(kind), tmp_path_factory.mktemp("ranks"), settings), kind, count, settings
 
@@ -110,7 +110,7 @@ def size_of(parameters):
 
 
 def kept_whole(model, tensor):
-    """Parameters that tensor parallelism does not divide."""
+    """Return the parameters that tensor parallelism does not shard."""
     if tensor == 1:
         return []
     small = [
@@ -124,30 +124,30 @@ def kept_whole(model, tensor):
     return [*small, *whole]
 
 
-def test_a_rank_reads_and_holds_its_own_part(loaded, folder_of):
+def test_a_rank_reads_and_holds_only_its_shards(loaded, folder_of):
     results, kind, count, settings = loaded
     model = whole_model(folder_of(kind), settings)
     parallel = settings.get("parallel", {})
     tensor, replicas = parallel.get("tensor", 1), parallel.get("replicas", 1)
     layer, size = size_of(model.base_model.layers[0].parameters()), size_of(model.parameters())
-    assert size > 6 * layer, "else a layer would be much of a model"
+    assert size > 6 * layer, "a single layer must be a small part of the model"
     undivided = size_of(kept_whole(model, tensor))
     own = (size - undivided) * replicas / count + undivided * tensor * replicas / count
-    filled = 4096  # first dimensions that ranks do not divide are filled up
-    in_file = 2 if settings.get("dtype") == "bfloat16" else 1  # where all is float32
+    padding = 4096  # of first dimensions that the number of ranks does not divide
+    in_file = 2 if settings.get("dtype") == "bfloat16" else 1  # the files are float32
     tied = size_of({model.get_input_embeddings().weight}) if model.config.tie_word_embeddings else 0
     for rank, result in enumerate(results):
-        assert (result["refusal"], result["told"]) == ("", [])
-        assert result["shards"] <= own + filled
-        assert result["most"] <= own + layer + filled
-        once = in_file * (size + tied) if tensor > 1 and rank == 0 else 0  # through which the probe went
-        assert sum(result["read"].values()) <= in_file * (own + filled) + once
+        assert (result["refusal"], result["log"]) == ("", [])
+        assert result["shards"] <= own + padding
+        assert result["most"] <= own + layer + padding
+        probe = in_file * (size + tied) if tensor > 1 and rank == 0 else 0  # rank 0 streams the whole model
+        assert sum(result["read"].values()) <= in_file * (own + padding) + probe
     new = size_of(model.score.parameters()) if not model.can_generate() else 0
     assert sum(sum(result["read"].values()) for result in results) >= in_file * (size - new)
 
 
-def test_the_model_is_the_one_that_one_rank_loads(loaded, folder_of):
-    """Parameters, new heads and buffers bit for bit, their dtype, and what goes into an export beside them."""
+def test_the_sharded_model_equals_the_one_that_one_rank_loads(loaded, folder_of):
+    """Compare parameters, new heads and buffers bit by bit, dtypes, and the generation config."""
     results, kind, _, settings = loaded
     model = whole_model(folder_of(kind), settings)
     wanted, buffers = dict(model.named_parameters()), dict(model.named_buffers())
@@ -163,17 +163,17 @@ def test_the_model_is_the_one_that_one_rank_loads(loaded, folder_of):
             assert result["generation"]["max_length"] == 33
 
 
-def test_ranks_read_their_parts_of_a_base_with_an_adapter(folder_of, tmp_path):
-    """Under the names of the files, in the model's dtype; only the adapter is float32, and nothing is read twice."""
+def test_ranks_read_their_shards_of_a_base_with_an_adapter(folder_of, tmp_path):
+    """The base has the model's dtype, only the adapter is float32, and nothing is read twice."""
     model = whole_model(folder_of("biased"), {"role": "reference", "dtype": "bfloat16"})
     layer, size = size_of(model.base_model.layers[0].parameters()), size_of(model.parameters())
     settings = {"dtype": "bfloat16", "adapter": {"rank": 2, "modules": ["q_proj", "up_proj"]}}
     for result in on_ranks(2, folder_of("biased"), tmp_path, settings):
-        assert (result["refusal"], result["told"]) == ("", [])
+        assert (result["refusal"], result["log"]) == ("", [])
         assert result["dtypes"] == {"torch.bfloat16", "torch.float32"}
         adapter = 8 * 2 * ((64 + 64) + (64 + 256)) * 4
         assert result["shards"] <= (size + adapter) / 2 + 4096
-        assert result["most"] <= size / 2 + adapter + layer + 4096, "the adapter is made whole on every rank"
+        assert result["most"] <= size / 2 + adapter + layer + 4096, "every rank initializes the whole adapter"
         assert sum(result["read"].values()) <= 2 * (size / 2 + 4096), "the files are float32"
         assert result["parameters"].keys() == dict(model.named_parameters()).keys()
         for name, parameter in model.named_parameters():
@@ -197,7 +197,7 @@ def test_a_probe_that_fails_on_the_first_rank_fails_all(folder_of, tmp_path):
 
 
 @pytest.mark.nightly
-def test_missing_weights_are_refused_in_the_same_words(folder_of, tmp_path):
+def test_missing_weights_give_the_same_error_in_parts_as_whole(folder_of, tmp_path):
     from areal_core.errors import RunError
 
     model = AutoModelForCausalLM.from_pretrained(folder_of("biased"))
@@ -210,30 +210,30 @@ def test_missing_weights_are_refused_in_the_same_words(folder_of, tmp_path):
 
 
 @pytest.mark.nightly
-def test_files_without_slices_are_read_whole_and_that_is_told(folder_of, tmp_path):
+def test_files_other_than_safetensors_are_read_whole_with_a_warning(folder_of, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder_of("tied"))
     model.config.save_pretrained(tmp_path / "model")
     torch.save(model.state_dict(), tmp_path / "model" / "pytorch_model.bin")
     for result in on_ranks(2, tmp_path / "model", tmp_path, {"parallel": {"tensor": 2}}):
         assert result["refusal"] == ""
-        assert len(result["told"]) == 1
-        assert "Each rank reads the whole model" in result["told"][0]
+        assert len(result["log"]) == 1
+        assert "Each rank reads the whole model" in result["log"][0]
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(result["parameters"][name], parameter.detach(), atol=0, rtol=0)
 
 
 @pytest.mark.nightly
-def test_ranks_read_a_model_whole_where_one_cannot_read_it_in_parts(folder_of, tmp_path):
+def test_all_ranks_read_the_whole_model_if_one_cannot_read_it_in_parts(folder_of, tmp_path):
     model = whole_model(folder_of("biased"), {})
     results = on_ranks(2, folder_of("biased"), tmp_path, {"fails_in_parts": (1, "RuntimeError")})
     for result, cause in zip(results, ["another rank cannot read it in parts", "no such luck"], strict=True):
         assert result["refusal"] == ""
-        assert result["told"] == [f"'{folder_of('biased')}': {cause}. Each rank reads the whole model into its memory"]
+        assert result["log"] == [f"'{folder_of('biased')}': {cause}. Each rank reads the whole model into its memory"]
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(result["parameters"][name], parameter.detach(), atol=0, rtol=0)
 
 
-def test_an_error_of_one_rank_in_loading_fails_all(folder_of, tmp_path):
+def test_a_loading_error_on_one_rank_fails_all(folder_of, tmp_path):
     first, second = on_ranks(2, folder_of("biased"), tmp_path, {"fails_in_parts": (1, "OSError")})
     prefix = f"the model '{folder_of('biased')}' cannot be loaded: "
     assert first["refusal"].startswith(f"{prefix}it failed on another rank")

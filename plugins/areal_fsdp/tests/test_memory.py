@@ -1,4 +1,4 @@
-"""The plan of memory against what was measured on H200s, and against what layers truly keep for the backward pass."""
+"""The memory plan agrees with peaks measured on H200s, and with the bytes that layers keep for the backward pass."""
 
 import re
 from dataclasses import replace
@@ -24,7 +24,7 @@ H200 = round(139.8 * GIB)
 
 
 def qwen2(vocabulary, hidden, intermediate, heads, key_heads, *, tied):
-    """A load of one rank: a model of 28 layers that is nowhere but in its shapes."""
+    """Return the load of one rank for a model of 28 layers, from its shapes."""
     config = Qwen2Config(
         vocab_size=vocabulary, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=28,
         num_attention_heads=heads, num_key_value_heads=key_heads, tie_word_embeddings=tied,
@@ -55,7 +55,7 @@ LARGE = qwen2(152_064, 3584, 18_944, 28, 4, tied=False)
         (LARGE, 2, {}, 1, True, 67),
         (LARGE, 2, {"tensor": 2}, 1, True, 72),
         (LARGE, 2, {"context": 2}, 1, True, 68),
-        # Of the program before, whose head held 2 GiB more.
+        # Measured before the head's memory fell by 2 GiB.
         (SMALL, 1, {}, 4, False, 98),
         (SMALL, 1, {}, 8, False, 98),
         (SMALL, 1, {}, 4, True, 41),
@@ -86,7 +86,7 @@ def test_the_plan_of_memory_choices_is_within_a_tenth_of_measured_peaks(load, ra
     assert planned.total / GIB == pytest.approx(measured, rel=0.1)
 
 
-def test_the_rows_that_no_config_asks_for_are_within_a_tenth_too():
+def test_combinations_without_a_setting_are_within_a_tenth_of_measured_peaks():
     """One rank through `fully_shard`, and a forward pass of a role that learns."""
     model, chunk = Decoder.of(SMALL.description, SMALL.shapes), 8192
     sharded = Computing(TOKENS, 1, is_compiled=True, recomputing=Recomputing(), chunk_tokens=chunk, shards=True)
@@ -94,7 +94,7 @@ def test_the_rows_that_no_config_asks_for_are_within_a_tenth_too():
     assert forward_memory(model, SMALL, replace(sharded, shards=False)).total / GIB == pytest.approx(25, rel=0.1)
 
 
-def test_parts_follow_what_the_engine_holds():
+def test_parts_equal_the_engine_s_tensors():
     settings = FSDPConfig(max_tokens_per_microbatch=TOKENS)
     one, count = settings.memory(SMALL), 1_543_714_304
     assert one.parameters == (2 + 4) * count, "what computes in bfloat16, and its master"
@@ -114,8 +114,8 @@ def test_parts_follow_what_the_engine_holds():
     assert settings.memory(replace(SMALL, description={**SMALL.description, "num_experts": 8})) is None
 
 
-def test_an_adapter_takes_what_its_own_parameters_need():
-    """The base once, in bfloat16; of A and B what is computed with, master and moments; the reference is the base."""
+def test_the_memory_of_an_adapter():
+    """The base is there once, in bfloat16; A and B have a copy in bfloat16, masters and moments."""
     settings = FSDPConfig(max_tokens_per_microbatch=TOKENS, activation_checkpointing="full", adapter={"rank": 16})
     base, own = 7_615_616_512, 28 * 16 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18_944))
     assert settings.adapter.parameters(LARGE.shapes) == own
@@ -138,24 +138,25 @@ def test_the_meter_counts_no_gradient_of_a_frozen_matrix():
 
 
 @pytest.mark.parametrize(
-    ("budget", "said"), [(60, "selective, 4 of 28 layers"), (20, "selective, 17 of 28 layers whole"), (1, "full")]
+    ("budget", "description"),
+    [(60, "selective, 4 of 28 layers"), (20, "selective, 17 of 28 layers whole"), (1, "full")],
 )
-def test_a_plan_says_which_layers_compute_again_within_a_budget(budget, said):
+def test_a_plan_names_the_layers_that_recompute_within_a_budget(budget, description):
     settings = FSDPConfig(
         max_tokens_per_microbatch=TOKENS, activation_checkpointing="selective", activation_memory_gib=budget
     )
-    assert settings.memory(SMALL).recomputing == said
+    assert settings.memory(SMALL).recomputing == description
     assert settings.memory(replace(SMALL, role=REFERENCE)).recomputing == ""
 
 
-def test_what_layers_of_no_compiler_keep_is_more():
+def test_eager_layers_keep_more():
     eager = FSDPConfig(max_tokens_per_microbatch=TOKENS, compile=False, activation_checkpointing="none").memory(SMALL)
     compiled = FSDPConfig(max_tokens_per_microbatch=TOKENS, activation_checkpointing="none").memory(SMALL)
     assert eager.activations - compiled.activations == 28 * TOKENS * 2 * 8960, "silu(gate)"
 
 
 def changed_by(settings, words):
-    """Settings as after these words on a command line."""
+    """Return settings with these overrides of a command line."""
     parsed = dict(word.split("=") for word in words.split())
     return FSDPConfig.model_validate(
         {**settings.model_dump(exclude_defaults=True), **{k: None if v == "null" else v for k, v in parsed.items()}}
@@ -185,15 +186,15 @@ def test_remedies_fit_and_one_step_less_would_not(room, mode):
 @pytest.mark.parametrize(
     ("tokens", "room", "moved"), [(2048, 24, "optimizer"), (2048, 8, "parameters"), (TOKENS, 14, "parameters")]
 )
-def test_host_memory_is_proposed_where_nothing_cheaper_fits(tokens, room, moved):
+def test_host_memory_is_proposed_if_nothing_cheaper_fits(tokens, room, moved):
     settings = FSDPConfig(max_tokens_per_microbatch=tokens, activation_checkpointing="none")
     load = replace(SMALL, gpu_bytes=room * GIB, longest=tokens)
-    (told,) = settings.remedies(load, room * GIB)
-    assert told == f"offload_{moved}=true" + " activation_checkpointing=full" * (tokens == TOKENS)
-    assert changed_by(settings, told).memory(load).total <= room * GIB
+    (changes,) = settings.remedies(load, room * GIB)
+    assert changes == f"offload_{moved}=true" + " activation_checkpointing=full" * (tokens == TOKENS)
+    assert changed_by(settings, changes).memory(load).total <= room * GIB
 
 
-def test_a_budget_that_is_too_large_is_proposed_smaller():
+def test_a_smaller_budget_is_proposed_if_it_is_too_large():
     settings = FSDPConfig(
         max_tokens_per_microbatch=TOKENS, activation_checkpointing="selective", activation_memory_gib=60
     )
@@ -206,7 +207,7 @@ def test_a_budget_that_is_too_large_is_proposed_smaller():
 
 
 def test_a_budget_recomputes_the_least_that_keeps_within_it():
-    """First what costs no matrix product, in as few layers as possible, then whole layers."""
+    """First layers recompute elementwise, as few as possible, then whole layers."""
     model = Decoder.of(SMALL.description, SMALL.shapes)
     sizes = kept_by_a_layer(model, 2, TOKENS, is_compiled=True)
     assert sizes["whole"] < sizes["elementwise"] < 0.7 * sizes["nothing"]
@@ -225,7 +226,7 @@ def test_a_budget_recomputes_the_least_that_keeps_within_it():
     assert former == Recomputing(0, 28)
 
 
-def test_the_plan_keeps_within_the_budget_and_the_head_is_beside_it():
+def test_the_planned_activations_keep_within_the_budget():
     before = FSDPConfig(max_tokens_per_microbatch=TOKENS, activation_checkpointing="none").memory(SMALL).total
     for gib in (60, 45, 40, 20, 6):
         settings = {"activation_checkpointing": "selective", "activation_memory_gib": gib}
@@ -235,13 +236,13 @@ def test_the_plan_keeps_within_the_budget_and_the_head_is_beside_it():
         before = planned.total
 
 
-def test_left_open_compiled_layers_compute_again_what_costs_no_time_and_others_nothing():
+def test_the_default_is_selective_for_compiled_layers_and_none_for_others():
     open_, eager = FSDPConfig(max_tokens_per_microbatch=TOKENS), FSDPConfig(compile=False)
     assert open_.memory(SMALL) == open_.model_copy(update={"activation_checkpointing": "selective"}).memory(SMALL)
     assert eager.memory(SMALL) == eager.model_copy(update={"activation_checkpointing": "none"}).memory(SMALL)
 
 
-def test_settings_of_checkpointing_that_contradict_one_another():
+def test_contradictory_settings_of_checkpointing_are_refused():
     assert FSDPConfig(activation_checkpointing=True).activation_checkpointing == "full"
     assert FSDPConfig(activation_checkpointing=False).activation_checkpointing == "none"
     with pytest.raises(ValueError, match="leave the budget out"):
@@ -252,7 +253,7 @@ def test_settings_of_checkpointing_that_contradict_one_another():
         FSDPConfig(activation_checkpointing="most")
 
 
-def test_what_moments_take():
+def test_the_memory_of_moments():
     count = 1_543_714_304
     cases = [({"optimizer_state_dtype": "bfloat16"}, 4), ({"offload_optimizer": True}, 0)]
     for settings, bytes_each in cases:
@@ -279,8 +280,8 @@ MOE = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 256}
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_compiled_layers_keep_what_the_plan_says(monkeypatch, kind, recomputing):
-    """The compiler chooses what a layer keeps, by the partitioner that serves GPUs too; here it writes no code."""
+def test_compiled_layers_keep_the_planned_bytes(monkeypatch, kind, recomputing):
+    """The compiler's partitioner chooses the tensors, as on GPUs; no code is generated."""
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager_decomp_partition")
     torch._dynamo.reset()
     register_packed_attention()
@@ -304,9 +305,9 @@ def test_compiled_layers_keep_what_the_plan_says(monkeypatch, kind, recomputing)
         return model.model(torch.zeros(1, tokens, dtype=torch.int64), position_ids=position_ids, use_cache=False,
                            packed_layout=layout.packed)[0]  # fmt: skip
 
-    compute()  # what compiles keeps more than what is compiled
+    compute()  # the call that compiles keeps more
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        keep(compute())  # the head keeps it
+        keep(compute())  # the head keeps the result
     for parameter in model.parameters():
         kept.pop(parameter.data_ptr(), None)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -320,14 +321,14 @@ def test_compiled_layers_keep_what_the_plan_says(monkeypatch, kind, recomputing)
 
 @pytest.mark.parametrize("scalar", [False, True])
 def test_one_rank_of_tensor_parallelism_has_the_whole_model(scalar):
-    """The embeddings of a critic among it, which has no vocabulary in its head."""
+    """A critic without a vocabulary head has embeddings too."""
     model = Decoder.of(SMALL.description, SMALL.shapes, scalar=scalar)
     assert model.divided(1) == model
     assert model.divided(2).parameters == model.parameters // 2
 
 
 def moe(experts):
-    """A load of one of two ranks of a small MoE."""
+    """Return the load of one rank for a small MoE."""
     config = Qwen3MoeConfig(
         vocab_size=1000, hidden_size=256, moe_intermediate_size=128, num_experts=experts, num_experts_per_tok=2,
         num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2, head_dim=32,
@@ -338,7 +339,7 @@ def moe(experts):
     return RankLoad(config.to_dict(), shapes, ACTOR, "bfloat16", ranks=4, tokens=TOKENS, gpu_bytes=H200)
 
 
-def test_an_moe_is_planned_and_experts_that_do_not_divide_are_refused_before_the_start():
+def test_the_memory_of_an_moe_and_experts_that_ranks_do_not_divide():
     plain = FSDPConfig().memory(moe(12))
     divided = FSDPConfig(compile=False, parallel={"expert": 4}).memory(moe(12))
     whole = FSDPConfig(compile=False).memory(moe(12))
@@ -364,7 +365,7 @@ def test_an_moe_is_planned_and_experts_that_do_not_divide_are_refused_before_the
         ({"parallel": {"context": 2}, "router_loss": 0.1}, "set it to 0, or context to 1"),
     ],
 )
-def test_settings_of_moe_models_that_do_not_go_together(settings, word):
+def test_settings_of_moe_models_that_cannot_be_combined(settings, word):
     config = SimpleNamespace(longest_sequence=100, trainer_processes=4)
     problems = list(FSDPConfig(**settings).check(config))
     assert len(problems) == bool(word)

@@ -1,8 +1,8 @@
-"""The ranks by which `areal doctor MODEL` tries layouts."""
+"""The ranks with which `areal doctor MODEL` tests parallelism."""
 
 import sys
 
-from areal_fsdp.model_checks import _ranks
+from areal_fsdp.model_checks import _run_ranks
 
 RANK = """#!/bin/sh
 if [ "$5" = 1 ]; then
@@ -22,11 +22,11 @@ def make_ranks(folder, script, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(program))
 
 
-def test_a_rank_that_writes_much_keeps_no_other_one_waiting(tmp_path, monkeypatch):
+def test_a_rank_with_much_output_does_not_block_the_others(tmp_path, monkeypatch):
     make_ranks(tmp_path, RANK, monkeypatch)
-    assert _ranks(tmp_path, tmp_path) == (True, '{"tensor": "yes"}\n')
+    assert _run_ranks(tmp_path, tmp_path) == (True, '{"tensor": "yes"}\n')
 
 
-def test_a_rank_that_fails_ends_the_others(tmp_path, monkeypatch):
+def test_a_failed_rank_ends_the_others(tmp_path, monkeypatch):
     make_ranks(tmp_path, '#!/bin/sh\n[ "$5" = 1 ] && echo broken >&2 && exit 1\nexec sleep 600\n', monkeypatch)
-    assert _ranks(tmp_path, tmp_path) == (False, "broken\n")
+    assert _run_ranks(tmp_path, tmp_path) == (False, "broken\n")

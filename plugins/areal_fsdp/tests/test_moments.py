@@ -1,4 +1,4 @@
-"""Moments in bfloat16 and in host memory: the formula, the rounding, checkpoints, and that a model learns as well."""
+"""Moments in bfloat16 and in host memory: formula, rounding, checkpoints, and training."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def likelihood(part, outputs):
 
 
 def pieces_of(parameters, piece, monkeypatch, **settings):
-    """An optimizer of our own in float32, which `make_optimizer` takes only where moments are elsewhere."""
+    """Return a PiecewiseAdamW in float32, which `make_optimizer` uses only for other moments."""
     monkeypatch.setattr(moments, "PIECE", piece)
     config = FSDPConfig(learning_rate=0.01, betas=(0.8, 0.95), epsilon=1e-6, weight_decay=0.1, **settings)
     plain = make_optimizer(parameters, config)
@@ -34,7 +34,7 @@ def pieces_of(parameters, piece, monkeypatch, **settings):
 
 @pytest.mark.parametrize("piece", [5, 1 << 24])
 @pytest.mark.parametrize("max_norm", [None, 0.5])
-def test_in_float32_it_is_torchs_adamw(monkeypatch, piece, max_norm):
+def test_float32_equals_torch_adamw(monkeypatch, piece, max_norm):
     torch.manual_seed(0)
     ours = [torch.nn.Parameter(torch.randn(shape)) for shape in [(4, 3), (3,), (2, 2, 2), ()]]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
@@ -62,7 +62,7 @@ def test_in_float32_it_is_torchs_adamw(monkeypatch, piece, max_norm):
         assert float(own.state[mine]["step"]) == (2 if mine is ours[2] else 4)
 
 
-def test_rounding_is_right_on_average_and_exact_where_nothing_is_to_round():
+def test_rounding_is_correct_on_average_and_keeps_representable_values():
     step_, number = torch.tensor(3.0), torch.tensor(7)
     bits = _bits(torch.Size([1 << 18]), number, step_)
     assert int(bits.min()) >= 0
@@ -83,8 +83,8 @@ def test_rounding_is_right_on_average_and_exact_where_nothing_is_to_round():
         assert not torch.equal(same, other)
 
 
-def test_a_second_moment_falls_which_rounding_to_the_nearest_would_keep():
-    """A gradient of 1, then 1,000 updates without any: the moment falls to 0.999 ** 1000 of itself."""
+def test_a_second_moment_decays_under_stochastic_rounding():
+    """After a gradient of 1 and 1,000 updates with gradients of 0, the moment is 0.999 ** 1000."""
     config = {"betas": (0.9, 0.999), "lr": 0.0, "weight_decay": 0.0, "eps": 1e-8}
     parameter, mean, square = torch.zeros(4096), torch.zeros(4096).bfloat16(), torch.ones(4096).bfloat16()
     nearest = torch.ones(1).bfloat16()
@@ -101,7 +101,7 @@ def state_bytes(engine):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_learns_as_float32_does_with_half_the_bytes(make_engine, program, batch, dtype):
+def test_bfloat16_moments_learn_like_float32_with_half_the_bytes(make_engine, program, batch, dtype):
     losses = {}
     for name, settings in {"float32": {}, "bfloat16": HALF}.items():
         engine = make_engine(dtype=dtype, learning_rate=1e-2, betas=(0.9, 0.99), **settings)
@@ -115,8 +115,8 @@ def test_learns_as_float32_does_with_half_the_bytes(make_engine, program, batch,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compile_them", [False, True])
-def test_masters_round_alike_compiled_and_not(make_engine, program, batch, monkeypatch, compile_them):
-    """The compiled kernel and the one of pieces are the same function: only sums in the model differ."""
+def test_compiled_and_eager_masters_round_alike(make_engine, program, batch, monkeypatch, compile_them):
+    """The compiled update and PiecewiseAdamW use the same function: only sums in the model differ."""
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     torch._dynamo.reset()
     engine = make_engine(dtype="bfloat16", compile=compile_them, **HALF)
@@ -151,7 +151,7 @@ def test_a_checkpoint_continues_bit_for_bit(make_engine, program, batch, tmp_pat
 
 
 @pytest.mark.parametrize(("before", "after"), [({}, HALF), (HALF, {}), ({}, {"offload_optimizer": True})])
-def test_a_checkpoint_of_other_moments_is_converted(make_engine, program, batch, tmp_path, before, after):
+def test_a_checkpoint_with_moments_of_another_dtype_is_converted(make_engine, program, batch, tmp_path, before, after):
     engine = make_engine(**before)
     for _ in range(2):
         program.train(engine, batch)
@@ -165,8 +165,8 @@ def test_a_checkpoint_of_other_moments_is_converted(make_engine, program, batch,
             assert torch.equal(found, wanted.to(found.dtype))
 
 
-def test_replicas_of_a_shard_round_alike():
-    """Two ranks that hold the same shard compute the same, without a word between them."""
+def test_replicas_of_a_shard_stay_equal():
+    """Two ranks with the same shard compute the same update without communication."""
     config = FSDPConfig(learning_rate=0.1, **HALF)
     found = []
     for _ in range(2):

@@ -48,7 +48,7 @@ def test_equals_torch_adamw_with_decay_for_matrices_only():
 
 
 @pytest.mark.parametrize(("max_norm", "scale"), [(0.5, 1), (1e6, 1), (None, 1), (0.5, torch.nan), (0.5, torch.inf)])
-def test_step_clips_as_torch_does_and_skips_what_is_not_finite(max_norm, scale):
+def test_step_clips_like_torch_and_skips_infinite_gradients(max_norm, scale):
     torch.manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(5)) for _ in range(3)]
     copies = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
@@ -73,15 +73,15 @@ def test_step_clips_as_torch_does_and_skips_what_is_not_finite(max_norm, scale):
     assert {float(state["step"]) for state in optimizer.state.values()} == {2.0 if scale == 1 else 0.0}
 
 
-def test_the_learning_rate_is_the_algorithms_where_the_engine_has_none(make_engine, program, batch):
+def test_the_default_learning_rate_is_the_algorithm_s(make_engine, program, batch):
     engine = make_engine(learning_rate=None)  # `OptimizerSettings` of the fixture has what RL learns with
     assert program.train(engine, batch)["learning_rate"] == 1e-6
     adapted = make_engine(learning_rate=None, adapter={"rank": 4})
     assert program.train(adapted, batch)["learning_rate"] == pytest.approx(1e-5)
 
 
-def test_the_schedule_counts_updates_that_change_nothing(make_engine, program, batch):
-    """Its length counts them too: a run with many batches without a gradient would end at a high rate."""
+def test_the_schedule_counts_skipped_updates(make_engine, program, batch):
+    """Otherwise a run with many empty batches would end with a high learning rate."""
     engine = make_engine(schedule="linear", total_updates=4)
     losses = (
         lambda part, outputs: LossResult(outputs["logprobs"].sum() * 0),

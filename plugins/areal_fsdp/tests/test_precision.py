@@ -1,4 +1,4 @@
-"""Tensors have the dtypes of transformers, and the buffers that a model stores go where its parameters go."""
+"""Tensors have the dtypes of transformers, and stored buffers are exported and synced like parameters."""
 
 import os
 import subprocess
@@ -77,7 +77,7 @@ CONFIGS = {
 """A router's bias that stays float32; one that the files call otherwise; constants in the model's dtype; a router whose
 weights stay float32; a residual in float32; factors that no file has, in the model's dtype."""
 KEPT = {"deepseek_v3": ["e_score_correction_bias"], "ernie4_5_moe": ["gate.weight", "moe_statics"]}
-"""Parts of the names of what stays float32."""
+"""Parts of the names of tensors that stay in float32."""
 COMPOSITE = Mistral3Config(
     text_config={**SIZES, "model_type": "mistral", "head_dim": 8},
     vision_config={
@@ -92,12 +92,12 @@ COMPOSITE = Mistral3Config(
     },
     image_token_index=61,
 )
-"""Its vision tower is trained by no rank."""
+"""No rank trains its vision tower."""
 
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    """A function from a kind to its folder; stored buffers are no numbers that a new model has."""
+    """Return a function that makes a model's folder; stored buffers differ from those of a new model."""
     made = {}
 
     def make(kind):
@@ -117,7 +117,7 @@ def folder_of(tmp_path_factory):
 
 @pytest.mark.parametrize("in_parts", [False, True])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_dtypes_are_those_of_transformers(kind, in_parts, folder_of):
+def test_tensors_have_the_dtypes_of_transformers(kind, in_parts, folder_of):
     wanted = AutoModelForCausalLM.from_pretrained(folder_of(kind), dtype=torch.bfloat16)
     buffers = dict(wanted.named_buffers())
     for role in (ACTOR, REFERENCE):
@@ -137,7 +137,7 @@ def test_dtypes_are_those_of_transformers(kind, in_parts, folder_of):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["deepseek_v3", "minimax_m2", "apertus", "ernie4_5_moe"])
-def test_what_is_stored_is_exported_and_synced(kind, dtype, folder_of, make_engine, program, tmp_path):
+def test_stored_buffers_are_exported_and_synced(kind, dtype, folder_of, make_engine, program, tmp_path):
     engine = make_engine(folder_of(kind), dtype=dtype)
     synced = program.parameters_of(engine)
     engine.export(tmp_path / "export")
@@ -153,7 +153,7 @@ def test_what_is_stored_is_exported_and_synced(kind, dtype, folder_of, make_engi
         assert (synced[name].dtype == torch.float32) is is_kept, name
 
 
-def test_a_float32_router_learns_and_is_computed_with_in_float32(folder_of, make_engine, program, batch):
+def test_a_float32_router_learns_and_computes_in_float32(folder_of, make_engine, program, batch):
     engine = make_engine(folder_of("ernie4_5_moe"), dtype="bfloat16")
     name = "model.layers.1.mlp.gate.weight"
     before = dict(engine.named_full_parameters())[name].clone()
@@ -165,8 +165,8 @@ def test_a_float32_router_learns_and_is_computed_with_in_float32(folder_of, make
     assert torch.equal(after, engine._parameters[name])
 
 
-def test_an_actor_computes_what_its_reference_does(folder_of, make_engine, batch):
-    """In float32, falcon_h1's factors made its mixers compute in float32 too."""
+def test_an_actor_computes_the_same_as_its_reference(folder_of, make_engine, batch):
+    """A float32 factor would make falcon_h1's mixers compute in float32."""
     actor, reference = (make_engine(folder_of("falcon_h1"), role, dtype="bfloat16") for role in (ACTOR, REFERENCE))
     outputs = [engine.forward(batch, ["logprobs"])["logprobs"] for engine in (actor, reference)]
     assert torch.equal(*outputs)
@@ -181,8 +181,8 @@ def test_an_actor_computes_what_its_reference_does(folder_of, make_engine, batch
         *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("deepseek_v3", "mamba2", "falcon_h1")),
     ],
 )
-def test_two_ranks_compute_as_one_in_bfloat16(kind, folder_of, make_engine, program, batch, tmp_path):
-    """They read the model in parts, and sharding casts neither what stays float32 nor what layers give each other."""
+def test_two_ranks_compute_the_same_as_one_in_bfloat16(kind, folder_of, make_engine, program, batch, tmp_path):
+    """They read the model in parts; FSDP casts neither float32 parameters nor the layers' inputs."""
     ranks = [
         subprocess.Popen(
             [sys.executable, Path(__file__).parent / "precision_program.py", str(rank), folder_of(kind), tmp_path],
@@ -202,7 +202,7 @@ def test_two_ranks_compute_as_one_in_bfloat16(kind, folder_of, make_engine, prog
     norm = program.train(engine, batch)["gradient_norm"]
     largest = max(float(gradient.abs().max()) for gradient in gradients.values())
     for result in (torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)):
-        assert result["told"] == [], "the model was not read in parts"
+        assert result["log"] == [], "the model was not read in parts"
         buffers = dict(engine._module.model.named_buffers())
         assert result["buffers"].keys() == buffers.keys()
         for name, buffer in buffers.items():

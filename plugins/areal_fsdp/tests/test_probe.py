@@ -1,4 +1,4 @@
-"""The probe's tolerance, with a module whose logits and errors are made up: rounding differs from device to device."""
+"""The probe's tolerance, with a module of artificial logits and errors, because rounding depends on the device."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from areal_fsdp.models.probe import (
     check_values,
     expected_outputs,
     probes,
-    refuse_what_is_not_finite,
+    refuse_infinite_outputs,
     tolerance_of,
 )
 
@@ -21,7 +21,7 @@ VOCABULARY = 512
 
 
 class MadeUp:
-    """A model with logits of a given size, and an engine that is off by a share of each."""
+    """A model with logits of a given size, and an engine with a relative error."""
 
     head_name = ""
     temperature = 1.0
@@ -51,13 +51,13 @@ def check(made, dtype):
 
 
 @pytest.mark.parametrize("largest", [3.0, 33.0])
-def test_rounding_in_bfloat16_passes_whatever_the_size_of_logits(largest):
-    """SmolLM2 has logits up to 33, and its log-probabilities on a GPU were 0.2 and more apart."""
+def test_bfloat16_rounding_passes_for_logits_of_any_size(largest):
+    """SmolLM2 has logits up to 33, and its log-probabilities on a GPU differed by 0.2 and more."""
     check(MadeUp(largest, rounding=0.02), torch.bfloat16)
 
 
-def test_experts_that_rounding_turns_over_move_single_tokens_in_half_precision_alone():
-    """A gpt-oss was 0.37 off in one of 17 tokens, and computed padded rows for it: out of memory."""
+def test_single_tokens_may_differ_in_half_precision_only():
+    """A gpt-oss differed by 0.37 in one of 17 tokens: it fell back to padded rows and ran out of memory."""
     wanted = [torch.zeros(9), torch.zeros(5), torch.zeros(3)]
     computed = [each.clone() for each in wanted]
     computed[0][:4] = 5.0
@@ -71,21 +71,19 @@ def test_experts_that_rounding_turns_over_move_single_tokens_in_half_precision_a
 
 
 @pytest.mark.parametrize("largest", [3.0, 33.0])
-def test_logits_that_are_scaled_are_refused_whatever_their_size(largest):
+def test_wrongly_scaled_logits_of_any_size_are_refused(largest):
     with pytest.raises(UnfitError, match="a probe differs from transformers'"):
         check(MadeUp(largest, factor=1.15), torch.bfloat16)
 
 
 @pytest.mark.parametrize("largest", [float("inf"), 1e39])
-def test_what_is_not_finite_is_no_matter_of_the_model_type(largest):
+def test_infinite_outputs_are_not_blamed_on_the_model_type(largest):
     made = MadeUp(largest)
     made.model.named_parameters = list
-    with pytest.raises(
-        RunError, match="'made-up' is not finite, and all of its weights are: the model, or its adapter"
-    ):
-        refuse_what_is_not_finite(made, torch.float32, expected_outputs(made, torch.device("cpu")))
+    with pytest.raises(RunError, match="'made-up' are not finite, although its weights are: the model, or its adapter"):
+        refuse_infinite_outputs(made, torch.float32, expected_outputs(made, torch.device("cpu")))
 
 
-def test_in_float32_rounding_of_that_size_is_refused():
+def test_bfloat16_rounding_is_refused_in_float32():
     with pytest.raises(UnfitError, match="a probe differs from transformers'"):
         check(MadeUp(33.0, rounding=0.001), torch.float32)

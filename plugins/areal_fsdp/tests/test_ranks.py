@@ -1,4 +1,4 @@
-"""One process against several ranks in every layout, started for real: gloo on the CPU, NCCL where there are GPUs."""
+"""Several ranks in every layout equal one process: with gloo on the CPU, or NCCL on GPUs."""
 
 import json
 import os
@@ -46,7 +46,7 @@ adapter is that of `adapter_folder`."""
 
 
 NIGHTLY = set(LAYOUTS) - {"expert2", "data2-tensor2", "context2", "mixers2"}
-"""Say little more than others do together."""
+"""Cases that test little that the others do not."""
 
 
 @pytest.fixture(
@@ -54,7 +54,7 @@ NIGHTLY = set(LAYOUTS) - {"expert2", "data2-tensor2", "context2", "mixers2"}
     params=[pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in LAYOUTS],
 )
 def ranks(request, tmp_path_factory, model_folder, adapter_folder, program):
-    """What several ranks wrote, after one process left a checkpoint for them."""
+    """Return the results of several ranks, which also load a checkpoint of one process."""
     kind, count, settings = LAYOUTS[request.param]
     adapter = {"from_folder": str(adapter_folder(kind))} if "adapter" in settings else None
     settings = {**settings, "adapter": adapter}
@@ -94,7 +94,7 @@ def ranks(request, tmp_path_factory, model_folder, adapter_folder, program):
 
 @pytest.fixture
 def alone(ranks, request, make_engine, adapter_folder):
-    """A function that sets up one rank's engine, of the layout's model and adapter."""
+    """Return a function that sets up an engine on one rank, with the layout's model and adapter."""
     kind, _, settings = LAYOUTS[request.node.callspec.params["ranks"]]
     adapter = {"from_folder": adapter_folder(kind)} if "adapter" in settings else None
     return partial(make_engine, kind, adapter=adapter, router_loss=settings.get("router_loss", 0.0))
@@ -107,7 +107,7 @@ def assert_close(found, wanted, tolerance=1e-6):
 
 
 def assert_same_metrics(result, metrics):
-    """Whose sequences a context cuts, it knows no balance of experts within them."""
+    """Compare metrics; with context parallelism there is no `router_balance`, which needs whole sequences."""
     expected = {name: value for name, value in metrics.items() if name != "router_balance" or name in result}
     assert result == pytest.approx(expected, abs=1e-6)
 
@@ -116,7 +116,7 @@ def assert_equal(found, wanted):
     assert_close(found, wanted, tolerance=0)
 
 
-def test_ranks_have_the_gradient_of_one(ranks, alone, program, batch):
+def test_several_ranks_have_the_gradient_of_one_rank(ranks, alone, program, batch):
     _, results, _ = ranks
     gradients, metrics = program.gradients_of(alone(temperature=0.7), batch)
     assert max(gradient.abs().max() for gradient in gradients.values()) > 1e-2
@@ -135,7 +135,7 @@ def test_a_rank_without_a_sequence(ranks, alone, program, batch):
         assert_close(result["idle_outputs"], engine.forward(batch.select([1]), program.OUTPUTS), 1e-5)
 
 
-def test_ranks_go_through_the_same_experts_again_as_one_does(ranks, alone, program, batch):
+def test_several_ranks_replay_experts_like_one_rank(ranks, alone, program, batch):
     engine = alone(temperature=0.7)
     for result in ranks[1]:
         assert ("replayed" in result) is bool(engine._routing._routers)
@@ -148,8 +148,8 @@ def test_ranks_go_through_the_same_experts_again_as_one_does(ranks, alone, progr
         assert_close(outputs, engine.forward(chosen, program.OUTPUTS), 1e-5)
 
 
-def test_ranks_compare_as_one_does(ranks, alone, program, batch):
-    """The other engine is sharded too, and a rank without a sequence takes part in its collectives."""
+def test_several_ranks_compare_engines_like_one_rank(ranks, alone, program, batch):
+    """The compared engine is sharded too, and a rank without a sequence takes part in its collectives."""
     from areal_core.sdk import REFERENCE
 
     engine, other = alone(temperature=0.7), alone(role=REFERENCE, temperature=1.3)
@@ -160,8 +160,8 @@ def test_ranks_compare_as_one_does(ranks, alone, program, batch):
             assert_close(result[key], wanted, 1e-5)
 
 
-def test_a_loss_of_hidden_states_alone(ranks, alone, program, batch):
-    """Ranks with nothing to learn go through the same collectives, whichever outputs the loss reads."""
+def test_a_loss_that_reads_only_hidden_states(ranks, alone, program, batch):
+    """Ranks without a loss run the same collectives, whichever outputs the loss reads."""
     from areal_core.sdk import CRITIC
 
     asked = ["logprobs", "hidden", "topk:3"]
@@ -207,8 +207,8 @@ def test_skipped_on_all_ranks(ranks):
         assert_equal(result["parameters_unpoisoned"], result["parameters_again"])
 
 
-def test_metrics_that_only_one_rank_has_hang_nobody(ranks):
-    """Each rank with sequences of its own logs under names of its own; all know them, put together by their kind."""
+def test_metrics_that_only_one_rank_has_do_not_hang(ranks):
+    """Each rank logs metrics with its own names; all ranks get all metrics, reduced by their kind."""
     first = ranks[1][0]["uneven"]
     assert all(result["uneven"] == first for result in ranks[1])
     for rank in [rank for rank, result in enumerate(ranks[1]) if result["leads"]]:
@@ -228,7 +228,7 @@ def test_a_rank_without_a_sequence_has_no_metrics_of_its_own(ranks):
 
 
 def test_units_stay_together_on_a_rank(ranks, alone, program):
-    """Both rows of each unit are on one rank, in one micro-batch, and nothing of the update depends on that."""
+    """Both rows of each unit are in one micro-batch of one rank, and the update equals that of one process."""
     units = [unit for result in ranks[1] if result["leads"] for unit in result["units"]]
     assert sorted(units) == [(margin, [int(margin), int(margin) + 4]) for margin in (0.0, 1.0, 2.0, 3.0)]
     assert all(result["units"] for result in ranks[1]), "all ranks have something to do"
@@ -238,7 +238,7 @@ def test_units_stay_together_on_a_rank(ranks, alone, program):
         assert (result["pairs"]["rows"], result["pairs"]["tokens"]) == (8, ranks[1][0]["metrics"]["tokens"])
 
 
-def test_checkpoint_of_one_loads_on_several_and_back(ranks, alone, program, batch):
+def test_a_checkpoint_loads_on_another_number_of_ranks(ranks, alone, program, batch):
     folder, results, expected = ranks
     for result in results:
         assert_equal(result["from_single"], expected)
@@ -249,8 +249,8 @@ def test_checkpoint_of_one_loads_on_several_and_back(ranks, alone, program, batc
     assert_close(program.parameters_of(engine), results[0]["parameters"], 2e-5)
 
 
-def test_a_snapshot_that_ranks_wrote_while_they_trained_is_their_checkpoint(ranks, alone, program):
-    """Loaded by one, after an update of them that ran beside the writing."""
+def test_a_snapshot_written_during_training_equals_a_checkpoint(ranks, alone, program):
+    """One process loads the snapshot, which the ranks wrote during an update."""
     folder, _, _ = ranks
     found = []
     for name in ("checkpoint", "snapshot"):

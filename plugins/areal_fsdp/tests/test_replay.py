@@ -16,7 +16,7 @@ KINDS = ["qwen3_moe", "mixtral", "olmoe", "qwen2_moe"]
 
 
 def own_choices(folder, batch):
-    """What transformers' own model chooses, [T, layers, choices] counted from 1, at the position that chooses."""
+    """Return the choices of transformers' model, [T, layers, choices] counted from 1, at the routed positions."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     found = []
     with torch.no_grad():
@@ -26,13 +26,13 @@ def own_choices(folder, batch):
     return (torch.cat(found) + 1).to(torch.uint8)
 
 
-def test_the_kinds_are_those_whose_routers_are_known():
+def test_the_tested_models_have_supported_routers():
     assert sorted(KINDS) == sorted(MODEL_TYPES)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("settings", [{}, {"activation_checkpointing": "full", "max_tokens_per_microbatch": 40}])
-def test_its_own_choices_change_no_bit(make_engine, program, batch, model_folder, kind, settings):
+def test_replaying_the_model_s_own_choices_changes_no_bit(make_engine, program, batch, model_folder, kind, settings):
     engine = make_engine(kind, router_loss=0.3, **settings)
     chosen = batch.with_tokens(routed_experts=own_choices(model_folder(kind), batch))
     wanted, metrics = program.gradients_of(engine, batch)
@@ -46,8 +46,8 @@ def test_its_own_choices_change_no_bit(make_engine, program, batch, model_folder
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_choices_are_followed_and_the_router_learns_from_them(make_engine, program, batch, kind, model_folder):
-    """Against transformers' own model with routers that give these choices, weighted by its own probabilities."""
+def test_replayed_experts_are_used_and_the_router_gets_gradients(make_engine, program, batch, kind, model_folder):
+    """Compare with transformers' model whose routers return these choices, weighted by their probabilities."""
     engine = make_engine(kind, temperature=0.8)
     chosen = program.with_choices(engine, batch)
     model = AutoModelForCausalLM.from_pretrained(model_folder(kind), dtype=torch.float32, attn_implementation="eager")
@@ -77,7 +77,7 @@ def test_choices_are_followed_and_the_router_learns_from_them(make_engine, progr
 
 
 def forced(router, output, experts):
-    """What a router gives that must choose these."""
+    """Return the output of a router that must choose these experts."""
     logits, scores, own = output
     chosen = torch.where(experts > 0, experts.long() - 1, own)
     weights = logits.softmax(-1, dtype=torch.float32)[torch.arange(len(chosen))[:, None], chosen]
@@ -86,7 +86,7 @@ def forced(router, output, experts):
     return logits, weights.to(scores.dtype), chosen
 
 
-def test_sequences_without_choices_route_by_themselves(make_engine, program, batch):
+def test_sequences_without_choices_are_not_replayed(make_engine, program, batch):
     engine = make_engine("qwen3_moe")
     missing = [1, 4, 7]
     own, all_chosen, mixed = (
@@ -98,7 +98,7 @@ def test_sequences_without_choices_route_by_themselves(make_engine, program, bat
         assert length < 3 or not torch.allclose(own[row], all_chosen[row], atol=1e-3)
 
 
-def test_the_share_that_differs_is_told(make_engine, program, batch, model_folder):
+def test_router_disagreement_is_the_share_of_replaced_choices(make_engine, program, batch, model_folder):
     engine = make_engine("mixtral")
     chosen = program.with_choices(engine, batch, missing=[3])
     drawn = chosen["routed_experts"]
@@ -115,7 +115,7 @@ def test_the_share_that_differs_is_told(make_engine, program, batch, model_folde
 
 
 @pytest.mark.parametrize("role", [REFERENCE, CRITIC])
-def test_another_role_routes_by_itself(make_engine, program, batch, role):
+def test_other_roles_do_not_replay(make_engine, program, batch, role):
     actor, other = make_engine("qwen3_moe"), make_engine("qwen3_moe", role=role)
     outputs = ["values"] if role is CRITIC else program.OUTPUTS
     chosen = program.with_choices(actor, batch)
@@ -123,8 +123,8 @@ def test_another_role_routes_by_itself(make_engine, program, batch, role):
     assert all(torch.equal(plain[name], replayed[name]) for name in outputs)
 
 
-def test_the_base_that_an_adapter_lends_routes_by_itself(make_engine, program, batch, model_folder):
-    """It shares the routers of the policy, and is asked between its passes."""
+def test_a_reference_from_the_base_does_not_replay(make_engine, program, batch, model_folder):
+    """It shares the policy's routers, and computes between the policy's passes."""
     actor = make_engine("mixtral", adapter={"rank": 2, "modules": ["q_proj", "v_proj"]})
     base = actor.reference_from_base(ModelReference(str(model_folder("mixtral"))), REFERENCE)
     chosen = program.with_choices(actor, batch)
@@ -135,7 +135,7 @@ def test_the_base_that_an_adapter_lends_routes_by_itself(make_engine, program, b
     assert torch.equal(actor.forward(chosen, ["logprobs"])["logprobs"], replayed)
 
 
-def test_a_model_that_is_compared_with_routes_by_itself(make_engine, program, batch):
+def test_a_compared_model_does_not_replay(make_engine, program, batch):
     actor, other = make_engine("mixtral"), make_engine("mixtral", role=REFERENCE)
     actor.compare_with({REFERENCE.name: other})
     name = f"divergence:{REFERENCE.name}:0"
@@ -144,14 +144,14 @@ def test_a_model_that_is_compared_with_routes_by_itself(make_engine, program, ba
     assert float(actor.forward(batch, [name])[name].abs().max()) < 1e-5
 
 
-def test_choices_of_another_model_are_refused(make_engine, program, batch):
+def test_choices_that_do_not_fit_the_routers_are_refused(make_engine, program, batch):
     engine = make_engine("mixtral")
     chosen = program.with_choices(engine, batch)["routed_experts"]
     for wrong in (chosen[:, :1], chosen[..., :1], chosen + 3):
-        with pytest.raises(RunError, match=r"choices in each of .* the model has 2 in 2, of 4") as told:
+        with pytest.raises(RunError, match=r"the model has 2 of 4 experts in each of 2 layers") as caught:
             engine.forward(batch.with_tokens(routed_experts=wrong), ["logprobs"])
-        assert "generate with the model that is trained" in told.value.hints[0]
-    with pytest.raises(RunError, match="the model has 0 in 0, of 0 experts"):
+        assert "generate with the trained model" in caught.value.hints[0]
+    with pytest.raises(RunError, match="the model has 0 of 0 experts in each of 0 layers"):
         program.train(make_engine("qwen3"), batch.with_tokens(routed_experts=chosen))
 
 
@@ -171,11 +171,11 @@ def test_the_layers_with_experts_are_read_from_the_config(model_folder, make_eng
 MOE = {"model_type": "qwen3_moe", "num_hidden_layers": 4, "num_experts": 8, "num_experts_per_tok": 2}
 
 
-def test_choices_stand_where_they_were_made_once_a_batch_is_shifted(program, batch):
-    """A token's row is told with the token that it predicts; the last position's, which predicts none, is none."""
-    told = torch.arange(1, batch.token_count + 1, dtype=torch.uint8)[:, None, None]
-    told[batch.tokens.offsets[:-1]] = 0
-    tokens = {"input_ids": batch["input_ids"], "routed_experts": told}
+def test_a_shifted_batch_has_choices_at_the_tokens_that_made_them(program, batch):
+    """Servers send a token's experts with the token that it predicts; the last position has none."""
+    experts = torch.arange(1, batch.token_count + 1, dtype=torch.uint8)[:, None, None]
+    experts[batch.tokens.offsets[:-1]] = 0
+    tokens = {"input_ids": batch["input_ids"], "routed_experts": experts}
     shifted = shift_to_predictions(PackedBatch(Ragged(batch.lengths, tokens)))["routed_experts"].flatten()
     last = batch.tokens.offsets[1:] - 1
     assert not shifted[last].any()
@@ -186,7 +186,7 @@ def test_choices_stand_where_they_were_made_once_a_batch_is_shifted(program, bat
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_compiled_layers_replay_with_the_graphs_of_the_first_batch(make_engine, program, monkeypatch, recompute):
+def test_compiled_layers_replay_without_recompilation(make_engine, program, monkeypatch, recompute):
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     torch._dynamo.reset()
     eager = make_engine("qwen3_moe", router_loss=0.5)

@@ -1,4 +1,4 @@
-"""Models that cannot be packed do all that packed ones do: the same losses, roles and metrics."""
+"""Models that cannot be packed support the same losses, roles and metrics as packed ones."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def make_in_rows(make_engine, monkeypatch):
-    """As `make_engine`, of a model that is said to be unfit for packing."""
+    """Return a function like `make_engine` whose models fail the checks of packing."""
 
     def unfit(*_):
         raise UnfitError("forced")
@@ -37,7 +37,7 @@ def assert_close(found, wanted):
 
 
 @pytest.mark.parametrize("budget", [31, 1000])
-def test_padding_reaches_no_loss_and_no_metric_of_a_router(make_engine, make_in_rows, program, batch, budget):
+def test_padding_does_not_change_losses_and_router_metrics(make_engine, make_in_rows, program, batch, budget):
     settings = {"router_loss": 0.5, "max_tokens_per_microbatch": budget}
     wanted, expected = program.gradients_of(make_engine("mixtral", **settings), batch)
     found, metrics = program.gradients_of(make_in_rows("mixtral", **settings), batch)
@@ -97,7 +97,7 @@ def test_layers_are_compiled_around_their_mixers(make_engine, program, batch, mo
 
 
 @pytest.mark.slow
-def test_a_compiler_goes_around_experts_that_it_lays_out_wrongly(tmp_path, program, batch, make_engine, monkeypatch):
+def test_transposed_experts_are_not_compiled(tmp_path, program, batch, make_engine, monkeypatch):
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 16, "num_attention_heads": 4, "head_dim": 8}
     GptOssForCausalLM(
@@ -111,12 +111,12 @@ def test_a_compiler_goes_around_experts_that_it_lays_out_wrongly(tmp_path, progr
 
 
 @pytest.mark.parametrize(("kind", "reason"), [("jamba", "JambaMambaMixer mixes"), ("gemma2", "softcap")])
-def test_ranks_that_divide_heads_or_tokens_need_packing(make_engine, kind, reason):
+def test_context_and_tensor_parallelism_need_packing(make_engine, kind, reason):
     module = make_engine(kind)._module
     module.attend_by("areal_packed")
     for name in module.mixers.names:
         del module.model.get_submodule(name).forward
-    with pytest.raises(RunError, match=f"'{kind}' cannot be packed, and train_engine.parallel.context .*{reason}"):
+    with pytest.raises(RunError, match=f"'{kind}' cannot be packed, but train_engine.parallel.context .*{reason}"):
         choose_rung(module, CPU, torch.float32, only_packed="train_engine.parallel.context")
 
 
@@ -131,7 +131,7 @@ def test_a_rotary_embedding_by_length_needs_whole_sequences(make_engine, tmp_pat
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     module = make_engine(tmp_path)._module
-    with pytest.raises(RunError, match=r"by the length of a sequence, and ranks of train_engine\.parallel\.context"):
+    with pytest.raises(RunError, match=r"by the length of a sequence, which train_engine\.parallel\.context"):
         choose_rung(module, CPU, torch.float32, only_packed="train_engine.parallel.context")
 
 
@@ -145,7 +145,7 @@ def test_a_model_that_transformers_cannot_compute_is_refused_with_the_reason(mak
 
 
 def test_a_model_that_sees_later_tokens_is_refused(make_engine, monkeypatch):
-    """Rows would compute it as transformers does, and its log-probabilities would know their own tokens."""
+    """In rows it computes the same as transformers, but a log-probability would depend on its own token."""
     from transformers.models.llama.modeling_llama import LlamaMLP
 
     own = LlamaMLP.forward

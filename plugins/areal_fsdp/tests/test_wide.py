@@ -1,4 +1,4 @@
-"""Outputs that need whole distributions: against plain formulas, TRL's among them, in pieces, and between engines."""
+"""Wide outputs equal plain formulas, among them TRL's, in chunks and between engines."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def distribution(head):
 
 
 def jensen_shannon(own, other, beta):
-    """TRL's `generalized_jsd_loss` for each token: student `own`, teacher `other`."""
+    """Return TRL's `generalized_jsd_loss` for each token, with student `own` and teacher `other`."""
     student, teacher = distribution(own), distribution(other)
     if beta == 0:
         return F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
@@ -50,7 +50,7 @@ def gradients(head):
 @pytest.mark.parametrize("chunk", [4, 100])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 1.0])
-def test_divergence_has_the_synced_values_and_gradients(beta, bias, chunk):
+def test_divergence_has_the_values_and_gradients_of_the_formula(beta, bias, chunk):
     own, other = make_head(0, bias=bias), make_head(1, bias=bias, temperature=1.2)
     exact = doubled(own)
     wanted = jensen_shannon(exact, doubled(other), beta)
@@ -64,7 +64,7 @@ def test_divergence_has_the_synced_values_and_gradients(beta, bias, chunk):
         torch.testing.assert_close(gradient, exactly, atol=1e-5, rtol=1e-5)
 
 
-def test_half_precision_is_summed_in_float32():
+def test_half_precision_is_reduced_in_float32():
     own, other = make_head(0, dtype=torch.bfloat16), make_head(1, dtype=torch.bfloat16)
     exact = doubled(own)
     (values,) = wide_output("divergence:teacher:1", own, {"teacher": other}, 8).values()
@@ -93,8 +93,8 @@ def test_the_likeliest_tokens_come_first_with_gradients():
 
 @pytest.mark.parametrize("beta", [0, 0.5, 1])
 @pytest.mark.parametrize("who", ["own", "other", "both"])
-def test_a_token_that_is_never_said_leaves_gradients_finite(who, beta):
-    """Where P or Q is 0 nothing is NaN; a KL from what is said to what is never said is infinite, and only that."""
+def test_a_token_with_probability_0_leaves_gradients_finite(who, beta):
+    """If P or Q is 0, nothing is NaN; only KL(p ‖ q) with p > 0 and q = 0 is infinite."""
     heads = {"own": make_head(0), "other": make_head(1)}
     for name in heads if who == "both" else [who]:
         with torch.no_grad():
@@ -108,8 +108,8 @@ def test_a_token_that_is_never_said_leaves_gradients_finite(who, beta):
     assert all(bool(gradient.isfinite().all()) for gradient in gradients(heads["own"]))
 
 
-def test_half_precision_adds_chunks_up_in_float32():
-    """However many chunks there are the weight's gradient is rounded once."""
+def test_half_precision_accumulates_chunks_in_float32():
+    """The weight's gradient is rounded once, for any number of chunks."""
     found = []
     for chunk in (1, 1000):
         own, other = make_head(0, dtype=torch.bfloat16), make_head(1, dtype=torch.bfloat16)
@@ -119,7 +119,7 @@ def test_half_precision_adds_chunks_up_in_float32():
     torch.testing.assert_close(found[0], found[1], atol=1e-3, rtol=1e-2)
 
 
-def test_ids_that_one_of_two_vocabularies_lacks_are_left_out():
+def test_ids_that_one_vocabulary_lacks_are_left_out():
     own, other = make_head(0), make_head(1)
     padded = Head(other.hidden, torch.cat([other.weight, 9 * torch.ones(7, HIDDEN)]), None, other.temperature)
     other = Head(other.hidden, other.weight, None, other.temperature)
@@ -144,7 +144,7 @@ def test_ids_that_one_of_two_vocabularies_lacks_are_left_out():
         ("logprobs", None),
     ],
 )
-def test_names(name, role):
+def test_names_of_outputs(name, role):
     assert compared_role(name) == role
     assert is_wide(name) == (role is not None)
 
@@ -161,7 +161,7 @@ def divergence_loss(name):
 
 
 def test_an_engine_compares_itself_with_another(make_engine, model_folder, program, batch):
-    """In micro-batches, as a column and in a loss whose value it is; it falls when it is learned."""
+    """The divergence is the same in micro-batches, as a column and as a loss, and training reduces it."""
     name = "divergence:teacher:0.5"
     student = compare(make_engine, model_folder, temperature=0.7, max_tokens_per_microbatch=40, learning_rate=1e-2)
     column = student.forward(batch, ["logprobs", name])[name]
@@ -172,7 +172,7 @@ def test_an_engine_compares_itself_with_another(make_engine, model_folder, progr
     assert float(student.forward(batch, [name])[name].min()) >= 0
 
 
-def test_the_column_is_that_of_both_models(make_engine, model_folder, batch):
+def test_the_divergence_is_computed_from_both_models(make_engine, model_folder, batch):
     from transformers import AutoModelForCausalLM
 
     found = compare(make_engine, model_folder, temperature=0.7).forward(batch, ["divergence:teacher:0"])
@@ -187,7 +187,7 @@ def test_the_column_is_that_of_both_models(make_engine, model_folder, batch):
 
 
 @pytest.mark.parametrize("other", [TEACHER, Role("average", ema=EMA("actor")), Role("peer", trains=True)])
-def test_who_is_compared_with_learns_nothing(other, make_engine, program, batch):
+def test_the_compared_engine_gets_no_gradient(other, make_engine, program, batch):
     name = f"divergence:{other.name}:0.5"
     student, peer = make_engine(), make_engine("llama", role=other)
     student.compare_with({"actor": student, other.name: peer})
@@ -197,7 +197,7 @@ def test_who_is_compared_with_learns_nothing(other, make_engine, program, batch)
     assert all(torch.equal(tensor, before[key]) for key, tensor in program.parameters_of(peer).items())
 
 
-def test_what_is_too_long_for_the_one_that_is_compared_with_is_refused(make_engine, batch):
+def test_a_sequence_too_long_for_the_compared_model_is_refused(make_engine, batch):
     student, teacher = make_engine(), make_engine("llama", role=TEACHER)
     student.compare_with({"actor": student, "teacher": teacher})
     teacher._longest = 16
@@ -205,7 +205,7 @@ def test_what_is_too_long_for_the_one_that_is_compared_with_is_refused(make_engi
         student.forward(batch, ["divergence:teacher:1"])
 
 
-def test_hidden_states_are_there_for_a_loss_alone(make_engine, program, batch):
+def test_hidden_states_are_only_for_a_loss(make_engine, program, batch):
     seen = []
 
     def loss(part, outputs):
@@ -216,13 +216,15 @@ def test_hidden_states_are_there_for_a_loss_alone(make_engine, program, batch):
     metrics = program.train(engine, batch, loss, ["hidden"])
     assert seen == [(batch.token_count, 32)]
     assert metrics["gradient_norm"] > 0
-    with pytest.raises(RunError, match="'hidden' has more than one number a token: only a loss may ask for it"):
+    with pytest.raises(
+        RunError, match="'hidden' has more than one number per token: only a loss in `train` may request it"
+    ):
         engine.forward(batch, ["hidden"])
 
 
-def test_what_cannot_be_compared_is_said(make_engine, program, batch):
+def test_engines_that_cannot_be_compared_are_refused(make_engine, program, batch):
     engine = make_engine()
-    with pytest.raises(RunError, match="compared with the role 'teacher', for which there is no other fsdp engine"):
+    with pytest.raises(RunError, match="with the role 'teacher', which has no fsdp engine of its own"):
         engine.forward(batch, ["divergence:teacher:1"])
     engine.compare_with({"actor": engine, "reference": make_engine(role=REFERENCE)})
     assert float(engine.forward(batch, ["divergence:reference:1"])["divergence:reference:1"].abs().max()) < 1e-5

@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 def checkpoint_state(
     parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer | None, updates: torch.Tensor
 ) -> dict[str, Any]:
-    """Everything that a resumed engine needs, as tensors that share memory with the engine's own; and this rank's
-    random state, by its number.
+    """Return the state of an engine for a checkpoint, as tensors that share memory with the engine's.
+
+    It has `parameters` and `optimizer` by parameter name, `updates`, and the random states of this rank below its
+    number.
 
     Args:
-        parameters: by name, plain or sharded.
+        parameters: the trained parameters by name, plain or sharded.
         optimizer: None for a frozen role.
-        updates: [] int64, number of updates, those that changed nothing included: the state of the schedule.
+        updates: [] int64, number of updates including skipped ones: the state of the schedule.
     """
     random = {str(rank_and_ranks()[0]): _random_state()}
     state: dict[str, Any] = {"parameters": dict(parameters), "updates": updates, "random": random}
@@ -42,9 +44,9 @@ def checkpoint_state(
 
 
 def copy_to_host(state: dict[str, Any], former: dict[str, Any] | None) -> dict[str, Any]:
-    """A copy of this rank's part of `state`; in the memory of `former`, if not None.
+    """Return a copy of this rank's part of `state` in host memory; reuse the memory of `former`, if not None.
 
-    The memory is not pinned: PyTorch would round each tensor's up to a power of two, nearly twice as much in all.
+    The memory is not pinned: PyTorch would round the size of each pinned tensor up to a power of two.
     """
     if former is None:
         former = tree_map(lambda value: value.to("cpu", copy=True), state)
@@ -54,35 +56,35 @@ def copy_to_host(state: dict[str, Any], former: dict[str, Any] | None) -> dict[s
 
 
 def size_of(state: dict[str, Any]) -> int:
-    """Bytes of this rank's part of `state`."""
+    """Return the bytes of this rank's part of `state`."""
     return sum((value.to_local() if isinstance(value, DTensor) else value).nbytes for value in tree_leaves(state))
 
 
 @cache
 def group_beside(ranks: object) -> Any:
-    """A group in which nobody but the threads that write checkpoints meet; collective the first time.
+    """Return the process group of the threads that write checkpoints; collective at the first call.
 
-    Disks are slow: who waits for a checkpoint has a clock, and no other one shall end it earlier.
+    Its timeout is effectively infinite, because disks may be slow: the caller has its own timeout.
 
     Args:
-        ranks: the group of all.
+        ranks: the group of all ranks, the cache's key.
     """
     return dist.new_group(backend="gloo", timeout=timedelta(days=365))
 
 
 def writer_of(state: dict[str, Any]) -> Callable[[Path], None]:
-    """What writes `state` below a folder, from any thread, on all ranks; collective, and collective when called."""
+    """Return a function that writes `state` to a folder, from any thread. Both calls are collective."""
     return partial(write_checkpoint, state=state, group=group_beside(dist.group.WORLD))
 
 
 def write_checkpoint(folder: Path, state: dict[str, Any], group: Any = None) -> None:
-    """Write `state`; collective in `group`, None for that of all ranks.
+    """Write `state`; collective in `group`, or in the default group for None.
 
     Raises:
         RunError: the folder cannot be written.
     """
     try:
-        # Ahead of its writing it would copy on a stream of the thread's device, which need not be the rank's.
+        # Copying ahead would use a stream of the thread's current device, which may not be the rank's.
         save(state, storage_writer=FileSystemWriter(folder, per_thread_copy_ahead=0), process_group=group)
     except CheckpointException as error:
         causes = {str(cause) for cause, _ in error.failures.values()}
@@ -94,10 +96,10 @@ def write_checkpoint(folder: Path, state: dict[str, Any], group: Any = None) -> 
 def read_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     """Fill the tensors of `state` and set this rank's random state; collective.
 
-    A rank that the checkpoint does not know, because there were fewer, keeps its random state.
+    If the checkpoint was written by fewer ranks, a rank without a saved random state keeps its own.
 
     Raises:
-        RunError: there is no checkpoint, or it is of another model or role.
+        RunError: there is no readable checkpoint, or it belongs to another model or role.
     """
     rank, _ = rank_and_ranks()
     try:
@@ -106,12 +108,12 @@ def read_checkpoint(folder: Path, state: dict[str, Any]) -> None:
         if f"random.{rank}.cpu" not in known:
             del state["random"]
         load(state, checkpoint_id=folder)
-    except (CheckpointException, Exception) as error:  # whatever unpickling a damaged file may raise
+    except (CheckpointException, Exception) as error:  # unpickling a damaged file may raise anything
         causes = error.failures.values() if isinstance(error, CheckpointException) else [(error, None)]
-        told = sorted({str(cause).partition("\n")[0] for cause, _ in causes})  # torch's go on for a screen
+        reasons = sorted({str(cause).partition("\n")[0] for cause, _ in causes})  # torch's messages have many lines
         raise RunError(
-            f"the checkpoint '{folder}' cannot be loaded: {'; '.join(told)}",
-            hints=["it must be a folder that `save` of the same model and role has finished"],
+            f"the checkpoint '{folder}' cannot be loaded: {'; '.join(reasons)}",
+            hints=["use a complete checkpoint of the same model and role"],
         ) from error
     torch.set_rng_state(random["cpu"])
     if "cuda" in random:

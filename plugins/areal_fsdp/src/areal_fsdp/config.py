@@ -1,4 +1,4 @@
-"""Settings of the FSDP engine. Imports no torch, so that a config is checked anywhere."""
+"""Settings of the FSDP engine. Imports no torch, so that configs can be checked without it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from areal_fsdp.planning.memory import Memory, RankLoad
 
 
-def _from_a_switch(value: object) -> object:
-    """What the setting was before it had three values."""
+def _from_bool(value: object) -> object:
+    """Convert a boolean, which the setting accepts for `full` and `none`."""
     return {True: "full", False: "none"}[value] if isinstance(value, bool) else value
 
 
@@ -46,8 +46,8 @@ class ProfileSettings(Settings):
     )
 
     @property
-    def taken(self) -> Path | None:
-        """A file in the place of the folder, or of one above it."""
+    def blocking_file(self) -> Path | None:
+        """A file at the path of the folder or of one of its parents; None if there is none."""
         return next((path for path in (self.folder, *self.folder.parents) if path.is_file()), None)
 
 
@@ -55,7 +55,7 @@ class FSDPConfig(LearningSettings):
     """Optimizer, memory and batching of one training engine."""
 
     replays_routed_experts: ClassVar[bool] = True
-    """for the check of `inference_engine.routed_experts`"""
+    """Read by the check of `inference_engine.routed_experts`."""
     parallel: ParallelSettings = Field(
         default_factory=lambda: ParallelSettings.model_validate({}),
         description="How ranks divide the work. By default they are data-parallel: each rank has sequences of its own.",
@@ -63,7 +63,7 @@ class FSDPConfig(LearningSettings):
     adapter: LoraSettings | None = Field(
         None, description="LoRA adapter to train; the base model stays frozen. null: train all parameters."
     )
-    activation_checkpointing: Annotated[Checkpointing | None, BeforeValidator(_from_a_switch)] = Field(
+    activation_checkpointing: Annotated[Checkpointing | None, BeforeValidator(_from_bool)] = Field(
         None,
         description="Activations that are recomputed in the backward pass to save memory. `none`: none. "
         "`selective`: all except matrix products and attention, and whole layers as far as activation_memory_gib "
@@ -113,21 +113,21 @@ class FSDPConfig(LearningSettings):
     )
 
     @model_validator(mode="after")
-    def _has_use_for_its_budget(self) -> FSDPConfig:
+    def _refuse_budget_without_selective(self) -> FSDPConfig:
         if self.activation_memory_gib is not None and self.activation_checkpointing != "selective":
             raise ValueError(
-                "activation_memory_gib is a budget for activation_checkpointing: selective, and this is "
-                f"{self.activation_checkpointing or 'left open'}: leave the budget out (null), or set selective"
+                "activation_memory_gib needs activation_checkpointing: selective, but that is "
+                f"{self.activation_checkpointing or 'null'}: leave the budget out (null), or set selective"
             )
         return self
 
     @property
     def compiles(self) -> bool | None:
-        """Whether to compile, None for whatever the device is best with; the exchange of experts' tokens cannot be."""
+        """The setting `compile`, or False with expert parallelism; None for the device's default."""
         return False if self.parallel.expert > 1 else self.compile
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """What is known not to work is told before the start."""
+        """Yield problems of the settings that are known before the start."""
         yield from super().check(config)
         if problem := self.parallel.problem(config.trainer_processes):
             yield problem
@@ -135,47 +135,50 @@ class FSDPConfig(LearningSettings):
             yield from self.adapter.problems(config)
             if self.parallel.tensor > 1:
                 yield (
-                    f"parallel.tensor is {self.parallel.tensor}, and matrices with an adapter are not divided: set it "
-                    "to 1; context parallelism and more ranks work with an adapter"
+                    f"parallel.tensor is {self.parallel.tensor}, but matrices with an adapter cannot be divided: set "
+                    "it to 1; context parallelism and more ranks work with an adapter"
                 )
         if self.router_loss and self.parallel.context > 1:
             yield (
-                f"router_loss: it is one of whole sequences, and ranks of parallel.context {self.parallel.context} "
-                "have parts of them: set it to 0, or context to 1"
+                f"router_loss needs whole sequences, but parallel.context is {self.parallel.context}: set it to 0, or "
+                "context to 1"
             )
         if self.compile and self.parallel.expert > 1:
             yield "compile: layers whose tokens go to other ranks (parallel.expert) cannot be compiled: leave it out"
-        if self.profile is not None and (taken := self.profile.taken):
-            yield f"profile.folder: {taken} is a file, and traces need a folder there: name another one"
+        if self.profile is not None and (path := self.profile.blocking_file):
+            yield f"profile.folder: {path} is a file, but traces need a folder there: name another one"
 
     def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
-        """An MoE whose routers cannot choose, and an adapter that is in the model already."""
+        """Yield problems of the settings with a model, such as an adapter that the model has merged already."""
         yield from super().check_model(config, model)
         if self.adapter is not None:
             yield from self.adapter.check_model(config, model)
 
     def adapter_of(self, role: Role) -> LoraSettings | None:
-        """What is put into the model of a role: into one that changes, and into what such a one began as.
+        """Return the adapter of a role's model, or None.
+
+        A role whose model changes gets the adapter. A frozen role gets it only if the adapter starts from a folder,
+        because then the initial policy has it too.
 
         Raises:
-            RunError: the role is an average, and that of two adapters is no adapter of their rank.
+            RunError: the role is a moving average: the average of two adapters is not an adapter of their rank.
         """
         if self.adapter is not None and role.ema is not None and role.ema.decay:
             raise RunError(
-                f"the role '{role.name}' is a moving average of '{role.ema.role}', and the average of two adapters "
-                "is none of their rank: an adapter can be copied, not averaged",
+                f"the role '{role.name}' is a moving average of '{role.ema.role}', but the average of two adapters "
+                "is not an adapter of their rank: an adapter can be copied, not averaged",
                 hints=["set decay to 0, or train all parameters: train_engine.adapter=null"],
             )
         return self.adapter if role.changes or (self.adapter and self.adapter.from_folder) else None
 
     @property
     def tokens_at_once(self) -> int:
-        """Of a micro-batch, on all ranks that have its sequences together."""
+        """Tokens of a micro-batch on all ranks that share its sequences."""
         return self.max_tokens_per_microbatch * self.parallel.context
 
     @property
     def memory_choices(self) -> MemoryChoices:
-        """All that says how much memory a rank takes."""
+        """The settings that determine a rank's memory."""
         gib = self.activation_memory_gib
         return MemoryChoices(
             budget=self.max_tokens_per_microbatch,
@@ -191,21 +194,21 @@ class FSDPConfig(LearningSettings):
     def recomputing(
         self, model: Decoder | None, role: Role, layers: int, dtype: str, *, is_compiled: bool
     ) -> Recomputing:
-        """What layers compute again; see `MemoryChoices.recomputing`. Nothing in a role that does not learn."""
+        """Return the activation checkpointing of a role; see `MemoryChoices.recomputing`. Frozen roles have none."""
         part = None if model is None else model.divided(self.parallel.tensor)
-        found = self.memory_choices.recomputing(part, layers, dtype, is_compiled=is_compiled)
-        return found if role.trains else Recomputing()
+        recomputing = self.memory_choices.recomputing(part, layers, dtype, is_compiled=is_compiled)
+        return recomputing if role.trains else Recomputing()
 
     def estimate(self, config: RunConfig, models: Mapping[str, StoredModel]) -> Estimate:
-        """What each rank holds, of all roles with this engine."""
+        """Estimate the memory of each rank and the size of checkpoints, for all roles with this engine."""
         chosen = {name: config.roles.get(name, config.train_engine).settings for name in models}
-        own = {name: one for name, one in chosen.items() if isinstance(one, FSDPConfig)}
+        engines = {name: settings for name, settings in chosen.items() if isinstance(settings, FSDPConfig)}
         roles = roles_of(config.algorithm, config.training.updates)
-        sizes = [one.checkpoint_bytes(roles[name], models[name]) for name, one in own.items()]
-        return replace(estimate(config, models, own), checkpoint_bytes=sum(sizes))
+        sizes = [settings.checkpoint_bytes(roles[name], models[name]) for name, settings in engines.items()]
+        return replace(estimate(config, models, engines), checkpoint_bytes=sum(sizes))
 
     def checkpoint_bytes(self, role: Role, model: StoredModel) -> int:
-        """Return the size of a role's part of a checkpoint: parameters, or an adapter, and moments of the optimizer."""
+        """Return the bytes of a role's part of a checkpoint: trained parameters and the optimizer's moments."""
         if not role.changes:
             return 0
         adapter = self.adapter_of(role)
@@ -213,21 +216,22 @@ class FSDPConfig(LearningSettings):
         whole = decoder.parameters if decoder is not None else sum(map(math.prod, model.shapes.values()))
         count = whole if adapter is None else adapter.parameters(model.shapes)
         moments = 0 if not role.trains else 2 * (2 if self.optimizer_state_dtype == "bfloat16" else 4)
-        return count * (4 + moments)  # what changes is kept in float32
+        return count * (4 + moments)  # parameters that change are stored in float32
 
     def memory(self, load: RankLoad) -> Memory | None:
-        """What a rank of a role holds; None for a model whose layers are not known."""
+        """Return the peak memory of a rank in a role; None for a model with unknown layers."""
         adapter = self.adapter_of(load.role)
         learning = None if adapter is None else adapter.parameters(load.shapes)
-        found = memory_of(load, self.parallel, replace(self.memory_choices, learning=learning))
-        if found and adapter is not None and learning is not None and load.role.trains:
-            words = f"an adapter of rank {adapter.resolved().rank} learns, {learning:,} parameters"
-            found = replace(found, learning=words)
+        memory = memory_of(load, self.parallel, replace(self.memory_choices, learning=learning))
+        if memory and adapter is not None and learning is not None and load.role.trains:
+            description = f"an adapter of rank {adapter.resolved().rank} learns, {learning:,} parameters"
+            memory = replace(memory, learning=description)
+        # With a new adapter, the reference is the policy's base model, which is in memory already.
         is_base = self.adapter is not None and adapter is None and load.role.head == "vocabulary"
-        return replace(found, parameters=0, resident=0) if found and is_base else found
+        return replace(memory, parameters=0, resident=0) if memory and is_base else memory
 
     def remedies(self, load: RankLoad, room: int) -> list[str]:
-        """Changes of these settings that bring a rank below `room` bytes."""
+        """Return changes of these settings that bring a rank below `room` bytes; see `planning.memory.remedies`."""
 
         def need(**changes: object) -> Memory | None:
             return self.model_copy(update=changes).memory(load)
@@ -236,7 +240,7 @@ class FSDPConfig(LearningSettings):
         return remedies(need, part, room, self.memory_choices)
 
     def longest_sequence(self, load: RankLoad, room: int) -> int:
-        """Tokens of the longest sequence with which a rank stays below `room` bytes; ranks of `context` share it."""
+        """Return the tokens of the longest sequence that fits `room` bytes on each rank that shares it."""
 
         def need(**changes: object) -> Memory | None:
             return self.model_copy(update=changes).memory(replace(load, tokens=None))

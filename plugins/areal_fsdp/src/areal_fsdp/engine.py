@@ -1,4 +1,4 @@
-"""The training engine: one model in one role, on every rank of the trainer."""
+"""The FSDP training engine: one model in one role, on every rank of the trainer."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
 
 class FSDPEngine(RoleEngine):
-    """Trains a Hugging Face causal model, or serves it frozen, on all ranks of `torch.distributed`.
+    """Trains a Hugging Face causal model, or runs it frozen, on all ranks of `torch.distributed`.
 
-    See `areal_core.engines.TrainEngine` for what each method promises.
+    See `areal_core.engines.TrainEngine` for the contract of each method.
 
     Args:
         settings: the engine's section of the config.
@@ -70,28 +70,34 @@ class FSDPEngine(RoleEngine):
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._partial: list[tuple[torch.nn.Parameter, DeviceMesh]] = []
         self._choice: Choice | None = None
-        self._tried = 0  # updates in this process
+        self._update_number = 0  # counts the updates of this process, for the profiler
         self._others: Mapping[str, TrainEngine] = {}
         self._snapshot: dict[str, Any] | None = None
 
     def setup(self, model: ModelReference, role: Role, settings: OptimizerSettings) -> None:
-        """Load, check and shard the model, and make the optimizer of a role that learns."""
+        """Load, shard and check the model, and make the optimizer of a role that learns; collective."""
         self._begin(model, role, settings)
         is_compiled = should_compile(self._config.compiles, self._device)
         if problem := self._config.parallel.problem(rank_and_ranks()[1]):
             raise RunError(problem)
-        ways = {"compiled": is_compiled, "has_kernels": self._has_kernels(), "in_parts": self._must_shard()}
-        loaded = load_role(model, role, settings, self._config, **ways)
-        module, self._adapter, files, self._decoder, self._routing = loaded
+        module, self._adapter, files, self._decoder, self._routing = load_role(
+            model,
+            role,
+            settings,
+            self._config,
+            compiled=is_compiled,
+            has_kernels=self._has_kernels(),
+            in_parts=self._must_shard(),
+        )
         if self._must_shard():
             join_group_of_one(self._device)
             self._ranks = place_ranks(self._config.parallel, self._device)
         text = module.model.config.get_text_config()
         self._longest = getattr(text, "max_position_embeddings", None)
-        chosen = choose_attention(text, self._config, self._device, has_kernels=self._has_kernels())
-        module.kernel = chosen or module.kernel
-        sizes = self._decoder, role, len(decoder_layers(module.model))
-        again = self._config.recomputing(*sizes, model.dtype, is_compiled=is_compiled)
+        kernel = choose_attention(text, self._config, self._device, has_kernels=self._has_kernels())
+        module.kernel = kernel or module.kernel
+        layers = len(decoder_layers(module.model))
+        recomputing = self._config.recomputing(self._decoder, role, layers, model.dtype, is_compiled=is_compiled)
         divides = self._ranks.tensor is not None or self._ranks.experts is not None
         expected = expected_before_division(module, files) if divides else None
         self._parameters = self._place(module, files)
@@ -102,7 +108,7 @@ class FSDPEngine(RoleEngine):
             self._choice = choose_rung(module, self._device, self._dtype, expected, only_packed=only_packed)
         self._reshard()
         compiles = is_compiled and not module.in_rows
-        prepare_layers(module.model, compile_them=compiles, recomputing=again, in_parts=module.layers_in_parts)
+        prepare_layers(module.model, compile_them=compiles, recomputing=recomputing, in_parts=module.layers_in_parts)
         if settings.is_exported:
             rehearse_export(module.model, model, self._adapter and self._adapter.config)
         if role.trains:
@@ -116,7 +122,7 @@ class FSDPEngine(RoleEngine):
         return self._device.type == "cuda" and self._dtype != torch.float32
 
     def _place(self, module: RoleModule, files: ModelFiles | None) -> dict[str, torch.nn.Parameter]:
-        """Bring the model to the device, sharded where there is anything to shard; the parameters that learn."""
+        """Move the model to the device, sharded if there is anything to shard; return the trained parameters."""
         round_frozen(module.model, self._dtype)
         if self._ranks.shards is not None:
             self._partial = shard(module, self._ranks, self._config, self._dtype, files)
@@ -131,53 +137,54 @@ class FSDPEngine(RoleEngine):
         return learning(module, self._adapter)
 
     def _applied(self) -> AbstractContextManager[None]:
-        """Enable the adapter inside this context, or disable it: a reference from the base shares another's model."""
+        """Enable or disable the adapter inside this context: a reference from the base shares the actor's model."""
         return nullcontext() if self._adapter is None else self._adapter.applied()
 
     def _must_shard(self) -> bool:
-        """Whether `fully_shard` has anything to do.
+        """Return True if the engine uses `fully_shard`: with several ranks, or to offload parameters.
 
-        With one rank there is nothing to shard, and its hooks and copies cost 9% of the demonstration's train step (88
-        ms instead of 80, benchmarks/train_step.py). It is still needed where parameters are offloaded.
+        On one rank its hooks and copies cost 9% of a train step (88 ms instead of 80, benchmarks/train_step.py).
         """
         return rank_and_ranks()[1] > 1 or (self._config.offload_parameters and self._device.type != "cpu")
 
     def _train(self, planned: Sequence[tuple[LossSpec, Split]], rate: float) -> dict[str, Metric]:
-        self._tried += 1
+        self._update_number += 1
         self._tokens = sum(work.batch.token_count for work, _ in planned)
         if self._masters is not None:
             self._masters.expect(sum(split.rounds for _, split in planned))
-        with profiled(self._config.profile, self._tried, f"{self._role.name}-rank{rank_and_ranks()[0]}"):
+        with profiled(self._config.profile, self._update_number, f"{self._role.name}-rank{rank_and_ranks()[0]}"):
             return {**super()._train(planned, rate), **self._routing.metrics()}
 
     def _expect(self, part: PackedBatch, place: tuple[Any, ...], *, counts: bool, is_last: bool) -> None:
-        if isinstance(self._module, FSDPModule):  # replicas sum gradients once an update, shards after each pass
+        if isinstance(self._module, FSDPModule):  # replicas sum gradients once per update, shards after each pass
             self._module.set_requires_all_reduce(is_last)
         self._routing.watch(part.lengths, place[0], self._tokens, self._ready().context, counts=counts)
 
     def _backward(self, found: Mapping[str, torch.Tensor], loss: torch.Tensor | None, outputs: Sequence[str]) -> None:
-        # Sharding's collectives wait until every rank has gone backward through every layer and head that any rank has
-        # used. All outputs of the head share one graph, so that a single output reaches all of it, and entropy that no
-        # loss reads needs no backward pass of its own. Wide outputs have graphs of their own.
-        learns, wide = [] if loss is None else [loss], any(map(is_wide, outputs))
-        if not learns or wide:
-            used = [value for value in found.values() if value.requires_grad][: None if wide else 1]
-            torch.autograd.backward([*learns, *used], [*(None for _ in learns), *map(torch.zeros_like, used)])
+        # FSDP's collectives wait until every rank has run the backward pass of every layer and head that any rank used.
+        # So outputs that the loss does not use get a gradient of zeros. The outputs of the head share one graph, so
+        # that a single output reaches all of it. Wide outputs have separate graphs.
+        losses, wide = [] if loss is None else [loss], any(map(is_wide, outputs))
+        if not losses or wide:
+            roots = [value for value in found.values() if value.requires_grad][: None if wide else 1]
+            torch.autograd.backward([*losses, *roots], [*(None for _ in losses), *map(torch.zeros_like, roots)])
         else:
-            torch.autograd.backward(learns)
+            torch.autograd.backward(losses)
 
     def _finish(self, outputs: Sequence[Sequence[str]]) -> None:
         self._routing.rest()
-        for each in outputs:
-            self._reshard(each)
+        for names in outputs:
+            self._reshard(names)
         sum_gradients(self._partial)
 
     @torch.no_grad()
     def update_ema(self, source: TrainEngine, decay: float) -> None:
-        """Move towards another engine of this kind; see `TrainEngine.update_ema`."""
+        """Move this engine's weights towards those of another engine; see `TrainEngine.update_ema`."""
         if not isinstance(source, FSDPEngine) or source._parameters.keys() != self._parameters.keys():
-            raise RunError(f"an EMA is one of an fsdp engine with the same parameters, not of {type(source).__name__}")
-        self._needs_layout_of(source, "be an EMA of one another")
+            raise RunError(
+                f"the source of an EMA must be an fsdp engine with the same parameters, not {type(source).__name__}"
+            )
+        self._needs_layout_of(source, "are EMA and source")
         for name, parameter in self._parameters.items():
             parameter.lerp_(source._parameters[name].detach(), 1 - decay)
         if self._masters is not None:
@@ -194,7 +201,7 @@ class FSDPEngine(RoleEngine):
         return {**means(gradient_norm=value, learning_rate=rate), "skipped": skipped}
 
     def _gradients(self) -> list[torch.Tensor]:
-        """Of the parameters that have one, in their order."""
+        """Return the gradients that exist, in the order of the parameters."""
         if self._masters is not None:
             return self._masters.gradients()
         return [p.grad for p in self._parameters.values() if p.grad is not None]
@@ -210,50 +217,52 @@ class FSDPEngine(RoleEngine):
         ids, (layout, seen) = part["input_ids"], place
         with torch.no_grad():
             others = {role: self._other(role)._head_state(ids, *place) for role in compared_roles(outputs)}
-        # Set anew each time: a reference from its base shares its routers, and routes by itself.
+        # Set for each pass: a reference from the base shares the routers, but does not replay.
         self._routing.replay(part, self._role, layout, self._ready().context)
         with self._applied():
             return self._ready()(ids, layout, part["targets"], outputs, others, seen)
 
     def _head_state(self, ids: torch.Tensor, layout: Layout, seen: Seen | None) -> Head:
         module = self._ready()
-        if layout.in_rows != module.in_rows:  # the layout is one for the model that this one is compared with
+        if layout.in_rows != module.in_rows:  # the layout was made for the model that is compared with this one
             layout = module.layout(layout.lengths, self._device)
         self._routing.replay(None, self._role, layout, module.context)
         with self._applied():
             return module.head_state(ids, layout, seen)
 
     def _other(self, role: str) -> FSDPEngine:
-        """The engine of a role that this one is compared with."""
+        """Return the engine of a role that this engine is compared with."""
         other = self._others.get(role)
         if not isinstance(other, FSDPEngine) or other is self or other._role.head != "vocabulary":
             raise RunError(
-                f"an engine in the role '{self._role.name}' is to be compared with the role '{role}', for which there "
-                "is no other fsdp engine that has a vocabulary",
-                hints=[f"the algorithm must need the role '{role}', and its train engine be fsdp/fsdp"],
+                f"an output compares the role '{self._role.name}' with the role '{role}', which has no fsdp engine of "
+                "its own with a vocabulary head",
+                hints=[f"the algorithm must need the role '{role}', and that role must use the engine fsdp/fsdp"],
             )
         self._needs_layout_of(other, "are compared")
         return other
 
     def _needs_layout_of(self, other: FSDPEngine, why: str) -> None:
-        """Raises: RunError: another engine's ranks stand otherwise, and have other tokens or other parameters."""
-        who = f"the roles '{self._role.name}' and '{other._role.name}'"
-        self._config.parallel.must_stand_as(other._config.parallel, f"{who} {why}")
+        """Raise RunError if a rank has other tokens or parameters in the other engine."""
+        roles = f"the roles '{self._role.name}' and '{other._role.name}'"
+        self._config.parallel.require_same_layout(other._config.parallel, f"{roles} {why}")
 
     def _reshard(self, outputs: Sequence[str] = ()) -> None:
-        """Give back the root's whole parameters, which stay after a forward pass that no backward pass follows; and
-        those of the engines that these outputs were compared with, for nothing ever goes backward through them."""
+        """Free the gathered parameters of the root, which FSDP keeps after a forward pass for the backward pass.
+
+        Also free those of the engines that these outputs compare with: they never run a backward pass.
+        """
         if isinstance(self._module, FSDPModule):
             self._module.reshard()
         for role in compared_roles(outputs):
             self._other(role)._reshard()
 
     def named_full_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and whole tensor of each parameter and stored buffer, or of an adapter that is synced alone."""
+        """Yield the tensors of a weight sync; see `synced_parameters`; collective."""
         return synced_parameters(self._ready().model, self._adapter, self._whole)
 
     def named_meta_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `TrainEngine`: the shape of a sharded parameter is that of the whole one."""
+        """Yield tensors of the same names, shapes and dtypes on the meta device; see `TrainEngine`; not collective."""
         return synced_parameters(self._ready().model, self._adapter, partial(shape_of, dtype=self._dtype))
 
     def _whole(self, parameter: torch.Tensor) -> torch.Tensor:
@@ -264,7 +273,7 @@ class FSDPEngine(RoleEngine):
         checkpoint.writer_of(self._state())(folder)
 
     def snapshot_size(self) -> int:
-        """See `SnapshotEngine`; the memory of the first snapshot is kept for all others."""
+        """See `SnapshotEngine`. The first snapshot's memory is reused by all later ones."""
         return checkpoint.size_of(self._state()) if self._snapshot is None else 0
 
     @torch.no_grad()
@@ -286,11 +295,11 @@ class FSDPEngine(RoleEngine):
 
     def export(self, folder: Path) -> None:
         """Write a Hugging Face folder; collective."""
-        every = full_parameters(self._ready().model, self._adapter, self._whole)
-        write_model(folder, self._ready().model, self._reference, every)
+        parameters = full_parameters(self._ready().model, self._adapter, self._whole)
+        write_model(folder, self._ready().model, self._reference, parameters)
         if self._adapter is not None:
-            own = partial(whole_of, device=self._device, dtype=torch.float32)
-            self._adapter.export(folder / "adapter", self._parameters, own)
+            in_float32 = partial(whole_of, device=self._device, dtype=torch.float32)
+            self._adapter.export(folder / "adapter", self._parameters, in_float32)
 
     @property
     def begins_elsewhere(self) -> bool:
@@ -299,8 +308,8 @@ class FSDPEngine(RoleEngine):
 
     def reference_from_base(self, model: ModelReference, role: Role) -> TrainEngine | None:
         """See `AdapterEngine`."""
-        is_own = model == self._reference and role.head == self._role.head and not role.changes
-        if self._adapter is None or self.begins_elsewhere or not is_own:
+        is_base = model == self._reference and role.head == self._role.head and not role.changes
+        if self._adapter is None or self.begins_elsewhere or not is_base:
             return None
         base = copy(self)
         base._role, base._adapter, base._parameters = role, self._adapter.without(), {}

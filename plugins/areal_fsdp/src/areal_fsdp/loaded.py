@@ -1,4 +1,4 @@
-"""A model in a role as the engine computes with it, with its adapter, before ranks divide it."""
+"""Load a role's model, with its adapter, before the ranks shard it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Loaded(NamedTuple):
-    """What was read.
+    """A role's model.
 
     Attributes:
-        module: around the model.
-        adapter: in it; None where it has none.
-        files: where its parameters still are; None where they are here.
-        decoder: its sizes without the adapter; None where its layers are not known.
-        routing: what its routers share, where it is an MoE.
+        module: the module around the model.
+        adapter: the model's adapter; None if it has none.
+        files: files that the parameters are still to be read from; None if they are loaded.
+        decoder: the model's sizes without the adapter; None for unknown layers.
+        routing: state that the routers of an MoE share.
     """
 
     module: RoleModule
@@ -48,26 +48,27 @@ def load_role(
     has_kernels: bool,
     in_parts: bool,
 ) -> Loaded:
-    """Read a model for a role.
+    """Load a model for a role.
 
     Args:
-        model, role: of `TrainEngine.setup`.
-        run: what `setup` is told of the run.
-        config: of the engine.
-        compiled: whether layers and head will be.
-        has_kernels: whether attention has, which take the same layout as compiled layers.
-        in_parts: as of `load_model`.
+        model: see `TrainEngine.setup`.
+        role: see `TrainEngine.setup`.
+        run: the run's settings from `TrainEngine.setup`.
+        config: the engine's settings.
+        compiled: True if layers and head will be compiled.
+        has_kernels: True if attention uses kernels; these need the same layout as compiled layers.
+        in_parts: see `load_model`.
 
     Raises:
         RunError: see `load_model` and `install`.
     """
     settings = config.adapter_of(role)
-    read, files = load_model(model, role, compiled=compiled, in_parts=in_parts, frozen=settings is not None)
-    decoder = decoder_of(read, role)
-    routing = Routing(read, config.router_loss if role.trains else 0.0)
-    choose_products(read, getattr(torch, model.dtype), compile_them=compiled)
+    loaded, files = load_model(model, role, compiled=compiled, in_parts=in_parts, frozen=settings is not None)
+    decoder = decoder_of(loaded, role)
+    routing = Routing(loaded, config.router_loss if role.trains else 0.0)
+    choose_products(loaded, getattr(torch, model.dtype), compile_them=compiled)
     module = RoleModule(
-        read,
+        loaded,
         role,
         temperature=run.temperature,
         chunk_tokens=config.logprob_chunk_tokens,
@@ -77,14 +78,14 @@ def load_role(
     )
     adapter = None
     if settings is not None:
-        adapter = install(read, settings, source=model.path, head=module.head_name, learns=role.changes)
+        adapter = install(loaded, settings, source=model.path, head=module.head_name, learns=role.changes)
         if files is not None:
-            files.rename(adapter.places())
+            files.rename(adapter.meta_names())
     return Loaded(module, adapter, files, None if module.vision else decoder, routing)
 
 
 def learning(module: RoleModule, adapter: Adapter | None) -> dict[str, torch.nn.Parameter]:
-    """What changes in a role that learns, by name."""
+    """Return the parameters that a role trains, by name: the adapter's, or those of the model that need a gradient."""
     if adapter is not None:
-        return adapter.own()
+        return adapter.parameters()
     return {name: parameter for name, parameter in module.model.named_parameters() if parameter.requires_grad}

@@ -1,10 +1,11 @@
-"""Half-precision computing on one rank: float32 masters beside the parameters that the model computes with.
+"""Mixed precision on one rank: float32 masters of the half-precision parameters that the model computes with.
 
-Sharding would do it too, but gathers, splits and copies each layer although there is nobody to share it with. Here the
-model holds its parameters in half precision; the optimizer holds float32 ones, and after an update they are rounded
-into the model. Gradients of several micro-batches add up in float32, each as soon as the backward pass has it. That of
-a single one stays as the backward pass made it, if the update is compiled: one kernel then reads it, updates master
-and moments, and writes the rounded parameter.
+FSDP's mixed precision would also work, but on one rank its gathers and copies only cost time. Here the model holds its
+parameters in half precision, the optimizer updates float32 masters, and an update rounds them into the model.
+
+Gradients of several micro-batches are accumulated in float32 during the backward pass. The gradient of a single
+micro-batch stays in half precision if the update is compiled: one kernel reads it, updates master and moments, and
+writes the rounded parameter.
 """
 
 from __future__ import annotations
@@ -28,26 +29,29 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Mode:
-    """Whether gradients are added to the masters'; shared with the hooks, which must not know the masters' owner:
-    Python frees no circle that goes through a tensor's hooks."""
+    """`adds`: True if hooks accumulate gradients in the masters.
+
+    The hooks refer to this object and not to `Masters`, because Python never frees a cycle through a tensor's hooks.
+    """
 
     adds: bool = True
 
 
 class Masters:
-    """Float32 copies of a model's parameters, which learn.
+    """Float32 copies of a model's trained parameters.
 
     Args:
-        model: its parameters.
-        learning: those that learn, by name; float32, and become `dtype` here. Tied ones stay tied.
-        dtype: what the model computes in.
-        kept: names of those that stay float32.
-        device: where model and masters go.
-        is_compiled: whether the update is compiled.
+        model: the model; it is moved to `device`.
+        learning: the trained parameters by name, float32. They are converted to `dtype`; tied parameters stay tied.
+        dtype: dtype of the computation.
+        device: device of model and masters.
+        kept: names of parameters that stay in float32.
+        is_compiled: True to use the compiled update, `step`.
 
     Attributes:
-        parameters: by name, float32; their `grad` grows as backward passes run, or stays None (see `gradients`).
-        updates_itself: whether `step` is to be used, and not the optimizer's own.
+        parameters: the masters by name, float32. Backward passes accumulate their `grad`, or leave it None; see
+            `gradients`.
+        updates_itself: True if the caller must use `step` instead of the optimizer's own.
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class Masters:
         self.updates_itself = is_compiled
         self._mode = _Mode()
         self._working: list[torch.nn.Parameter] = []
-        parameter: Any  # whose hooks have no types
+        parameter: Any  # its hooks have no types
         for name, parameter in learning.items():
             master = torch.nn.Parameter(parameter.detach().to(device, torch.float32, copy=True))
             self.parameters[name] = master
@@ -74,14 +78,14 @@ class Masters:
         model.to(device)  # buffers
 
     def expect(self, rounds: int) -> None:
-        """Say how many backward passes the next update has, before the first."""
+        """Set the number of backward passes of the next update, before the first of them."""
         self._mode.adds = rounds > 1 or not self.updates_itself
 
     def gradients(self) -> list[torch.Tensor]:
-        """Of all parameters that have one, in their order; float32 or the model's dtype."""
+        """Return the gradients that exist, in the order of the parameters; float32 or the dtype of the computation."""
         pairs = zip(self.parameters.values(), self._working, strict=True)
-        found = (master.grad if self._mode.adds else working.grad for master, working in pairs)
-        return [gradient for gradient in found if gradient is not None]
+        gradients = (master.grad if self._mode.adds else working.grad for master, working in pairs)
+        return [gradient for gradient in gradients if gradient is not None]
 
     @torch.no_grad()
     def sync(self) -> None:
@@ -90,12 +94,12 @@ class Masters:
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.AdamW, scale: torch.Tensor, applies: torch.Tensor) -> None:
-        """AdamW's update, by kernels of our own, and the model's parameters with it; gradients are freed.
+        """Make AdamW's update of masters and model with compiled kernels, and free the gradients.
 
         Args:
-            optimizer: its groups' settings are used and its state is changed, as by its own step.
-            scale: [] float32, what gradients are multiplied by.
-            applies: [] bool, whether anything is changed.
+            optimizer: the optimizer; this uses its groups' settings and updates its state.
+            scale: [] float32, factor of the gradients.
+            applies: [] bool; False leaves parameters and moments unchanged.
         """
         steps = [state["step"] for state in optimizer.state.values()]
         torch._foreach_add_(steps, applies.float())
@@ -105,7 +109,7 @@ class Masters:
                 _update_function()(tensors, *scalars)
 
     def _by_layer(self, among: set[torch.nn.Parameter], optimizer: torch.optim.AdamW) -> Iterable[list[_Tensors]]:
-        """What an update reads and writes, one layer after another: equal layers share one graph."""
+        """Return the tensors of an update, layer by layer: equal layers share one compiled graph."""
         layers: dict[str, list[_Tensors]] = {}
         numbers = numbers_of(len(self._working), optimizer.state[next(iter(among))]["exp_avg"])
         for (name, master), working, number in zip(self.parameters.items(), self._working, numbers, strict=True):
@@ -122,6 +126,8 @@ class Masters:
 
 
 def _adder(master: torch.nn.Parameter, mode: _Mode) -> Callable[[torch.Tensor], None]:
+    """Return a hook that moves a parameter's gradient into its master's."""
+
     def add(parameter: torch.Tensor) -> None:
         if not mode.adds or parameter.grad is None:
             return

@@ -1,4 +1,4 @@
-"""What `areal doctor MODEL` asks of this plugin: how it would train a model, found by trying."""
+"""Checks for `areal doctor MODEL`: set up small copies of a model, and report how this engine would train it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _INTERVAL_S = 0.1
 
 
 def check_train(folder: Path) -> Finding:
-    """Report the rung of the ladder that the model takes in each dtype, and why it takes no higher one."""
+    """Report the rung that the model uses in each dtype, and why the rungs above it failed."""
     return try_dtypes(folder, _rung)
 
 
@@ -42,7 +42,7 @@ def _rung(path: Path, dtype: Dtype) -> tuple[bool, str]:
 
 
 def check_adapter(folder: Path) -> Finding:
-    """Report the matrices that `adapter: {}` is on, and what of the layers stays frozen."""
+    """Report the matrices that `adapter: {}` adapts, and the parts of the layers that stay frozen."""
     try:
         with small_copy_of(folder) as (path, how):
             engine = _set_up(path, adapter={"rank": 1, "alpha": 1})
@@ -57,27 +57,33 @@ def check_adapter(folder: Path) -> Finding:
 def check_parallel(folder: Path) -> Finding:
     """Report whether two ranks can divide the layers (`parallel.tensor`) and the experts (`parallel.expert`)."""
     try:
-        with small_copy_of(folder) as (path, how), tempfile.TemporaryDirectory() as place:
-            is_done, output = _ranks(path, Path(place))
+        with small_copy_of(folder) as (path, how), tempfile.TemporaryDirectory() as output_folder:
+            succeeded, output = _run_ranks(path, Path(output_folder))
     except RunError as error:
         return Finding(True, f"no: {error.message}")
     last = (output.strip().splitlines() or ["a rank died"])[-1]
-    if not is_done:
+    if not succeeded:
         return Finding(False, last)
-    found: dict[str, str] = json.loads(last)
-    return Finding(True, how + "; ".join(f"{name}: {result}" for name, result in found.items()))
+    results: dict[str, str] = json.loads(last)
+    return Finding(True, how + "; ".join(f"{name}: {result}" for name, result in results.items()))
 
 
-def _ranks(path: Path, place: Path) -> tuple[bool, str]:
-    """Run all ranks, and end the others when one fails; whether all are done, and what the first to fail, or rank 0,
-    has written. They write to files: a pipe that is full would stop a rank that another one waits for."""
+def _run_ranks(path: Path, output_folder: Path) -> tuple[bool, str]:
+    """Run all ranks, and kill the others if one fails.
+
+    Ranks write to files, because a full pipe would block a rank that another one waits for.
+
+    Returns:
+        True and the output of rank 0, or False and the errors of the first failed rank.
+    """
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", __name__, str(path), str(place / "store")]
+    command = [sys.executable, "-m", __name__, str(path), str(output_folder / "store")]
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         for number in range(_RANKS):
-            with (place / f"{number}.out").open("w") as out, (place / f"{number}.err").open("w") as err:
-                ranks.append(subprocess.Popen([*words, str(number)], stdout=out, stderr=err, env=environment))
+            out_path, err_path = (output_folder / f"{number}.{suffix}" for suffix in ("out", "err"))
+            with out_path.open("w") as out, err_path.open("w") as err:
+                ranks.append(subprocess.Popen([*command, str(number)], stdout=out, stderr=err, env=environment))
         while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
             time.sleep(_INTERVAL_S)
     finally:
@@ -85,7 +91,7 @@ def _ranks(path: Path, place: Path) -> tuple[bool, str]:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    file = place / (f"{failed[0]}.err" if failed else "0.out")
+    file = output_folder / (f"{failed[0]}.err" if failed else "0.out")
     return not failed, file.read_text(errors="replace")
 
 
@@ -95,8 +101,8 @@ def _set_up(path: Path, dtype: Dtype = "float32", **settings: Any) -> FSDPEngine
     return engine
 
 
-def _as_rank(path: Path, store: str, rank: int) -> None:
-    """Print what becomes of each layout. At setup, ranks compare the divided model with the whole one."""
+def _run_rank(path: Path, store: str, rank: int) -> None:
+    """Set up an engine with each parallelism, and print the results: setup compares it with the whole model."""
     file = dist.FileStore(store, _RANKS)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=file, rank=rank, world_size=_RANKS, timeout=timedelta(seconds=100))
     results = {}
@@ -112,4 +118,4 @@ def _as_rank(path: Path, store: str, rank: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    _as_rank(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    _run_rank(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,4 +1,4 @@
-"""AdamW, and its step with clipped gradients; the same for plain and for sharded parameters."""
+"""AdamW and its step with gradient clipping, for plain and sharded parameters."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 def make_optimizer(
     parameters: Iterable[torch.nn.Parameter], config: FSDPConfig, *, is_compiled: bool = False
 ) -> torch.optim.AdamW:
-    """AdamW whose state exists from the start: PyTorch's fused one, unless its moments are kept otherwise.
+    """Return an AdamW with initialized state: PyTorch's fused one, unless moments are in bfloat16 or host memory.
 
     The state is made here and not in the first step, so that a checkpoint always has the same tensors and memory does
     not grow after the first batch.
     """
-    everything = list(parameters)
-    groups = [group for some in _by_mesh(everything).values() for group in groups_of(some, config)]
+    parameters = list(parameters)
+    groups = [group for on_mesh in _by_mesh(parameters).values() for group in groups_of(on_mesh, config)]
     settings = adamw_settings(config)
-    on_gpu = everything[0].device.type == "cuda"
+    on_gpu = parameters[0].device.type == "cuda"
     to_host = {"device": "cpu", "pin_memory": True} if config.offload_optimizer and on_gpu else {}
     moments: Any = {"dtype": getattr(torch, config.optimizer_state_dtype), "requires_grad": False, **to_host}
     is_plain = config.optimizer_state_dtype == "float32" and not to_host
@@ -39,7 +39,7 @@ def make_optimizer(
         if is_plain
         else PiecewiseAdamW(groups, **settings, update=_compiled_update() if is_compiled else update)
     )
-    for parameter in everything:
+    for parameter in parameters:
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
             "exp_avg": torch.zeros_like(parameter, **moments),
@@ -49,14 +49,14 @@ def make_optimizer(
 
 
 def groups_of(parameters: Sequence[torch.Tensor], settings: LearningSettings) -> list[dict[str, Any]]:
-    """Parameters as an optimizer takes them, with weight decay for matrices alone."""
+    """Return parameter groups for an optimizer, with weight decay only for matrices."""
     matrices, others = ([p for p in parameters if (p.dim() > 1) is decays] for decays in (True, False))
     groups = {"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}
     return [group for group in groups if group["params"]]
 
 
 def adamw_settings(settings: LearningSettings) -> Any:
-    """What `torch.optim.AdamW` is made with."""
+    """Return the arguments of `torch.optim.AdamW`."""
     return {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
 
 
@@ -66,25 +66,24 @@ def _compiled_update() -> Callable[..., None]:
 
 
 def _by_mesh(tensors: Iterable[torch.Tensor]) -> dict[Any, list[torch.Tensor]]:
-    """Tensors that are divided among the same ranks: an operation takes no others together."""
-    found: dict[Any, list[torch.Tensor]] = {}
+    """Group tensors by their device mesh, because foreach and fused operations do not mix meshes."""
+    by_mesh: dict[Any, list[torch.Tensor]] = {}
     for tensor in tensors:
-        found.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
-    return found
+        by_mesh.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+    return by_mesh
 
 
 def step(optimizer: torch.optim.AdamW, norm: torch.Tensor, max_norm: float | None, masters: Masters | None) -> None:
-    """Clip and apply the gradients, unless their norm is not finite or 0, and free them. Nothing waits for the device.
+    """Clip, apply and free the gradients. If their norm is 0 or not finite, change nothing.
 
-    Where no token counts there is nothing to learn, and momentum alone must not move the parameters.
-
-    Clipping happens inside the kernel that updates: it costs no pass over the gradients.
+    A norm of 0 means that no token counts: momentum alone must not move the parameters. Clipping is a factor in the
+    update's kernel, so it needs no pass over the gradients. This function does not synchronize with the device.
 
     Args:
-        optimizer: made by `make_optimizer`.
-        norm: [] of all gradients of all ranks.
-        max_norm: what it is clipped to, None for never.
-        masters: whose parameters learn, None where those of the model do.
+        optimizer: the result of `make_optimizer`.
+        norm: [] float32, L2 norm of all gradients on all ranks.
+        max_norm: the norm to which gradients are clipped, None for no clipping.
+        masters: float32 masters, or None if the optimizer updates the model's own parameters.
     """
     applies = norm.isfinite() & (norm > 0)
     over = torch.ones_like(norm) if max_norm is None else ((norm + 1e-6) / max_norm).clamp(min=1)

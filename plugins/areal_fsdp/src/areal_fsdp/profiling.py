@@ -1,4 +1,4 @@
-"""What an engine tells of its work: its meter, and traces, which https://ui.perfetto.dev shows."""
+"""Measurements of an engine: its meter, and traces for https://ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def profiled(settings: ProfileSettings | None, update: int, who: str) -> Iterator[None]:
-    """Record what runs inside, if this update was asked for; a trace that cannot be written is told and no more.
+def profiled(settings: ProfileSettings | None, update: int, name: str) -> Iterator[None]:
+    """Profile the code inside this context, if the settings name this update.
+
+    A trace that cannot be written is reported on stderr and raises no error.
 
     Args:
-        settings: which updates, and where their traces go; None for none.
-        update: its number in this process, from 1; one that is left out, because it is not finite, has one too.
-        who: role and rank, for the name of the file.
+        settings: updates to profile, and the folder of their traces; None for none.
+        update: number of the update in this process, from 1; skipped updates count.
+        name: role and rank, the beginning of the file's name.
     """
     if settings is None or update not in settings.updates:
         yield
@@ -37,14 +39,15 @@ def profiled(settings: ProfileSettings | None, update: int, who: str) -> Iterato
         yield
         if on_gpu:
             torch.cuda.synchronize()
-    path = settings.folder / f"{who}-update{update}-{os.getpid()}.json.gz"  # a resumed run begins at 1 again
+    # The process id, because a resumed run counts updates from 1 again.
+    path = settings.folder / f"{name}-update{update}-{os.getpid()}.json.gz"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         trace.export_chrome_trace(str(path))
-        message = f"is in {path}"
+        result = f"is in {path}"
     except (OSError, RuntimeError) as error:
-        message = f"cannot be written to {path}: {error}"
-    sys.stderr.write(f"the trace of update {update} {message}\n")
+        result = f"cannot be written to {path}: {error}"
+    sys.stderr.write(f"the trace of update {update} {result}\n")
 
 
 def meter_of(
@@ -53,13 +56,13 @@ def meter_of(
     dtype: torch.dtype,
     adapter: Mapping[str, torch.Tensor] | None = None,
 ) -> Meter:
-    """What counts the work of an engine.
+    """Return the meter of an engine.
 
     Args:
-        model: its sizes, None where they are not known.
-        device: where it computes.
-        dtype: in which.
-        adapter: what alone learns, None where all parameters do.
+        model: the model's sizes, None for unknown layers.
+        device: device of the computation.
+        dtype: dtype of the computation.
+        adapter: parameters of an adapter, None without one.
     """
     learning = None if adapter is None else sum(value.numel() for value in adapter.values())
     ranks = rank_and_ranks()[1]

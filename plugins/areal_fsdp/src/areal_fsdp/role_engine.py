@@ -1,4 +1,4 @@
-"""What training engines have in common, whoever divides the model: batches in micro-batches, and what is asked."""
+"""The common part of training engines: splitting batches into micro-batches, forward passes and updates."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from areal_fsdp.models.schedule import LearningSettings
 
 PEAK = "peak_memory"
-"""Where the most bytes of a rank stand among its metrics while ranks put them together."""
+"""Internal metric of a rank's peak memory in bytes, which ranks reduce together with the others."""
 
 
 def means(**values: float) -> dict[str, Metric]:
-    """Numbers of one update, to be averaged over the updates of a step."""
+    """Return metrics of one update, which are averaged over the updates of a step."""
     return {name: Metric.mean(value) for name, value in values.items()}
 
 
 class RoleEngine:
-    """One model in one role on all ranks of `torch.distributed`; an engine adds how it is set up, computes and learns.
+    """One model in one role on all ranks of `torch.distributed`. Subclasses set it up, compute outputs and update it.
 
     Args:
         settings: the engine's section of the config.
@@ -55,10 +55,10 @@ class RoleEngine:
         self._meter = Meter(None, 1)
 
     def _begin(self, model: ModelReference, role: Role, settings: OptimizerSettings) -> None:
-        """Take what `setup` is given."""
+        """Store the arguments of `setup`, and set the default learning rate."""
         self._device = own_device()
         self._reference, self._role, self._run = model, role, settings
-        if self._config.learning_rate is None:  # of an adapter the usual one is ten times that of a whole model
+        if self._config.learning_rate is None:  # adapters usually need ten times the learning rate of a whole model
             rate = settings.learning_rate * (10 if getattr(self._config, "adapter", None) else 1)
             self._config = self._config.model_copy(update={"learning_rate": rate})
         self._dtype = getattr(torch, model.dtype)
@@ -73,36 +73,42 @@ class RoleEngine:
         return unread_names(self._ready().model, source, trust_remote_code=trusted)
 
     def forward(self, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Values of the whole batch, on every rank, in its order; float32 [sum(T)] on the CPU."""
+        """Return outputs of the whole batch on every rank, float32 [sum(T)] on the CPU; collective."""
         self._check_outputs(outputs, narrow=True)
         began = time.perf_counter()
         result = torch.zeros(len(outputs), batch.token_count)
         if not len(batch):
             return dict(zip(outputs, result, strict=True))
-        needed = {"input_ids": batch["input_ids"], "targets": batch["targets"], "place": torch.arange(result.shape[1])}
+        needed = {"input_ids": batch["input_ids"], "targets": batch["targets"], "index": torch.arange(result.shape[1])}
         slim = PackedBatch(Ragged(batch.lengths, needed | choices_of(batch)), multimodal=batch.multimodal)
-        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        parts: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.no_grad():
             for part, place, counts in self._rounds(slim, self._plan(batch, outputs)):
                 computed = self._compute(part, place, outputs)
                 if counts and self._ranks.leads:
-                    found.append((part["place"], torch.stack([computed[name] for name in outputs])))
-        for places, values in found:  # only now is the device waited for
-            result[:, places.cpu()] = values.cpu()
+                    parts.append((part["index"], torch.stack([computed[name] for name in outputs])))
+        for indices, values in parts:  # synchronize with the device only after all micro-batches are queued
+            result[:, indices.cpu()] = values.cpu()
         self._reshard(outputs)
         if rank_and_ranks()[1] > 1:
-            dist.all_reduce(result)  # each token is on one rank and 0 on the others
+            dist.all_reduce(result)  # a token's value is on one rank; the others have 0
         self._meter.passed(time.perf_counter() - began)
         return dict(zip(outputs, result, strict=True))
 
     def train(self, works: Sequence[LossSpec]) -> dict[str, Metric]:
-        """One optimizer update on the sum of all losses; empty batches change nothing."""
+        """Make one optimizer update on the sum of all losses, and return its metrics; collective.
+
+        If all batches are empty, the parameters do not change.
+
+        Raises:
+            RunError: the role is frozen, or the engine cannot compute an output.
+        """
         if not self._role.trains:
             raise RunError(f"an engine in the role '{self._role.name}' is frozen and cannot be trained")
         for work in works:
             self._check_outputs(work.outputs)
         rate = self._rate()
-        self._updates += 1  # also one that changes nothing: the schedule's length counts every update of the run
+        self._updates += 1  # empty updates count too: the schedule's length counts every update of the run
         planned = [(work, self._plan(work.batch, work.outputs)) for work in works if len(work.batch)]
         if not any(split.rounds for _, split in planned):
             return {**means(loss=0.0, gradient_norm=0.0, learning_rate=rate), "skipped": Metric.sum(0.0)}
@@ -117,7 +123,7 @@ class RoleEngine:
         return learning_rate_at(int(self._updates), self._config, self._run.total_updates)
 
     def _train(self, planned: Sequence[tuple[LossSpec, Split]], rate: float) -> dict[str, Metric]:
-        """One update on batches of which there is at least one, and its metrics."""
+        """Make one update on at least one batch, and return its metrics."""
         left = sum(split.rounds for _, split in planned)
         parts: list[Mapping[str, Metric]] = []
         for work, split in planned:
@@ -131,34 +137,40 @@ class RoleEngine:
                 if result is not None and self._ranks.leads:
                     parts.append({**result.metrics, "loss": Metric.sum(result.loss)})
         self._finish([work.outputs for work, _ in planned])
-        update = self._update(rate)  # put in the device's queue before the first value is asked for
+        update = self._update(rate)  # queue the update before reading a value synchronizes with the device
         if self._device.type == "cuda":
             parts.append({PEAK: Metric.maximum(torch.cuda.max_memory_allocated(self._device))})
         metrics = reduce_over_ranks(combine(parts))
         return {**metrics, **means(loss=float(metrics["loss"].values)), **update}
 
     def _expect(self, part: PackedBatch, place: tuple[Any, ...], *, counts: bool, is_last: bool) -> None:
-        """Get ready for a micro-batch of an update, which counts or only keeps other ranks company."""
+        """Prepare for a micro-batch of an update; `counts` is False for a dummy micro-batch."""
 
     def _compute(self, part: PackedBatch, place: tuple[Any, ...], outputs: Sequence[str]) -> dict[str, torch.Tensor]:
-        """The outputs of one micro-batch, as of `RoleModule`."""
+        """Return the outputs of one micro-batch; see `RoleModule.forward`."""
         raise NotImplementedError
 
     def _backward(self, found: Mapping[str, torch.Tensor], loss: torch.Tensor | None, outputs: Sequence[str]) -> None:
-        """Add up the gradient of a loss; None where a micro-batch has none. Every rank goes backward all the same."""
+        """Accumulate the gradient of a loss. Without one, run the backward pass anyway: collectives need all ranks.
+
+        Args:
+            found: the outputs of the micro-batch, by name.
+            loss: the loss, or None for a micro-batch without one.
+            outputs: names of the outputs that were requested.
+        """
 
     def _finish(self, outputs: Sequence[Sequence[str]]) -> None:
-        """Complete the gradients of works that asked for these outputs."""
+        """Complete the gradients of an update; `outputs` are the requested outputs of each loss."""
 
     def _update(self, rate: float) -> dict[str, Metric]:
         """Clip and apply the gradients, unless they are not finite."""
         raise NotImplementedError
 
     def _reshard(self, outputs: Sequence[str] = ()) -> None:
-        """Give back what a pass with these outputs holds."""
+        """Free gathered parameters after a pass that computed these outputs."""
 
     def _read_by(self, outputs: Sequence[str]) -> list[RoleEngine]:
-        """The engines that go through a batch of which these outputs are asked."""
+        """Return the engines whose models compute a batch for these outputs."""
         del outputs
         return [self]
 
@@ -176,9 +188,10 @@ class RoleEngine:
         )
 
     def _rounds(self, batch: PackedBatch, split: Split) -> list[tuple[PackedBatch, tuple[Any, ...], bool]]:
-        """This rank's micro-batches on the device, and whether each counts; the same number on every rank.
+        """Return this rank's micro-batches on the device: (micro-batch, (layout, images), False for a dummy).
 
-        All are there before the first is computed, because a copy to a GPU waits for what the GPU has to do.
+        Every rank has the same number. All are copied before the first is computed, because a copy to a GPU waits for
+        the kernels that are queued.
         """
         rounds = []
         for rows, counts in split.rows_by_round():
@@ -188,13 +201,13 @@ class RoleEngine:
         return rounds
 
     def _check_tokens(self, batch: PackedBatch) -> None:
-        """Raise RunError where a token has no embedding: a GPU would end the process without a reason."""
+        """Raise RunError for a token without an embedding; on a GPU it would be a device-side assert."""
         words = self._ready().model.config.get_text_config().vocab_size
         largest = int(batch["input_ids"].max()) if batch.token_count else 0
         if largest >= words:
             raise RunError(
-                f"a batch has the token {largest}, and the model's vocabulary has {words:,} tokens",
-                hints=["the tokenizer is another model's, or has tokens that were added to it alone"],
+                f"a batch has the token {largest}, but the model's vocabulary has {words:,} tokens",
+                hints=["use the model's own tokenizer, without tokens that the model's embedding lacks"],
             )
 
     def _check_outputs(self, outputs: Sequence[str], *, narrow: bool = False) -> None:

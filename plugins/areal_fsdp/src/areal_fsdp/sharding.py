@@ -44,16 +44,24 @@ if TYPE_CHECKING:
 def shard(
     module: RoleModule, ranks: Ranks, config: FSDPConfig, dtype: torch.dtype, files: ModelFiles | None = None
 ) -> list[tuple[torch.nn.Parameter, DeviceMesh]]:
-    """Shard each layer, and the rest with the root; and read the shards from `files`, where the model is still there.
+    """Shard each layer, and the other parameters with the root; collective.
 
-    Gradients are summed over ranks, in float32, not averaged. Parameters that stay float32 while the model computes in
-    `dtype` are few and small, and whole on every rank: sharding gathers all parameters of a layer in one dtype.
+    Gradients are summed over ranks in float32, not averaged. Parameters that stay in float32 while the model computes
+    in `dtype` are few and small, and every rank has them whole: FSDP gathers all parameters of a layer in one dtype.
 
-    Raises:
-        RunError: the model cannot be divided so.
+    Args:
+        module: the module around the model, on the CPU or the meta device.
+        ranks: the process groups.
+        config: the engine's settings.
+        dtype: dtype of the computation.
+        files: files that the shards are read from; None if the parameters are loaded.
 
     Returns:
-        The parameters that each rank of a mesh has whole, with gradients of its own part, which are yet to be summed.
+        Parameters that each rank of the given mesh has whole, with a part of the gradient: the caller must sum these
+        gradients over the mesh.
+
+    Raises:
+        RunError: the model does not support the parallelism in `config`.
     """
     mesh, model, partial = ranks.shards, module.model, list[str]()
     assert mesh is not None
@@ -67,7 +75,7 @@ def shard(
     offloads = config.offload_parameters and mesh.device_type != "cpu"
     kept = kept_in_float32(model, dtype)
     _refuse_divided(model, kept)
-    # A layer takes what the one before it gives, as in transformers: some models have a float32 residual.
+    # Inputs of layers are not cast, as in transformers: some models have a float32 residual stream.
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     options: dict[str, Any] = {
         "mesh": mesh,
@@ -78,7 +86,7 @@ def shard(
     if ranks.experts is not None:
         divide_experts(model, ranks.experts["experts"])
         names = ranks.experts.mesh_dim_names or ()
-        for experts in moe_blocks(model):  # over fewer ranks than the rest
+        for experts in moe_blocks(model):  # sharded over fewer ranks than the other parameters
             fully_shard(experts, **options | {"mesh": ranks.experts[names[:-1]]})
     for part in (*_beside_text(module), *decoder_layers(module.model)):
         fully_shard(part, **options)
@@ -88,10 +96,11 @@ def shard(
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
+            part.set_force_sum_reduction_for_comms(True)  # gloo does not support PREMUL_SUM
     device = torch.device(mesh.device_type)
-    for parameter in (each for each in kept.values() if not each.is_meta):
-        parameter.data = parameter.to(device)
+    for parameter in kept.values():
+        if not parameter.is_meta:
+            parameter.data = parameter.to(device)
     if files is not None:
         files.fill(module, model, torch.device("cpu") if offloads else device, device)
     parameters = dict(model.named_parameters())
@@ -103,14 +112,14 @@ def shard(
 
 
 def _beside_text(module: RoleModule) -> list[torch.nn.Module]:
-    """The largest parts of a model that nothing goes through; with the root they would be gathered for nothing."""
+    """Return the largest unused submodules of a model; as parts of the root, each forward pass would gather them."""
     unused = set() if module.vision is not None else {*beside_text(module.model).values()}
 
     def parts_of(part: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        own = {*part.parameters()}
-        if own and own <= unused:
+        parameters = {*part.parameters()}
+        if parameters and parameters <= unused:
             yield part
-        elif own & unused:
+        elif parameters & unused:
             for child in part.children():
                 yield from parts_of(child)
 
@@ -120,7 +129,7 @@ def _beside_text(module: RoleModule) -> list[torch.nn.Module]:
 def _refuse_divided(model: PreTrainedModel, kept: Mapping[str, torch.Tensor]) -> None:
     if divided := [name for name, parameter in kept.items() if isinstance(parameter, DTensor)]:
         raise RunError(
-            f"model type {model.config.model_type} keeps '{divided[0]}' in float32, which tensor parallelism divides",
+            f"model type {model.config.model_type} keeps '{divided[0]}' in float32, and tensor parallelism splits it",
             hints=["set train_engine.parallel.tensor to 1; more ranks work for every model"],
         )
 
@@ -128,8 +137,8 @@ def _refuse_divided(model: PreTrainedModel, kept: Mapping[str, torch.Tensor]) ->
 def whole_of(parameter: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """Return a whole tensor; collective.
 
-    A tensor that ranks share is gathered on `device` in `dtype`, because shards are held in another dtype than they
-    compute in. Any other tensor is returned as it is.
+    A sharded tensor is gathered on `device` in `dtype`: its shards may be float32 masters. Any other tensor is returned
+    unchanged.
     """
     tensor = parameter.detach()
     if not isinstance(tensor, DTensor):
@@ -148,41 +157,48 @@ def shape_of(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def full_parameters(
     model: PreTrainedModel, adapter: Adapter | None, whole: Callable[[torch.Tensor], torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """All parameters, merged with the adapter, and stored buffers; of masters these are what they were rounded to.
+    """Yield all parameters and stored buffers with the names of the model's files, with the adapter merged.
+
+    Parameters with float32 masters have the dtype of the computation.
 
     Args:
-        model: sharded.
-        adapter: beside it.
-        whole: makes a parameter of all ranks one tensor: `whole_of` or `shape_of`; may be collective.
+        model: the model, sharded or not.
+        adapter: the model's adapter, or None.
+        whole: `whole_of` or `shape_of`; may be collective.
     """
-    own = ((name, whole(parameter)) for name, parameter in model.named_parameters())
+    parameters = ((name, whole(parameter)) for name, parameter in model.named_parameters())
     buffers = ((name, whole(buffer)) for name, buffer in stored_buffers(model).items())
-    return named_as_in_files(model, chain(own if adapter is None else adapter.merged(whole), buffers))
+    return named_as_in_files(model, chain(parameters if adapter is None else adapter.merged(whole), buffers))
 
 
 def synced_parameters(
     model: PreTrainedModel, adapter: Adapter | None, whole: Callable[[torch.Tensor], torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """See `TrainEngine.named_full_parameters`: all, or an adapter that is synced alone; `whole` as `full_parameters`
-    takes it."""
+    """Yield the tensors of a weight sync: the adapter if it is synced alone, otherwise `full_parameters`."""
     if adapter is not None and adapter.is_synced_alone and adapter.is_on:
         return adapter.alone(whole)
     return full_parameters(model, adapter, whole)
 
 
 def choose_attention(text: Any, config: FSDPConfig, device: torch.device, *, has_kernels: bool) -> str:
-    """Choose the kernel for as many heads of attention as a rank has of the model of the text config `text`.
+    """Choose the attention kernel for a rank's heads.
+
+    Args:
+        text: the model's text config.
+        config: the engine's settings.
+        device: the rank's device.
+        has_kernels: True if device and dtype support kernels.
 
     Returns:
-        Its name; empty where there are no kernels.
+        The kernel's name; empty without kernels or attention.
 
     Raises:
-        RunError: ranks cannot divide the heads, or the experts.
+        RunError: the ranks do not divide the heads or the experts, or the kernel in the settings does not work.
     """
     heads = getattr(text, "num_attention_heads", 0)  # a model may have no attention
-    own, own_key = config.parallel.heads(heads, getattr(text, "num_key_value_heads", None) or heads)
+    rank_heads, rank_key_heads = config.parallel.heads(heads, getattr(text, "num_key_value_heads", None) or heads)
     config.parallel.experts(experts_of(text.to_dict()))
     if not has_kernels or not heads:
         return ""
     head_size = kernel_head_size(*head_sizes(text.to_dict()))
-    return choose_kernel(config.attention_kernel, own, own_key, head_size, device)
+    return choose_kernel(config.attention_kernel, rank_heads, rank_key_heads, head_size, device)

@@ -1,4 +1,4 @@
-"""Heads whose values are of another size than their keys, as in latent attention, and sizes that no kernel takes."""
+"""Heads whose values have another size than their keys, as in latent attention, and sizes without a kernel."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ LENGTHS, HEADS = [5, 1, 9], 2
 
 
 @pytest.mark.parametrize("sizes", [(12, 8), (8, 12), (24, 16), (5, 5)])
-def test_one_operation_of_a_graph_computes_them(sizes):
+def test_the_compiled_operation_computes_heads_of_two_sizes(sizes):
     torch.manual_seed(0)
     key_size, value_size = sizes
     shapes = [(1, HEADS, sum(LENGTHS), size) for size in (key_size, key_size, value_size)]
@@ -26,5 +26,5 @@ def test_one_operation_of_a_graph_computes_them(sizes):
     torch.testing.assert_close(found[0], found[1])
 
 
-def test_kernels_take_multiples_of_eight():
+def test_head_sizes_are_padded_to_multiples_of_8():
     assert [kernel_head_size(5), kernel_head_size(192, 128), kernel_head_size(64)] == [8, 192, 64]

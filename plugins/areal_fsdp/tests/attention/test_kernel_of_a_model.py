@@ -1,4 +1,4 @@
-"""Each model of a process computes attention with the kernel that was chosen for it."""
+"""Each model of a process computes attention with its own kernel."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from areal_fsdp.attention import hugging_face, kernels
 
 @pytest.fixture
 def used(monkeypatch):
-    """The names of kernels in the order of their calls; all of them compute what PyTorch's operations do."""
+    """Return the names of kernels in the order of their calls; all compute attention with PyTorch's operations."""
     calls = []
 
     def maker(name):
@@ -38,7 +38,7 @@ def attended(q, k, v, bounds, reach):
     return kernels.packed_attention(q, k, v, layout, scale=reach.scale, window=reach.window or None)
 
 
-def test_a_role_that_is_set_up_later_changes_no_kernel_of_another(make_engine, batch, program, used):
+def test_each_role_keeps_its_own_kernel(make_engine, batch, program, used):
     wanted = make_engine(compile=False).forward(batch, ["logprobs"])["logprobs"]
     engines = {}
     for name in ("flash4", "cudnn"):

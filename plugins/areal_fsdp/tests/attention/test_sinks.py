@@ -1,4 +1,4 @@
-"""Attention sinks: values and gradients are those of the softmax with one more column, with and without a kernel."""
+"""Attention sinks have the values and gradients of a softmax with one more column, with and without a kernel."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def inputs():
 
 
 def by_hand(query, key, value, sinks, window):
-    """[T, heads, size]: sequence by sequence, head by head, token by token."""
+    """Return [T, heads, size], computed for each sequence, head and token separately."""
     found, start = [], 0
     for length in LENGTHS:
         for place in range(length):
@@ -48,7 +48,7 @@ def in_a_graph(query, key, value, sinks, window):
 
 
 def kernel():
-    """A kernel without sinks that works as FlashAttention does: backward computes from the output and the lse alone."""
+    """Return a kernel without sinks whose backward pass, like FlashAttention's, reads only the output and the lse."""
 
     def scores(q, k, bounds, reach):
         k = k.repeat_interleave(HEADS // KEY_HEADS, 1)
@@ -95,7 +95,7 @@ def test_value_and_gradients(way, window, monkeypatch):
         torch.testing.assert_close(mine, right, rtol=1e-6, atol=1e-6)
 
 
-def test_a_far_negative_sink_is_none():
+def test_a_large_negative_sink_has_no_effect():
     q, k, v, _ = inputs()
     layout = PackedLayout.from_lengths(LENGTHS)
     away = packed_attention(q, k, v, layout, sinks=torch.full((HEADS,), -1e9, dtype=torch.float64))

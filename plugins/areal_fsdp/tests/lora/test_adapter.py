@@ -1,4 +1,4 @@
-"""An adapter in a model, against PEFT's own use of it."""
+"""An adapter in a model, compared with PEFT's own use of the same files."""
 
 import json
 
@@ -31,7 +31,7 @@ CONFIGS = {
 
 @pytest.fixture
 def make(tmp_path):
-    """A function that makes a model, its folder, and an adapter in it whose B is not 0."""
+    """Return a function that makes a model's folder, the model, and its adapter with B other than 0."""
 
     def build(kind="qwen3", settings=None, *, learns=True, dtype=torch.float32, head=""):
         torch.manual_seed(0)
@@ -48,7 +48,7 @@ def make(tmp_path):
         adapter = install(model, settings or LoraSettings(rank=3), source=str(folder), head=head, learns=learns)
         if settings is None or settings.from_folder is None:
             with torch.no_grad():
-                for name, value in adapter.own().items():
+                for name, value in adapter.parameters().items():
                     if "lora_B" in name:
                         value.normal_()
         return folder, model, adapter
@@ -63,7 +63,7 @@ def logits(model):
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_base_and_adapter_by_peft_merged_and_here_are_one_model(tmp_path, make, kind):
+def test_the_merged_model_and_peft_with_the_exported_adapter_compute_the_same(tmp_path, make, kind):
     folder, model, adapter = make(kind)
     adapter.export(tmp_path / "adapter", {}, torch.detach)
     base = AutoModelForCausalLM.from_pretrained(folder)
@@ -78,7 +78,7 @@ def test_base_and_adapter_by_peft_merged_and_here_are_one_model(tmp_path, make, 
         torch.testing.assert_close(value, unloaded[name].detach(), atol=1e-5, rtol=0)
 
 
-def test_its_files_say_short_names_and_whose_adapter_it_is(tmp_path, make):
+def test_the_exported_config_has_short_names_and_the_base_model(tmp_path, make):
     folder, _, adapter = make("llama", LoraSettings(rank=3, alpha=6))
     adapter.export(tmp_path / "adapter", {}, torch.detach)
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
@@ -88,27 +88,27 @@ def test_its_files_say_short_names_and_whose_adapter_it_is(tmp_path, make):
     assert type(config["lora_alpha"]) is int, "vLLM and SGLang read an integer"
 
 
-def test_only_the_adapter_learns_in_float32_and_the_base_stays_half(make):
+def test_the_adapter_is_trained_in_float32_and_the_base_stays_in_bfloat16(make):
     _, model, adapter = make(dtype=torch.bfloat16)
     learning = {name for name, value in model.named_parameters() if value.requires_grad}
-    assert len(learning) == len(adapter.own()) == 2 * 2 * 7
+    assert len(learning) == len(adapter.parameters()) == 2 * 2 * 7
     for name, value in model.named_parameters():
         assert value.dtype == (torch.float32 if name in learning else torch.bfloat16), name
 
 
-def test_asked_without_it_the_model_is_its_base(make):
+def test_without_the_adapter_the_model_computes_its_base(make):
     folder, model, adapter = make()
     base, own = logits(AutoModelForCausalLM.from_pretrained(folder)), logits(model)
     with adapter.without().applied():
         assert torch.equal(logits(model), base)
     with adapter.applied():
         assert torch.equal(logits(model), own)
-    assert all(value.requires_grad for value in adapter.own().values()), "sharding asks once and for all"
+    assert all(value.requires_grad for value in adapter.parameters().values()), "FSDP reads requires_grad only once"
     for name, value in adapter.without().merged(torch.detach):
         assert torch.equal(value, load_file(folder / "model.safetensors")[name])
 
 
-def test_every_process_draws_the_same_and_no_other_number_changes(make):
+def test_every_process_initializes_the_same_adapter_without_changing_the_random_state(make):
     _, _, first = make()
     torch.manual_seed(7)
     wanted = torch.rand(3)
@@ -118,14 +118,14 @@ def test_every_process_draws_the_same_and_no_other_number_changes(make):
     torch.manual_seed(7)
     second = install(model, LoraSettings(rank=3), source="", learns=True)
     assert torch.equal(torch.rand(3), wanted)
-    for name, value in second.own().items():
+    for name, value in second.parameters().items():
         if "lora_A" in name:
-            assert torch.equal(value, first.own()[name])
+            assert torch.equal(value, first.parameters()[name])
         else:
             assert not value.any()
 
 
-def test_an_adapter_goes_on_from_its_files(tmp_path, make):
+def test_an_adapter_continues_from_its_files(tmp_path, make):
     _, model, adapter = make()
     adapter.export(tmp_path / "adapter", {}, torch.detach)
     wanted = logits(model)
@@ -147,7 +147,7 @@ def test_a_saved_adapter_s_dropout_is_not_applied_and_that_is_logged(tmp_path, m
     assert [record.getMessage() for record in caplog.records if "dropout" in record.getMessage()] == [line]
 
 
-def test_a_scalar_head_learns_and_is_saved_with_its_adapter(tmp_path, make):
+def test_a_scalar_head_learns_and_is_saved_with_the_adapter(tmp_path, make):
     folder, model, adapter = make("llama", dtype=torch.bfloat16, head="score")
     assert model.score.weight.dtype == torch.float32
     assert model.score.weight.requires_grad
@@ -161,7 +161,7 @@ def test_a_scalar_head_learns_and_is_saved_with_its_adapter(tmp_path, make):
     assert torch.equal(again.score.weight, model.score.weight)
 
 
-def test_files_of_another_model_are_refused_by_the_tensors_name(tmp_path, make):
+def test_the_error_for_files_of_another_model_names_the_tensor(tmp_path, make):
     _, _, adapter = make()
     adapter.export(tmp_path / "adapter", {}, torch.detach)
     path = tmp_path / "adapter" / "adapter_model.safetensors"
@@ -173,10 +173,13 @@ def test_files_of_another_model_are_refused_by_the_tensors_name(tmp_path, make):
         save_file(changed, path)
         with pytest.raises(RunError, match=first.removeprefix("base_model.model.")):
             make(settings=LoraSettings(from_folder=tmp_path / "adapter"))
-    for odd, words in ((torch.nan, "holds NaN or infinity"), (3, "no floating-point number")):
-        kind = torch.float32 if odd is torch.nan else torch.int8
-        save_file({**tensors, first: torch.full_like(tensors[first], odd, dtype=kind)}, path)
-        with pytest.raises(RunError, match=words) as caught:
+    damaged = (
+        (torch.full_like(tensors[first], torch.nan), "holds NaN or infinity"),
+        (torch.ones_like(tensors[first], dtype=torch.int8), "not floating-point"),
+    )
+    for tensor, problem in damaged:
+        save_file({**tensors, first: tensor}, path)
+        with pytest.raises(RunError, match=problem) as caught:
             make(settings=LoraSettings(from_folder=tmp_path / "adapter"))
         assert str(path) in caught.value.message
     path.write_bytes(b"cut")
@@ -184,6 +187,6 @@ def test_files_of_another_model_are_refused_by_the_tensors_name(tmp_path, make):
         make(settings=LoraSettings(from_folder=tmp_path / "adapter"))
 
 
-def test_a_rank_above_what_a_matrix_has_is_refused_before_memory_is_asked_for(make):
-    with pytest.raises(RunError, match=r"adapter.rank 1000000000 is more than any matrix has"):
+def test_a_rank_larger_than_every_matrix_is_refused_before_memory_is_allocated(make):
+    with pytest.raises(RunError, match=r"adapter.rank 1000000000 is larger than any matrix allows"):
         make(settings=LoraSettings(rank=1_000_000_000, alpha=1e9))

@@ -1,4 +1,4 @@
-"""What is said before a model is loaded, and how many parameters an adapter has."""
+"""Checks of the section `adapter` before a model is loaded, and the number of an adapter's parameters."""
 
 import json
 import os
@@ -28,7 +28,7 @@ SHAPES = {
 
 
 class Run:
-    """What is asked of a config."""
+    """The parts of a run's config that the checks read."""
 
     inference_engine = None
     model = SimpleNamespace(path="elsewhere")
@@ -42,34 +42,34 @@ def saved(folder, **changes):
 
 
 def tensors(rank=4, dtype=np.float32, layers=2):
-    """By PEFT's names, on q_proj of each layer."""
-    places = [f"base_model.model.model.layers.{layer}.self_attn.q_proj" for layer in range(layers)]
+    """Return an adapter on q_proj of each layer, by PEFT's names."""
+    modules = [f"base_model.model.model.layers.{layer}.self_attn.q_proj" for layer in range(layers)]
     shapes = {"A": (rank, 8), "B": (8, rank)}
-    return {f"{place}.lora_{part}.weight": np.ones(s, dtype) for place in places for part, s in shapes.items()}
+    return {f"{module}.lora_{part}.weight": np.ones(s, dtype) for module in modules for part, s in shapes.items()}
 
 
-def test_parameters_of_all_layers_or_of_those_named():
+def test_parameters_are_counted_for_all_layers_or_the_named_ones():
     assert LoraSettings(rank=2).parameters(SHAPES) == 2 * 2 * (8 + 8 + 8 + 24)
     assert LoraSettings(rank=3, modules=["q_proj"]).parameters(SHAPES) == 2 * 3 * (8 + 8)
     assert LoraSettings(rank=3, modules=["layers.1.mlp.down_proj"]).parameters(SHAPES) == 3 * (8 + 24)
 
 
 @pytest.mark.parametrize("name", ["query", "lm_head", "embed_tokens", "proj", "input_layernorm"])
-def test_a_name_that_no_layer_has_is_refused_with_those_that_it_has(name):
+def test_an_unknown_module_name_is_refused_and_the_known_names_are_listed(name):
     with pytest.raises(RunError, match=f"called {name}") as caught:
         LoraSettings(modules=["q_proj", name]).parameters(SHAPES)
     assert "down_proj, q_proj" in caught.value.hints[0]
 
 
-def test_a_folder_says_what_the_adapter_is(tmp_path):
+def test_a_folder_determines_rank_alpha_and_modules(tmp_path):
     known = LoraSettings(from_folder=saved(tmp_path)).resolved()
     assert (known.rank, known.alpha, known.modules) == (4, 8, ["q_proj"])
     assert LoraSettings(from_folder=tmp_path).parameters(SHAPES) == 2 * 4 * (8 + 8)
-    with pytest.raises(ValidationError, match="leave out alpha, rank, or make it null"):
+    with pytest.raises(ValidationError, match="leave out alpha, rank, or set them to null"):
         LoraSettings(from_folder=tmp_path, rank=4, alpha=8)
     written = LoraSettings(from_folder=tmp_path).model_dump()  # a run's own config has every default
     assert LoraSettings.model_validate(written).from_folder == tmp_path
-    nulls = {"from_folder": tmp_path, "rank": None, "alpha": None, "modules": None}  # over what a file says
+    nulls = {"from_folder": tmp_path, "rank": None, "alpha": None, "modules": None}  # overrides of a config file
     assert LoraSettings.model_validate(nulls) == LoraSettings(from_folder=tmp_path)
     with pytest.raises(ValidationError, match="rank"):
         LoraSettings.model_validate({"rank": None})
@@ -106,26 +106,26 @@ NOT_PLAIN = {
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in NOT_PLAIN.items() for value in values])
-def test_every_field_that_makes_an_adapter_more_than_lora_is_refused_by_name(tmp_path, key, value):
+def test_every_field_of_an_extended_lora_is_refused_by_name(tmp_path, key, value):
     (problem,) = LoraSettings(from_folder=saved(tmp_path, **{key: value})).problems(Run())
     assert f"is not plain LoRA: {key}={value}" in problem
     assert "merge it into its base model" in problem
 
 
-def test_every_field_of_the_installed_peft_is_plain_at_its_default_and_no_other_is_taken_unseen(tmp_path):
+def test_defaults_of_the_installed_peft_are_plain_and_other_values_are_refused(tmp_path):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], task_type="CAUSAL_LM")
     config.save_pretrained(tmp_path)
     save_file(tensors(), weights(tmp_path))
     written = json.loads((tmp_path / "adapter_config.json").read_text())
     assert list(LoraSettings(from_folder=tmp_path).problems(Run())) == []
-    taken = set()
+    accepted = set()
     for key in written:
-        (tmp_path / "adapter_config.json").write_text(json.dumps({**written, key: {"unseen": 1}}))
+        (tmp_path / "adapter_config.json").write_text(json.dumps({**written, key: {"unknown": 1}}))
         if not list(LoraSettings(from_folder=tmp_path).problems(Run())):
-            taken.add(key)
-    assert taken <= {"auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "inference_mode",
-                     "megatron_core", "peft_version", "qalora_group_size", "revision", "task_type"}  # fmt: skip
+            accepted.add(key)
+    assert accepted <= {"auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "inference_mode",
+                        "megatron_core", "peft_version", "qalora_group_size", "revision", "task_type"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -134,11 +134,11 @@ def test_every_field_of_the_installed_peft_is_plain_at_its_default_and_no_other_
      {"modules_to_save": ["classifier", "score"], "task_type": "SEQ_CLS"}, {"a_field_of_a_later_peft": None},
      {"a_field_of_a_later_peft": []}],
 )  # fmt: skip
-def test_what_leaves_an_adapter_plain_lora_is_taken(tmp_path, changes):
+def test_fields_that_leave_an_adapter_plain_lora_are_accepted(tmp_path, changes):
     assert list(LoraSettings(from_folder=saved(tmp_path, **changes)).problems(Run())) == []
 
 
-def test_what_is_missing_is_said_before_the_start(tmp_path, monkeypatch):
+def test_a_missing_config_and_a_missing_library_are_found_before_the_start(tmp_path, monkeypatch):
     (problem,) = LoraSettings(from_folder=tmp_path).problems(Run())
     assert "adapter_config.json cannot be read" in problem
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -167,7 +167,7 @@ class Synced(Run):
     inference_engine = chosen("vllm", adapter_rank=8)
 
 
-def test_who_syncs_an_adapter_alone_needs_servers_that_take_it():
+def test_syncing_only_the_adapter_needs_servers_that_accept_it():
     assert list(LoraSettings(rank=8, sync="alone").problems(Synced())) == []
     (problem,) = LoraSettings(rank=9, sync="alone").problems(Synced())
     assert "set inference_engine.adapter_rank=9" in problem
@@ -176,13 +176,13 @@ def test_who_syncs_an_adapter_alone_needs_servers_that_take_it():
     (problem,) = LoraSettings(rank=8, sync="alone").problems(other)
     assert "weight_sync.transport" in problem
     other.inference_engine = chosen("vllm", adapter_rank=None)
-    assert "rank 0 at most: set inference_engine.adapter_rank=16" in next(LoraSettings(sync="alone").problems(other))
+    assert "at most rank 0: set inference_engine.adapter_rank=16" in next(LoraSettings(sync="alone").problems(other))
     other.inference_engine = chosen("hf", threads=1)
     (problem, _) = LoraSettings(sync="alone").problems(other)
-    assert problem.endswith("hf takes no adapters: set adapter.sync to merged, or take servers of vllm or sglang")
+    assert problem.endswith("hf accepts no adapters: set adapter.sync to merged, or use vllm or sglang")
 
 
-def test_a_pipe_and_what_is_nested_too_deeply_are_no_adapter(tmp_path):
+def test_a_pipe_and_deeply_nested_json_are_refused_as_an_adapter_s_config(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "adapter_config.json").write_text('{"r":' * 100_000)
     (tmp_path / "pipe").mkdir()
@@ -194,32 +194,27 @@ def test_a_pipe_and_what_is_nested_too_deeply_are_no_adapter(tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{"r": 0}, {"r": 8.9}, {"lora_alpha": float("nan")}, {"target_modules": [3]}])
-def test_sizes_of_a_folder_that_mean_nothing_are_refused(tmp_path, changes):
+def test_invalid_values_in_a_folder_s_config_are_refused(tmp_path, changes):
     saved(tmp_path, **changes)
-    (told,) = LoraSettings(from_folder=tmp_path).problems(Run())
-    assert "adapter_config.json cannot be read" in told
+    (problem,) = LoraSettings(from_folder=tmp_path).problems(Run())
+    assert "adapter_config.json cannot be read" in problem
 
 
-def test_an_adapter_is_not_laid_over_the_export_with_which_it_is_merged(tmp_path):
+def test_an_adapter_is_not_applied_to_an_export_that_has_it_merged(tmp_path):
     for name in ("adapter", "copy", "other"):
         (tmp_path / name).mkdir()
         saved(tmp_path / name)
     save_file({**tensors(), next(iter(tensors())): np.zeros((4, 8), np.float32)}, weights(tmp_path / "other"))
     model = StoredModel(tmp_path, {}, SHAPES)
     for name in ("adapter", "copy"):
-        (told,) = LoraSettings(from_folder=tmp_path / name).check_model(None, model)
-        assert "is merged already: set model.path to the model that it was trained on" in told
+        (problem,) = LoraSettings(from_folder=tmp_path / name).check_model(None, model)
+        assert "merged already: set model.path to the model that the adapter was trained on" in problem
     assert list(LoraSettings(from_folder=tmp_path / "other").check_model(None, model)) == []
     assert list(LoraSettings().check_model(None, model)) == []
 
 
 def weights(folder):
     return folder / "adapter_model.safetensors"
-
-
-def replaced(folder, by):
-    weights(folder).unlink()
-    by(weights(folder))
 
 
 UNREADABLE = {
@@ -231,29 +226,34 @@ UNREADABLE = {
     "truncated": (lambda path: path.write_bytes(safetensors.numpy.save(tensors())[:-1]), "not fully covered"),
     "of integers": (
         lambda path: save_file(tensors(dtype=np.int8), path),
-        "' is I8, and no floating-point number",
+        "' is I8, not floating-point",
     ),
 }
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
-def test_weights_that_are_none_are_named_before_the_start(tmp_path, kind):
-    write, words = UNREADABLE[kind]
-    replaced(saved(tmp_path), write)
-    (told,) = LoraSettings(from_folder=tmp_path).problems(Run())
-    assert told.startswith(f"the adapter '{weights(tmp_path)}' cannot be read: ")
-    assert words in told
-    assert "name a folder with adapter_config.json and adapter_model.safetensors" in told
+def test_unreadable_weights_are_reported_before_the_start(tmp_path, kind):
+    write, reason = UNREADABLE[kind]
+    path = weights(saved(tmp_path))
+    path.unlink()
+    write(path)
+    (problem,) = LoraSettings(from_folder=tmp_path).problems(Run())
+    assert problem.startswith(f"the adapter '{path}' cannot be read: ")
+    assert reason in problem
+    assert "name a folder with adapter_config.json and adapter_model.safetensors" in problem
 
 
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (tensors(rank=8), "'model.layers.0.self_attn.q_proj.weight' A and B must be (4, 8) and (8, 4), and are (8, 8)"),
-        (tensors(layers=1), "'model.layers.1.self_attn.q_proj.weight' A and B must be (4, 8) and (8, 4), and are none"),
+        (tensors(rank=8), "'model.layers.0.self_attn.q_proj.weight' A and B must be (4, 8) and (8, 4), but are (8, 8)"),
+        (
+            tensors(layers=1),
+            "'model.layers.1.self_attn.q_proj.weight' A and B must be (4, 8) and (8, 4), but are missing",
+        ),
         (
             tensors(layers=3),
-            "layers.2.self_attn.q_proj.lora_A.weight', and the model no such matrix",
+            "layers.2.self_attn.q_proj.lora_A.weight', but the model has no such matrix",
         ),
         (
             {**tensors(), "base_model.model.lm_head.lora_A.weight": np.ones(2)},
@@ -261,26 +261,25 @@ def test_weights_that_are_none_are_named_before_the_start(tmp_path, kind):
         ),
     ],
 )
-def test_weights_of_another_model_or_rank_are_told_by_the_models_headers(tmp_path, found, words):
+def test_weights_of_another_model_or_rank_are_refused_by_the_headers_of_the_files(tmp_path, found, words):
     save_file(found, weights(saved(tmp_path)))
     with pytest.raises(RunError, match=re.escape(words)) as caught:
         LoraSettings(from_folder=tmp_path).parameters(SHAPES)
-    assert "of the same base model" in caught.value.hints[0]
+    assert "on the same base model" in caught.value.hints[0]
 
 
-def test_a_head_beside_the_adapter_is_its_own_affair(tmp_path):
+def test_a_saved_head_is_no_part_of_the_adapter(tmp_path):
     save_file({**tensors(), "base_model.model.score.weight": np.ones((1, 8))}, weights(saved(tmp_path)))
     assert LoraSettings(from_folder=tmp_path).parameters(SHAPES) == 2 * 4 * (8 + 8)
 
 
-def test_a_rank_above_what_a_matrix_has_is_refused():
+def test_a_rank_larger_than_every_matrix_is_refused():
     assert LoraSettings(rank=8).parameters(SHAPES)
-    assert LoraSettings(rank=8).parameters({**SHAPES, "model.layers.0.gate.weight": (4, 8)}), (
-        "a narrow one among others"
-    )
-    with pytest.raises(RunError, match=r"rank 1000000000 is more than any matrix has: '.*q_proj.weight'") as told:
+    narrow = {"model.layers.0.gate.weight": (4, 8)}
+    assert LoraSettings(rank=8).parameters({**SHAPES, **narrow}), "one narrow matrix is allowed"
+    with pytest.raises(RunError, match=r"rank 1000000000 is larger than any matrix allows: '.*q_proj") as caught:
         LoraSettings(rank=1_000_000_000, alpha=1e9).parameters(SHAPES)
-    assert "of rank 8 at most" in told.value.hints[0]
+    assert "of rank 8 or less" in caught.value.hints[0]
 
 
 @pytest.mark.parametrize(
@@ -288,10 +287,10 @@ def test_a_rank_above_what_a_matrix_has_is_refused():
     [
         ({"modules": []}, "must be all-linear, or a list of names such as [q_proj, v_proj]"),
         ({"modules": 7}, "must be all-linear, or a list of names"),
-        ({"alpha": 1e308}, "alpha / rank is 6.25e+306; at most 1,000,000 is taken"),
+        ({"alpha": 1e308}, "alpha / rank is 6.25e+306; the maximum is 1,000,000"),
     ],
 )
-def test_settings_that_mean_nothing_are_one_sentence(settings, words):
+def test_an_invalid_setting_gives_one_error(settings, words):
     with pytest.raises(ValidationError) as caught:
         LoraSettings.model_validate(settings)
     (error,) = caught.value.errors()

@@ -1,4 +1,4 @@
-"""Convolutions of packed sequences are those of each sequence alone."""
+"""Convolutions of packed sequences equal those of single sequences."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_half_precision_is_rounded_once():
     torch.testing.assert_close(packed_convolution(hidden, weight, None, numbers), exact.bfloat16(), rtol=0, atol=0)
 
 
-def test_nothing_of_another_sequence_gets_in():
+def test_sequences_do_not_mix():
     hidden = torch.ones(1, CHANNELS, 6)
     hidden[..., :3] = torch.nan
     numbers = torch.tensor([[0, 0, 0, 1, 1, 1]], dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""A model is exported with the files that it came with."""
+"""An export contains the files of the published model."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ QWEN = Qwen3_5TextConfig(
 @pytest.mark.parametrize(
     "written", [{"do_sample": False, "temperature": 0.6, "top_p": 0.9}, {"eos_token_id": [2, 3], "num_beams": 0}, {}]
 )
-def test_a_generation_config_is_exported_as_it_is(tmp_path, written):
-    """Also one that transformers would refuse to save: a run was trained to its end and then lost its export."""
+def test_the_published_generation_config_is_copied(tmp_path, written):
+    """transformers refuses to save some of them, which would fail the export after a whole run."""
     source = make_model(tmp_path / "model")
     (source / "generation_config.json").write_text(json.dumps(written))
     model = AutoModelForCausalLM.from_pretrained(source)
@@ -39,8 +39,8 @@ def test_a_generation_config_is_exported_as_it_is(tmp_path, written):
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.model_type == model.config.model_type
 
 
-def test_keys_that_transformers_does_not_write_stay_in_the_config(tmp_path):
-    """SGLang reads `full_attention_interval` of a Qwen3.5, from which transformers makes `layer_types`."""
+def test_published_keys_that_transformers_does_not_write_are_kept(tmp_path):
+    """SGLang reads a Qwen3.5's `full_attention_interval`, which transformers writes as `layer_types`."""
     source, out = tmp_path / "model", tmp_path / "out"
     Qwen3_5ForCausalLM(QWEN).save_pretrained(source)
     published = json.loads((source / "config.json").read_text())
@@ -61,8 +61,8 @@ def test_keys_that_transformers_does_not_write_stay_in_the_config(tmp_path):
 
 
 @pytest.mark.parametrize("others", [{}, {"quantization_config": {"quant_method": "fp8"}}])
-def test_weights_that_the_class_does_not_read_stay_in_the_files(others, tmp_path, caplog):
-    """Such as those of multi-token prediction; also where the folder's config is still that of quantized weights."""
+def test_weights_that_the_class_does_not_read_are_exported(others, tmp_path, caplog):
+    """An example is multi-token prediction, also if the folder's config still describes quantized weights."""
     source, out = tmp_path / "model", tmp_path / "out"
     Qwen3_5ForCausalLM(QWEN).save_pretrained(source)
     unread = {"mtp.fc.weight": torch.rand(32, 64), "mtp.layers.0.mlp.up_proj.weight": torch.rand(48, 32)}

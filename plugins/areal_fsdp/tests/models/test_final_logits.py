@@ -1,4 +1,4 @@
-"""What a model does to its logits is measured, and computed with the exact gradients."""
+"""Scale and cap of a model's logits are measured, and computed with exact gradients."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def model():
 
 
 def measured(model, change):
-    """The formula of a model whose final logits are `change` of its head's product."""
+    """Return the measured formula of a model whose final logits are `change` of the head's output."""
     with torch.no_grad(), HeadMeasurement(model) as measurement:
         logits = change(model(input_ids=torch.arange(5)[None], use_cache=False).logits)
     return measurement.read(logits)
@@ -60,12 +60,12 @@ def test_the_tokens_keep_their_logits(model):
     ],
     ids=["clamped", "negated", "masked", "shifted by word", "periodic"],
 )
-def test_anything_else_is_refused(model, change):
+def test_other_changes_of_logits_are_refused(model, change):
     with pytest.raises(RunError, match="model type 'llama' changes its logits"):
         measured(model, change)
 
 
-def test_hidden_states_that_are_scaled_before_the_head(model):
+def test_a_scale_of_hidden_states_is_measured(model):
     model.lm_head.register_forward_pre_hook(lambda _, inputs: (inputs[0] / 4,))
     assert measured(model, lambda z: z)[1].scale == pytest.approx(0.25)
     model.lm_head.register_forward_pre_hook(lambda _, inputs: (inputs[0].flip(-1),))

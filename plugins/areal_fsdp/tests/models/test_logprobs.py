@@ -2,7 +2,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from areal_fsdp.models.logprobs import _of_logits, _of_logits_at_once, _reduce, _reduce_at_once, token_logprobs
+from areal_fsdp.models.logprobs import (
+    _of_logits,
+    _of_logits_for_compiler,
+    _reduce,
+    _reduce_for_compiler,
+    token_logprobs,
+)
 
 TOKENS, HIDDEN, VOCABULARY = 37, 12, 1009
 
@@ -61,16 +67,16 @@ def test_values_and_gradients_equal_naive(temperature, bias, of_entropy):
 
 @pytest.mark.parametrize("vocabulary", [1009, 640])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_what_is_compiled_equals_what_is_not(vocabulary, temperature):
+def test_the_functions_for_the_compiler_equal_the_others(vocabulary, temperature):
     torch.manual_seed(0)
     logits, targets = 5 * torch.randn(TOKENS, vocabulary), torch.randint(vocabulary, (TOKENS,))
     wanted = _reduce(logits.clone(), targets, temperature, True)
-    for mine, theirs in zip(_reduce_at_once(logits, targets, temperature, True), wanted, strict=True):
+    for mine, theirs in zip(_reduce_for_compiler(logits, targets, temperature, True), wanted, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
     of_logprobs, of_entropy = torch.randn(2, TOKENS)
     for upstream in ((None, None), (wanted[2], of_entropy)):
         rest = (targets, wanted[0], of_logprobs, *upstream, temperature, torch.float32)
-        torch.testing.assert_close(_of_logits_at_once(logits, *rest), _of_logits(logits.clone(), *rest))
+        torch.testing.assert_close(_of_logits_for_compiler(logits, *rest), _of_logits(logits.clone(), *rest))
 
 
 def test_entropy_alone_has_gradients():
@@ -81,7 +87,7 @@ def test_entropy_alone_has_gradients():
 
 
 class LargestTensor(TorchDispatchMode):
-    """Remembers the elements of the largest tensor that any operation made."""
+    """Records the number of elements of the largest tensor that an operation makes."""
 
     def __init__(self):
         super().__init__()
@@ -96,7 +102,7 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_logits_of_all_tokens_are_never_held():
+def test_logits_of_all_tokens_never_exist():
     leaves, targets = make(torch.float32)
     saved = []
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t.numel()), t)[1], lambda t: t)
@@ -121,8 +127,8 @@ def test_bfloat16_hidden_states():
 
 
 @pytest.mark.parametrize("frozen", [(1,), (2,), (1, 2)])
-def test_a_head_that_learns_nothing_gets_nothing(frozen):
-    """The others' gradients are the same, and no gradient of the frozen ones is made."""
+def test_a_frozen_head_gets_no_gradient(frozen):
+    """The gradients of the others do not change."""
     found = []
     for quiet in ((), frozen):
         leaves, targets = make(torch.float32)

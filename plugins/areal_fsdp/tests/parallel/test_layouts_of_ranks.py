@@ -1,4 +1,4 @@
-"""How ranks may stand, before any of them is started."""
+"""Checks of `parallel` before any rank starts."""
 
 import re
 
@@ -10,7 +10,7 @@ from areal_fsdp.parallel.settings import ParallelSettings
 
 
 class Mesh:
-    """Of a mesh nothing but its size is asked here."""
+    """A mesh of which the code under test reads only the size and the rank."""
 
     def __init__(self, size):
         self._size = size
@@ -42,7 +42,7 @@ class Mesh:
         ({"expert": 2, "tensor": 2}, 4, "set one of them to 1"),
     ],
 )
-def test_what_is_wrong_for_so_many_ranks(settings, ranks, word):
+def test_degrees_that_do_not_fit_the_number_of_ranks_are_a_problem(settings, ranks, word):
     problem = ParallelSettings.model_validate(settings).problem(ranks)
     assert re.search(word, problem)
     assert bool(word) == bool(problem)
@@ -67,13 +67,13 @@ def test_heads_of_a_rank(tensor, context, heads, key_heads, wanted):
 @pytest.mark.parametrize(
     ("tensor", "context", "heads", "key_heads"), [(4, 1, 12, 2), (1, 8, 12, 2), (1, 3, 12, 2), (1, 4, 24, 6)]
 )
-def test_heads_that_cannot_be_divided(tensor, context, heads, key_heads):
+def test_heads_that_ranks_do_not_divide_are_refused(tensor, context, heads, key_heads):
     with pytest.raises(RunError, match=f"{heads} heads of attention with {key_heads} key heads"):
         ParallelSettings.model_validate({"tensor": tensor, "context": context}).heads(heads, key_heads)
 
 
-def test_parts_that_do_more_than_their_kind_are_not_divided():
-    """Gemma scales its embeddings in a class of its own, which would be lost."""
+def test_subclasses_of_linear_and_embedding_are_not_split():
+    """Gemma scales its embeddings in a subclass, which the split embedding would replace."""
     from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
     from areal_fsdp.parallel.tensor import divide_layers, divide_vocabulary
@@ -93,7 +93,7 @@ def test_parts_that_do_more_than_their_kind_are_not_divided():
         divide_layers(model, model.model.layers, Mesh(2))
 
 
-def test_experts_are_divided_or_refused_with_the_repair():
+def test_experts_are_divided_or_refused_with_a_hint():
     four = ParallelSettings.model_validate({"expert": 4})
     assert (four.experts(128), ParallelSettings.model_validate({}).experts(0)) == (32, 0)
     with pytest.raises(RunError, match="6 experts cannot be divided among 4 ranks") as caught:

@@ -1,4 +1,4 @@
-"""Models whose parameters stay in their files: which tensor of a file is which of a model, and what cannot be so."""
+"""Models that are loaded in parts: the mapping from tensors of the files to parameters, and models it fails for."""
 
 import json
 import subprocess
@@ -57,7 +57,7 @@ def saved(folder, config, kind=AutoModelForCausalLM.from_config):
 
 def assert_same_after_filling(model, files, wanted):
     files.fill(model, model, torch.device("cpu"))
-    model.tie_weights()  # which sharded parameters keep
+    model.tie_weights()  # `fill` keeps ties only of sharded parameters
     for found, true in (
         (dict(model.named_parameters()), dict(wanted.named_parameters())),
         (dict(model.named_buffers()), dict(wanted.named_buffers())),
@@ -68,7 +68,7 @@ def assert_same_after_filling(model, files, wanted):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_model_without_memory_is_filled_with_what_is_in_its_files(tmp_path, tied):
+def test_a_model_on_the_meta_device_is_filled_from_its_files(tmp_path, tied):
     folder = saved(tmp_path, Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=tied))
     model, report, files = in_parts(folder)
     assert report["missing_keys"] == whole_report(folder)["missing_keys"]
@@ -83,7 +83,7 @@ def whole_report(folder):
 
 
 def test_a_base_model_s_files_and_a_new_head(tmp_path):
-    """The files' names lack a prefix, and they have no head: every rank draws the one that today's loading draws."""
+    """The files' names lack a prefix, and the files lack the head: it is initialized as in a whole load."""
     folder = saved(tmp_path, LlamaConfig(**SIZES), LlamaModel)
     new = {"factory": AutoModelForSequenceClassification, "num_labels": 1}
     model, report, files = in_parts(folder, **new)
@@ -95,7 +95,7 @@ def test_a_base_model_s_files_and_a_new_head(tmp_path):
 
 @pytest.mark.slow
 def test_a_name_of_the_hub(tmp_path, monkeypatch):
-    """As its cache keeps a download: a snapshot below a folder for the name."""
+    """The folder has the layout of the hub's cache: a snapshot below a folder for the name."""
     root = tmp_path / "models--someone--small"
     commit = "0" * 40
     saved(root / "snapshots" / commit, LlamaConfig(**SIZES))
@@ -119,8 +119,7 @@ def test_a_name_of_the_hub(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
-def test_files_with_a_matrix_for_each_expert(tmp_path, kind):
-    """Which the model in memory joins; a part of the rows takes only what is its own."""
+def test_files_with_a_matrix_for_each_expert_fill_the_joined_tensors(tmp_path, kind):
     folder = saved(tmp_path, MOES[kind])
     model, _, files = in_parts(folder)
     assert all(parameter.is_meta for parameter in model.parameters())
@@ -133,7 +132,7 @@ def test_files_with_a_matrix_for_each_expert(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
-def test_names_and_shapes_of_an_moe_are_those_of_its_files(tmp_path, kind):
+def test_an_moe_is_sent_with_the_names_and_shapes_of_its_files(tmp_path, kind):
     folder = saved(tmp_path, MOES[kind])
     model = whole(folder)
     stored = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
@@ -144,24 +143,24 @@ def test_names_and_shapes_of_an_moe_are_those_of_its_files(tmp_path, kind):
         torch.testing.assert_close(found[name], tensor, atol=0, rtol=0, msg=name)
 
 
-def test_an_moe_s_layers_are_asked_for_one_by_one(tmp_path):
+def test_an_moe_s_layers_are_gathered_one_by_one(tmp_path):
     model = whole(saved(tmp_path, MOES["qwen3_moe"]))
-    asked, known = [], []
+    gathered, yielded = [], []
 
     def gather():
         for name, parameter in model.named_parameters():
-            asked.append(name)
+            gathered.append(name)
             yield name, parameter.detach()
 
     for name, _ in named_as_in_files(model, gather()):
-        known.append(name)
+        yielded.append(name)
         if "layers.0." in name:
-            assert not any("layers.1." in other for other in asked[:-1])
-    assert any("layers.2.mlp.experts.3.up_proj" in name for name in known)
+            assert not any("layers.1." in other for other in gathered[:-1])
+    assert any("layers.2.mlp.experts.3.up_proj" in name for name in yielded)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_rows_of_a_rank_hold_their_experts_alone(tmp_path, ranks):
+def test_a_rank_s_rows_hold_only_its_experts(tmp_path, ranks):
     model = whole(saved(tmp_path, MOES["qwen3_moe"]))
     name = "model.layers.0.mlp.experts.gate_up_proj"
     parameter = model.get_parameter(name).detach()
@@ -177,8 +176,8 @@ def test_rows_of_a_rank_hold_their_experts_alone(tmp_path, ranks):
         first += len(part)
 
 
-def test_files_whose_tensors_do_not_lie_in_the_model_s_are_read_whole_and_that_is_told(tmp_path, caplog, monkeypatch):
-    """Such as those that a family computes anew while it loads them."""
+def test_files_that_cannot_be_mapped_are_read_whole_with_a_warning(tmp_path, caplog, monkeypatch):
+    """An example is a family that computes new tensors while it loads the files."""
     folder = saved(tmp_path, MOES["mixtral"])
     monkeypatch.setattr(loading, "pieces_of", lambda *_: None)
     model, _, files = in_parts(folder)
@@ -188,7 +187,7 @@ def test_files_whose_tensors_do_not_lie_in_the_model_s_are_read_whole_and_that_i
     assert "Each rank reads the whole model" in caplog.text
 
 
-def test_a_file_that_is_cut_off_is_refused_in_the_same_words(tmp_path):
+def test_a_truncated_file_gives_the_same_error_in_parts_as_whole(tmp_path):
     folder = saved(tmp_path, LlamaConfig(**SIZES))
     file = sorted(folder.glob("*.safetensors"))[-1]
     file.write_bytes(file.read_bytes()[:-100])
@@ -200,7 +199,7 @@ def test_a_file_that_is_cut_off_is_refused_in_the_same_words(tmp_path):
     assert f"the model '{folder}' cannot be loaded" in str(found.value)
 
 
-def test_another_size_in_the_files_is_refused_in_the_same_words(tmp_path):
+def test_another_shape_in_the_files_gives_the_same_error_in_parts_as_whole(tmp_path):
     folder = saved(tmp_path, LlamaConfig(**SIZES))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 32}))
@@ -212,7 +211,7 @@ def test_another_size_in_the_files_is_refused_in_the_same_words(tmp_path):
 
 
 def test_a_model_streams_its_layers_through_its_own_forward(tmp_path):
-    """In one batch, padded: as each sequence by itself. At no time is more there than one layer, or one other part."""
+    """A padded batch gives the same logits as one sequence; at most one layer or other module is in memory."""
     folder = saved(tmp_path, Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=True))
     model, _, files = in_parts(folder)
     layers, held = decoder_layers(model), []
@@ -232,13 +231,13 @@ def test_a_model_streams_its_layers_through_its_own_forward(tmp_path):
     assert max(map(len, parts)) == 1
     assert {part for names in parts for part in names} >= {"0", "1", "2", "model.embed_tokens.weight"}
     with pytest.raises(RuntimeError, match="meta"):
-        model(input_ids=ids)[0].sum().item()  # nothing is left behind
+        model(input_ids=ids)[0].sum().item()  # all parameters are freed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tensor", [pytest.param(1, marks=pytest.mark.nightly), 8])
 def test_eight_ranks_of_a_70b_model_fit_a_host_of_512_gib(tensor):
-    """The true loading and division of files without bytes; the shards' bytes are counted."""
+    """Load and shard files without data, and count the bytes of the shards."""
     command = [sys.executable, REPOSITORY / "benchmarks" / "loading.py", "plan", "--ranks=8", f"--tensor={tensor}"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The sizes of MoE models, against what their makers say of them and what transformers builds."""
+"""The sizes of models equal the published ones, and those of the models that transformers builds."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ LARGE = {
 
 
 def shapes_of(text, *, fused):
-    """Of all tensors, as files name them (a matrix for each expert) or as they stand in memory."""
+    """Return shapes by name, with a matrix for each expert as in files, or `fused` as in memory."""
     hidden, width, experts = text["hidden_size"], text["moe_intermediate_size"], text["num_experts"]
     query, key = (text[n] * text["head_dim"] for n in ("num_attention_heads", "num_key_value_heads"))
     found = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (text["vocab_size"], hidden))
@@ -56,14 +56,14 @@ def shapes_of(text, *, fused):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_qwen3_30b_a3b_is_what_its_name_says(fused):
+def test_qwen3_30b_a3b_has_the_published_sizes(fused):
     model = Decoder.of(LARGE, shapes_of(LARGE, fused=fused))
     assert model.parameters == pytest.approx(30.53e9, rel=1e-3)
     assert model.active_parameters == pytest.approx(3.35e9, rel=1e-3)
     assert (model.experts, model.choices, model.intermediate) == (128, 8, 8 * 768)
 
 
-def test_arithmetic_is_of_the_choices_alone():
+def test_flops_count_only_the_chosen_experts():
     model = Decoder.of(LARGE, shapes_of(LARGE, fused=False))
     head = 151_936 * 2048
     wanted = 6 * (model.active_parameters - head) * 1000 + 6 * 48 * 4096 * 1000**2
@@ -81,8 +81,8 @@ def test_a_window_and_layers_without_attention_have_fewer_pairs():
     assert attention == pytest.approx(12 * 4096 * pairs, rel=0.01)
 
 
-def test_what_layers_without_attention_keep_follows_their_projections():
-    """Qwen3.5-2B's sizes: an H200 had 113 GiB at its fullest, and 37 with `full`."""
+def test_the_memory_of_layers_without_attention():
+    """Qwen3.5-2B on an H200 has a measured peak of 113 GiB, and of 37 GiB with `full`."""
     kinds = ["linear_attention"] * 3 + ["full_attention"]
     sizes = {
         "vocab_size": 248320, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24, "head_dim": 256,
@@ -101,7 +101,7 @@ def test_what_layers_without_attention_keep_follows_their_projections():
         assert "18 of 24 layers have no attention" in memory.recomputing
 
 
-def test_a_composite_model_that_learns_from_text_is_its_language_model_and_a_frozen_tower():
+def test_the_memory_of_a_composite_model_trained_from_text():
     plain = {**LARGE, "num_hidden_layers": 2}
     shapes = shapes_of(plain, fused=True)
     inside = {n if "lm_head" in n else n.replace("model.", "model.language_model."): s for n, s in shapes.items()}
@@ -139,7 +139,7 @@ def test_a_rank_of_expert_parallelism_gathers_fewer_experts():
         ({"n_shared_experts": 2}, 10 * 768),
     ],
 )
-def test_other_layers_than_moe_and_shared_experts(changes, intermediate):
+def test_dense_layers_and_shared_experts_of_an_moe(changes, intermediate):
     assert Decoder.of(LARGE | changes, {}).intermediate == intermediate
 
 

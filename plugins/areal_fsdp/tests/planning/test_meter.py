@@ -1,4 +1,4 @@
-"""What a meter adds up, and what a step's arithmetic is."""
+"""A meter's sums, and the FLOPs of a step."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def split(rank: int = 0, ranks: int = 2, max_tokens: int = 6) -> Split:
     return Split.plan(LENGTHS, units, rank=rank, ranks=ranks, max_tokens=max_tokens, longest=None)
 
 
-def test_arithmetic_is_6_n_t_and_causal_attention() -> None:
+def test_flops_are_6_n_t_and_causal_attention() -> None:
     assert MODEL.training_flops(LENGTHS) == 6 * (1000 + 8 * 32) * 12 + 6 * 2 * 8 * (36 + 16 + 4)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_slots_are_what_all_ranks_could_have_computed(rank: int) -> None:
+def test_slots_count_the_tokens_of_waiting_ranks(rank: int) -> None:
     assert split(rank).slots == 12, "6 and 4 + 2"
     assert split(rank, max_tokens=5).slots == 16, "6 beside 4, then 2 beside nothing"
 
 
-def test_one_rank_waits_for_nobody() -> None:
+def test_a_single_rank_does_not_wait() -> None:
     assert split(ranks=1, max_tokens=5).slots == 12
 
 
-def test_figures_are_those_since_the_last_question() -> None:
+def test_metrics_cover_the_work_since_the_last_call() -> None:
     meter = Meter(MODEL, ranks=2, peak=1e4, memory=4 * GIB)
     assert meter.take() == {}
     meter.trained(2.0, [(LENGTHS, split(max_tokens=5))], held=GIB)
@@ -57,7 +57,7 @@ def test_figures_are_those_since_the_last_question() -> None:
     assert meter.take() == {}
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_unknown_metrics_are_left_out() -> None:
     meter = Meter(None, ranks=1)
     meter.trained(1.0, [(LENGTHS, split(ranks=1))], held=0)
     assert set(meter.take()) == {"train_s", "tokens_per_s", "microbatches", "waste"}
@@ -75,5 +75,5 @@ def test_what_is_not_known_is_left_out() -> None:
         ("NVIDIA GeForce RTX 2070", None),
     ],
 )
-def test_a_device_is_known_by_its_name(name: str, teraflops: float | None) -> None:
+def test_peak_flops_of_a_device_by_its_name(name: str, teraflops: float | None) -> None:
     assert peak_flops(name) == (None if teraflops is None else teraflops * 1e12)

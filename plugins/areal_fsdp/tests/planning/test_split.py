@@ -1,4 +1,4 @@
-"""Micro-batches of padded rows keep to the budget with their padding, and every rank runs as many."""
+"""Micro-batches of padded rows fit the budget with their padding, and all ranks run the same number."""
 
 import random
 
@@ -36,13 +36,13 @@ def test_a_unit_stays_whole_even_over_the_budget():
     assert sorted(split.microbatches) == [[0, 1], [2, 3]]
 
 
-def test_slots_count_what_is_computed():
+def test_slots_include_padding():
     (split,) = plan([10, 9, 2], [[0], [1], [2]], 1, 20)
     assert split.slots == 2 * 10 + 2
 
 
-def test_sequences_of_similar_length_go_together():
-    """In any order, at most a tenth of what is computed is padding."""
+def test_sequences_of_similar_length_share_a_micro_batch():
+    """For random lengths, at most a tenth of the computed tokens is padding."""
     draws = random.Random(0)
     lengths = [draws.randint(1, 100) for _ in range(200)]
     (split,) = plan(lengths, [[row] for row in range(200)], 1, 400)

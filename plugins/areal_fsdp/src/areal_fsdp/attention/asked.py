@@ -1,11 +1,11 @@
-"""What a model asks of its attention, which an attention that leaves it out does not show on a short probe.
+"""Checks of a model's requests to attention: features whose absence a comparison on a short probe does not show.
 
-Packed attention knows two masks: causal, and causal with a window. A model may ask for another one, such as chunks. So
-the probe runs under `CHECKED`: there transformers hands each layer the function that its mask is made from, which is
-compared with packed attention's at distances of up to 262,144 tokens.
+Packed attention computes two masks: causal, and causal with a window. A model may ask for another mask, such as chunks.
+So the probe runs under `CHECKED`: transformers passes each layer the function that makes its mask, and the check
+compares this function with packed attention's masks at distances of up to 262,144 tokens.
 
-transformers' own `sdpa` leaves out soft caps and sinks; see `checked_sdpa`. The name stays `sdpa`: some models compute
-other things for a name that they do not know.
+transformers' own `sdpa` ignores soft caps and sinks; `checked_sdpa` raises instead. It keeps the name `sdpa`, because
+some models compute other things for a name that they do not know.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 SDPA = "sdpa"
 CHECKED = "areal_checked"
-"""Packed attention of one sequence, which refuses masks that it does not compute."""
+"""Name of packed attention that refuses masks it does not compute; for a single sequence."""
 
 _HARMLESS = (*BOUNDARIES, "position_ids", "cache_position", "input_ids", "token_type_ids", "mm_token_type_ids")
-"""Tensors that models hand down to every attention, and that change nothing in it."""
+"""Tensors that models pass to every attention, and that do not change its result."""
 _KNOWN = (*_HARMLESS, "softcap", "s_aux", "position_bias")
-"""Tensors that packed attention expects: it computes with them or refuses them."""
+"""Tensors that packed attention either computes with or refuses."""
 _LEFT_OUT_BY_SDPA = ("softcap", "s_aux")
 
 
 @contextmanager
 def checked_sdpa() -> Iterator[None]:
-    """Let transformers' `sdpa` raise RunError where a layer asks it for what it leaves out."""
+    """Make transformers' `sdpa` raise RunError inside this context if a layer asks for a feature that it ignores."""
 
     def attention(module: torch.nn.Module, *inputs: Any, **extras: Any) -> tuple[torch.Tensor, None]:
         if asked := [name for name in _LEFT_OUT_BY_SDPA if extras.get(name) is not None]:
@@ -75,20 +75,19 @@ def _checked_attention(
 
 
 def _refuse_other_masks(module: torch.nn.Module, mask: ShownMask, window: int | None) -> None:
-    """Raise RunError where a layer's mask is another one than packed attention computes."""
+    """Raise RunError if a layer's mask differs from the mask that packed attention computes."""
     queries, keys = probe_positions(mask.near, window, device=mask.device)
-    found = mask.visible(0, 0, queries, keys) & (keys <= queries)
-    wanted = keys <= queries
-    if window is not None:
-        wanted = wanted & (queries - keys < window)
-    if bool((mask.visible(0, 0, queries, keys) != found).any()):
+    visible = mask.visible(0, 0, queries, keys)
+    is_earlier = keys <= queries
+    computed = is_earlier if window is None else is_earlier & (queries - keys < window)
+    if bool((visible & ~is_earlier).any()):
         raise RunError(f"{type(module).__name__} lets tokens see later ones: this engine trains causal language models")
-    if bool((found != wanted).any()):
+    if bool((visible != computed).any()):
         size = f" of {mask.near} tokens" if mask.near else ""
         raise RunError(f"{type(module).__name__} asks for a mask{size} that packed attention does not compute")
 
 
 def register_checked_attention() -> None:
-    """Make the name `CHECKED` known to transformers; safe to call again."""
+    """Register `CHECKED` with transformers; safe to call again."""
     AttentionInterface.register(CHECKED, _checked_attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(CHECKED, shown_mask)

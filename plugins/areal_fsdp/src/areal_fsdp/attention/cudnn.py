@@ -1,7 +1,7 @@
-"""Packed attention by the library cuDNN, through its Python front end (package nvidia-cudnn-frontend).
+"""Packed attention with cuDNN, through its Python front end (package nvidia-cudnn-frontend).
 
-cuDNN builds a plan for fixed numbers of sequences and of tokens in the longest. Both are rounded up to powers of two,
-and the sequences that are then too many are empty, so that a run builds a handful of plans and keeps them.
+cuDNN builds a plan for a fixed number of sequences and a fixed longest length. Both are rounded up to powers of two,
+and the extra sequences are empty, so that a run builds few plans. Plans are cached.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SHORTEST = 256
 
 
 class Shape(NamedTuple):
-    """What a plan is built for."""
+    """Sizes that a plan is built for."""
 
     device: int
     dtype: torch.dtype
@@ -49,7 +49,7 @@ def _handle_on_stream(device: int) -> Any:
 
 
 class _Plan:
-    """A graph of cuDNN with its named inputs and outputs."""
+    """A cuDNN graph with its named inputs and outputs."""
 
     def __init__(self, shape: Shape, *, is_backward: bool) -> None:
         library: Any = importlib.import_module("cudnn")
@@ -69,14 +69,14 @@ class _Plan:
             self.ports[name] = self.graph.tensor(name=name, dim=[count, 1, 1, 1], stride=ones, data_type=kinds.INT32)
             return self.ports[name]
 
-        def place(port: Any, heads: int, width: int, offsets: Any) -> Any:
+        def set_layout(port: Any, heads: int, width: int, offsets: Any) -> Any:
             port.set_dim([b, heads, s, width]).set_stride([s * heads * width, width, heads * width, 1])
             port.set_ragged_offset(offsets)
             return port
 
         def packed(name: str, heads: int, width: int, offsets: Any, of: Any = kind) -> Any:
             port = self.graph.tensor(name=name, dim=[b, heads, s, width], stride=[1, 1, 1, 1], data_type=of)
-            self.ports[name] = place(port, heads, width, offsets)
+            self.ports[name] = set_layout(port, heads, width, offsets)
             return port
 
         of_query, of_key = integers("query offsets", b + 1), integers("key offsets", b + 1)
@@ -93,22 +93,23 @@ class _Plan:
         if is_backward:
             out, gradient = (packed(name, shape.heads, d, of_query) for name in ("out", "gradient"))
             stats = packed("stats", shape.heads, 1, of_stats, kinds.FLOAT)
-            found = self.graph.sdpa_backward(q=query, k=key, v=value, o=out, dO=gradient, stats=stats, **options)
+            gradients = self.graph.sdpa_backward(q=query, k=key, v=value, o=out, dO=gradient, stats=stats, **options)
             names = ("of query", "of key", "of value")
-            for name, port, heads in zip(names, found, (shape.heads, shape.key_heads, shape.key_heads), strict=True):
+            all_heads = (shape.heads, shape.key_heads, shape.key_heads)
+            for name, port, heads in zip(names, gradients, all_heads, strict=True):
                 port.set_output(True).set_data_type(kind)
-                self.ports[name] = place(port, heads, d, of_query if name == "of query" else of_key)
+                self.ports[name] = set_layout(port, heads, d, of_query if name == "of query" else of_key)
         else:
             out, stats = self.graph.sdpa(q=query, k=key, v=value, generate_stats=True, **options)
             out.set_output(True).set_data_type(kind)
             stats.set_output(True).set_data_type(kinds.FLOAT)
-            self.ports["out"] = place(out, shape.heads, d, of_query)
-            self.ports["stats"] = place(stats, shape.heads, 1, of_stats)
+            self.ports["out"] = set_layout(out, shape.heads, d, of_query)
+            self.ports["stats"] = set_layout(stats, shape.heads, 1, of_stats)
         self.graph.build([library.heur_mode.A, library.heur_mode.FALLBACK])
         self.workspace = self.graph.get_workspace_size()
 
     def run(self, shape: Shape, bounds: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
-        """Compute; outputs are among the tensors."""
+        """Run the graph on named tensors, which include the outputs."""
         missing = shape.sequences + 1 - len(bounds)
         starts = torch.cat([bounds, bounds[-1:].expand(missing)]) if missing else bounds
         tensors |= {
@@ -129,7 +130,7 @@ def _plan(shape: Shape, is_backward: bool) -> _Plan:
 
 def _shape(query: torch.Tensor, key: torch.Tensor, bounds: torch.Tensor, reach: Reach) -> Shape:
     if reach.window:
-        raise NotImplementedError("cuDNN is not asked for sliding windows")
+        raise NotImplementedError("cuDNN does not compute sliding windows; `kernel_for` returns PyTorch's kernel")
     return Shape(
         query.device.index,
         query.dtype,
@@ -145,14 +146,14 @@ def _shape(query: torch.Tensor, key: torch.Tensor, bounds: torch.Tensor, reach: 
 def forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, reach: Reach
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `Kernel.forward`; the statistics lie as cuDNN wants them, [T, heads] in a [heads, T]."""
+    """Compute `areal_fsdp.attention.kernels.Kernel.forward`."""
     shape = _shape(query, key, bounds, reach)
     query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     out = torch.empty_like(query)
-    stats = query.new_empty(query.shape[1], len(query), dtype=torch.float32)
+    stats = query.new_empty(len(query), query.shape[1], dtype=torch.float32)  # the order of cuDNN's ragged tensors
     tensors = {"query": query, "key": key, "value": value, "out": out, "stats": stats}
     _plan(shape, False).run(shape, bounds, tensors)
-    return out, stats
+    return out, stats.t()
 
 
 def backward(
@@ -165,11 +166,16 @@ def backward(
     bounds: torch.Tensor,
     reach: Reach,
 ) -> Three:
-    """As `areal_fsdp.attention.kernels.Kernel.backward`."""
+    """Compute `areal_fsdp.attention.kernels.Kernel.backward`."""
     shape = _shape(query, key, bounds, reach)
     query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-    found = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     tensors = {"query": query, "key": key, "value": value, "out": out, "gradient": gradient.contiguous()}
-    tensors |= {"stats": stats, "of query": found[0], "of key": found[1], "of value": found[2]}
+    tensors |= {
+        "stats": stats.t().contiguous(),
+        "of query": gradients[0],
+        "of key": gradients[1],
+        "of value": gradients[2],
+    }
     _plan(shape, True).run(shape, bounds, tensors)
-    return found
+    return gradients

@@ -1,8 +1,8 @@
 """Packed attention for Hugging Face models, through transformers' attention interface.
 
-Where the layers are compiled, attention is one operation of their graph, `areal_attention::attention`. What differs
-from batch to batch reaches it in tensors whose sizes may change, so that no batch compiles anything anew: the graph
-knows neither lengths nor their number, and the longest sequence is read from host memory when the operation runs.
+In compiled layers, attention is one operation of the graph, `areal_attention::attention`. It takes the lengths of a
+batch's sequences as tensors of dynamic size, so that no batch triggers a recompilation. The operation reads the longest
+length from host memory when it runs.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 PACKED = "areal_packed"
-"""The name under which models find this attention."""
+"""Name of this attention in transformers' registry."""
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
-"""transformers' names for where packed sequences begin. Layers that mix tokens outside attention may read them."""
+"""transformers' names of the bounds of packed sequences, for layers that mix tokens outside attention."""
 
 _NOT_COMPUTED = ("softcap", "position_bias")
 
 
 class GraphLayout(NamedTuple):
-    """A packed batch's lengths as a compiled graph takes them.
+    """Bounds of a packed batch's sequences, in the form that compiled graphs and kernels need.
 
     Attributes:
         bounds: [B + 1] int32, on the device: sequence i is `bounds[i]:bounds[i + 1]`.
-        host_bounds: the same in host memory.
-        kernel: the name of the model's kernel in half precision on a GPU.
+        host_bounds: the same values in host memory.
+        kernel: name of the model's attention kernel for half precision on a GPU.
     """
 
     bounds: torch.Tensor
@@ -49,12 +49,12 @@ class GraphLayout(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """What a model needs to know of a packed batch besides its tokens.
+    """Positions and bounds of the sequences of a packed batch.
 
     Attributes:
-        position_ids: [T] int64, each token's place in its own sequence.
-        packed: for attention.
-        in_rows: whether the model computes a padded row for each sequence, which are the one bucket of `packed`.
+        position_ids: [T] int64, each token's position in its sequence.
+        packed: layout for attention.
+        in_rows: True if the model computes a padded row for each sequence; `packed` has one bucket with these rows.
     """
 
     position_ids: torch.Tensor
@@ -71,14 +71,14 @@ class Layout:
         multiple: int = 1,
         in_rows: bool = False,
     ) -> Layout:
-        """Plan a batch of sequences of these lengths, each at least 1, without waiting for the device.
+        """Make the layout of a batch without waiting for the device.
 
         Args:
-            lengths: [B], in host memory.
-            device: where the tokens are.
-            kernel: the name of a kernel gives the layout that it and compiled graphs take; empty, the other one.
-            multiple: what the number of tokens divides by, filled up with a sequence of its own.
-            in_rows: lay out one padded row for each sequence, for a model that computes these.
+            lengths: [B], in host memory; each at least 1.
+            device: the tokens' device.
+            kernel: name of a kernel, to make a `GraphLayout`; empty for a `PackedLayout`.
+            multiple: pad the number of tokens to a multiple of this, with one more sequence.
+            in_rows: make one padded row for each sequence, for a model that computes rows.
         """
         if in_rows:
             packed = PackedLayout.from_lengths(lengths, device, one_bucket=True)
@@ -96,7 +96,7 @@ class Layout:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each sequence, with one that fills up the batch."""
+        """Tokens of each sequence, including the padding sequence."""
         if isinstance(self.packed, PackedLayout):
             return list(self.packed.lengths)
         lengths: list[int] = self.packed.host_bounds.diff().tolist()
@@ -104,17 +104,17 @@ class Layout:
 
     @property
     def buckets(self) -> PackedLayout:
-        """How the sequences lie side by side, for what computes them in rows."""
+        """Layout of the sequences as padded rows, for code that computes rows."""
         if isinstance(self.packed, PackedLayout):
             return self.packed
         return _layout(tuple(self.packed.host_bounds.tolist()), self.position_ids.device)
 
     def for_layers(self, *, with_boundaries: bool = True) -> dict[str, Any]:
-        """What a model hands down to its layers by keyword.
+        """Return the keyword arguments that a model passes to its layers.
 
         Args:
-            with_boundaries: whether layers are shown where sequences begin: bounds [B + 1] and the number of each
-                token's sequence [1, T], both int32.
+            with_boundaries: True to include transformers' `BOUNDARIES`: bounds [B + 1], and the index of each token's
+                sequence [1, T], int32.
         """
         named: dict[str, Any] = {"packed_layout": self.packed}
         if with_boundaries:
@@ -123,21 +123,21 @@ class Layout:
         return named
 
     def computed(self, values: torch.Tensor, filling: int) -> torch.Tensor:
-        """Return a number for each token that the model computes, from one for each packed token [T, ...].
+        """Return values for the tokens that the model computes: [T, ...], or [P, ...] with padding in rows.
 
         Args:
-            values: [T, ...].
-            filling: stands at padding.
+            values: [T, ...], one for each packed token.
+            filling: value at padding.
         """
         if not self.in_rows:
             return values
         rows = self.buckets
-        laid = values.index_select(0, rows.padded_from_packed)
-        return laid if rows.padding is None else laid.index_fill(0, rows.padding, filling)
+        padded = values.index_select(0, rows.padded_from_packed)
+        return padded if rows.padding is None else padded.index_fill(0, rows.padding, filling)
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`tensor` on `device`; a copy to a GPU is only put in its queue."""
+    """Return `tensor` on `device`. A copy to a GPU is asynchronous."""
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -157,17 +157,38 @@ def packed_attention_of_a_layer(
     packed_context: tuple[int, str] | None = None,
     **extras: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What a model calls in each layer. Tensors are [1, heads, T, head size]; the layout is handed down by keyword,
-    and so is the group of ranks that each have a share of the tokens (its size and name), where there is one.
+    """Compute a layer's attention; the model calls this function through transformers' interface.
 
     Dropout is not applied: log-probabilities must be those of the policy that sampled.
+
+    Args:
+        module: the attention module.
+        query: [1, heads, T, head size].
+        key: [1, key heads, T, head size].
+        value: [1, key heads, T, value size].
+        attention_mask: must be None.
+        scaling: factor of the scores; None for 1 / sqrt(head size).
+        sliding_window: number of tokens that a token attends to; None for all.
+        s_aux: [heads], attention sinks; None without sinks.
+        packed_layout: the batch's layout.
+        packed_context: size and name of the context-parallel group; None without context parallelism.
+        extras: other arguments of transformers' interface.
+
+    Returns:
+        [1, T, heads, value size], and None for the attention weights.
+
+    Raises:
+        RunError: the model asks for something that packed attention does not compute.
     """
     _refuse_what_is_not_computed(module, packed_layout, attention_mask, extras)
     assert packed_layout is not None
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     if packed_context is not None:
         if s_aux is not None:
-            raise RunError(f"{type(module).__name__} has attention sinks, which parallel.context does not divide")
+            raise RunError(
+                f"{type(module).__name__} has attention sinks, which context parallelism does not support",
+                hints=["set train_engine.parallel.context to 1"],
+            )
         q, k, v = tokens_to_heads(q, k, v, *packed_context)
     if isinstance(packed_layout, PackedLayout):
         attended = packed_attention(q, k, v, packed_layout, scale=scaling, window=sliding_window, sinks=s_aux)
@@ -175,7 +196,7 @@ def packed_attention_of_a_layer(
         scale = q.shape[-1] ** -0.5 if scaling is None else scaling
         sinks = q.new_empty(0) if s_aux is None else s_aux
         size = v.shape[-1]
-        q, k, v = _of_one_size(q, k, v)
+        q, k, v = _pad_heads(q, k, v)
         attended, _ = torch.ops.areal_attention.attention(q, k, v, sinks, *packed_layout, scale, sliding_window or 0)
         attended = attended[..., :size]
     if packed_context is not None:
@@ -184,14 +205,14 @@ def packed_attention_of_a_layer(
 
 
 def kernel_head_size(*sizes: int) -> int:
-    """Return the head size with which kernels compute heads of these sizes: one for all, and a multiple of 8."""
+    """Return the head size with which kernels compute heads of these sizes: the largest, rounded up to 8."""
     return -(-max(sizes) // 8) * 8
 
 
-def _of_one_size(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Fill heads up with zeros, which change no score: in latent attention those of values are smaller than of keys."""
+def _pad_heads(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Pad heads to one size with zeros, which change no score. In latent attention, values are smaller than keys."""
     size = kernel_head_size(*(tensor.shape[-1] for tensor in tensors))
-    return [F.pad(each, (0, size - each.shape[-1])) if each.shape[-1] < size else each for each in tensors]
+    return [F.pad(heads, (0, size - heads.shape[-1])) if heads.shape[-1] < size else heads for heads in tensors]
 
 
 def _refuse_what_is_not_computed(
@@ -200,14 +221,14 @@ def _refuse_what_is_not_computed(
     mask: torch.Tensor | None,
     extras: Mapping[str, Any],
 ) -> None:
-    """Raise RunError rather than leave out something that the model's attention asks for."""
+    """Raise RunError if the model's attention asks for something that packed attention does not compute."""
     kind = type(module).__name__
     if layout is None:
         raise RunError(
             f"{kind} does not hand the batch's layout on to attention, so sequences cannot be packed",
             hints=["the engine needs a model whose layers pass keyword arguments down to transformers' interface"],
         )
-    if mask is not None:  # transformers makes none for this attention, so the layer has made it: a sparse indexer does
+    if mask is not None:  # transformers makes no mask for PACKED; the layer made it, as a sparse indexer does
         raise RunError(f"{kind} gives its attention a mask of its own, which packed attention does not compute")
     asked = [name for name in _NOT_COMPUTED if extras.get(name) is not None]
     if asked:
@@ -217,7 +238,7 @@ def _refuse_what_is_not_computed(
 
 
 def register_packed_attention() -> None:
-    """Make the name `PACKED` known to transformers; safe to call again."""
+    """Register `PACKED` with transformers; safe to call again."""
     AttentionInterface.register(PACKED, packed_attention_of_a_layer)
 
 
@@ -227,7 +248,7 @@ def _has_kernel(query: torch.Tensor) -> bool:
 
 @lru_cache(maxsize=4)
 def _layout(bounds: tuple[int, ...], device: torch.device) -> PackedLayout:
-    """The layout of all layers of a batch, for where there is no kernel."""
+    """Return the layout of a batch; cached, because all layers of the batch use it."""
     return PackedLayout.from_lengths([end - start for start, end in pairwise(bounds)], device)
 
 
@@ -238,7 +259,7 @@ def _reach(host_bounds: torch.Tensor, scale: float, window: int) -> Reach:
 
 @contextmanager
 def _autograd_inside_an_operation() -> Iterator[None]:
-    """Operations run below autograd, which has to be let in again where one wants gradients of its own."""
+    """Enable autograd inside a custom operation, which runs below it."""
     core: Any = torch._C
     excluded = core._dispatch_tls_local_exclude_set()
     for name in ("AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
@@ -259,25 +280,25 @@ def attention(
     scale: float,
     window: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Causal packed attention as one node of a graph; see `GraphLayout`.
+    """Compute causal packed attention as one node of a graph; see `GraphLayout`.
 
     A sink s of a head adds exp(s) to the softmax's denominator exp(l). So the result is that of a kernel without sinks
-    times exp(l - l'), with l' = log(exp(l) + exp(s)), and the same kernel's backward pass is exact with l' for l.
+    times exp(l - l'), with l' = log(exp(l) + exp(s)). The kernel's backward pass is exact with l' instead of l.
 
     Args:
         query: [T, heads, head size].
         key: [T, key heads, head size].
         value: [T, key heads, head size].
         sinks: [heads]; empty for none.
-        bounds: on the device.
-        host_bounds: in host memory.
+        bounds: see `GraphLayout`.
+        host_bounds: see `GraphLayout`.
         kernel: see `GraphLayout`.
         scale: factor of the scores.
-        window: tokens in sight, 0 for all.
+        window: number of tokens that a token attends to, 0 for all.
 
     Returns:
-        [T, heads, head size], and what the backward pass needs: the logarithm of the softmax's denominator, [heads, T]
-        float32, unused where there is no kernel.
+        [T, heads, head size], and for the backward pass the logarithm of the softmax's denominator, [heads, T] float32;
+        without a kernel the latter is unused.
     """
     if _has_kernel(query):
         reach = _reach(host_bounds, scale, window)
@@ -308,16 +329,16 @@ def attention_backward(
     scale: float,
     window: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of query, key, value and sinks, in their shapes; without a kernel attention is computed once more.
+    """Return the gradients of query, key, value and sinks, in their shapes. Without a kernel, recompute attention.
 
-    With the output o and its gradient g, that of a sink is -sum over tokens of exp(s - l') (g . o).
+    With the output o and its gradient g, the gradient of a sink s is -sum over tokens of exp(s - l') (g . o).
     """
     if _has_kernel(query):
         reach = _reach(host_bounds, scale, window)
-        found = kernel_for(kernel, reach).backward(
+        gradients = kernel_for(kernel, reach).backward(
             gradient.contiguous(), query, key, value, attended, denominator, bounds, reach
         )
-        of_query, of_key, of_value = (part.contiguous() for part in found)
+        of_query, of_key, of_value = (part.contiguous() for part in gradients)
         if not len(sinks):
             return of_query, of_key, of_value, torch.empty_like(sinks)
         weight = (sinks.float()[:, None] - denominator).exp()
@@ -325,11 +346,11 @@ def attention_backward(
         return of_query, of_key, of_value, of_sinks.to(sinks.dtype)
     layout = _layout(tuple(host_bounds.tolist()), query.device)
     leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value, sinks)]
-    wanted = leaves if len(sinks) else leaves[:3]
+    differentiated = leaves if len(sinks) else leaves[:3]
     settings: Any = {"scale": scale, "window": window or None, "sinks": leaves[3] if len(sinks) else None}
     with _autograd_inside_an_operation():
-        again = packed_attention(leaves[0], leaves[1], leaves[2], layout, **settings)
-        grads = [part.contiguous() for part in torch.autograd.grad(again, wanted, gradient)]
+        recomputed = packed_attention(leaves[0], leaves[1], leaves[2], layout, **settings)
+        grads = [part.contiguous() for part in torch.autograd.grad(recomputed, differentiated, gradient)]
     return grads[0], grads[1], grads[2], grads[3] if len(sinks) else torch.empty_like(sinks)
 
 
@@ -345,17 +366,17 @@ def _(gradient: torch.Tensor, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor,
     return query, key, value, sinks
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     *tensors, ctx.kernel, ctx.scale, ctx.window = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
 def _gradients(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     *tensors, bounds, host_bounds, attended, denominator = ctx.saved_tensors
-    found = torch.ops.areal_attention.attention_backward(
+    gradients = torch.ops.areal_attention.attention_backward(
         gradient, *tensors, attended, denominator, bounds, host_bounds, ctx.kernel, ctx.scale, ctx.window
     )
-    return (*found, None, None, None, None, None)
+    return (*gradients, None, None, None, None, None)
 
 
-attention.register_autograd(_gradients, setup_context=_remember)
+attention.register_autograd(_gradients, setup_context=_save_context)

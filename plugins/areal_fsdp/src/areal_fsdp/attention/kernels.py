@@ -1,8 +1,8 @@
 """Variable-length attention kernels for half precision on a GPU, and the choice between them.
 
 A kernel is a pair of functions over packed tensors: `query` [T, heads, head size], `key` and `value` [T, key heads,
-head size], `bounds` [B + 1] int32 on the device. Grouped-query heads are the kernel's own business: nothing is copied.
-Forward gives the output and the logarithm of the softmax's denominator, float32 [heads, T]; backward takes both.
+head size], `bounds` [B + 1] int32 on the device. Kernels support grouped-query attention without copies of key heads.
+Forward returns the output and the logarithm of the softmax's denominator, float32 [heads, T]; backward takes both.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ log = logging.getLogger(__name__)
 
 _PROBE_LENGTHS = (130, 1, 67)
 _PROBE_TOLERANCE = 0.03
-"""Largest relative distance (norms) of a kernel's result or gradient from float32's; bfloat16 gives 0.005."""
+"""Largest relative error, in the L2 norm, of a kernel's output and gradients; bfloat16 rounding causes about 0.005."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Forward and backward of one library.
+    """Forward and backward functions of one library.
 
     Attributes:
+        name: the value of the setting `attention_kernel`.
         forward: (query, key, value, bounds, reach) to (output, log of the denominator).
         backward: (gradient, query, key, value, output, log of the denominator, bounds, reach) to three gradients.
-        has_windows: whether it takes sliding windows; PyTorch's takes its place where it does not.
+        has_windows: True if it supports sliding windows. Otherwise PyTorch's kernel computes these.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Kernel:
 
 
 def _torch_kernel() -> Kernel:
-    """PyTorch's own (FlashAttention 2), always there."""
+    """Return PyTorch's own kernel (FlashAttention 2), which is always available."""
 
     def sides(reach: Reach) -> dict[str, int | None]:
         return {"window_size_left": reach.window - 1 if reach.window else None, "window_size_right": 0}
@@ -53,11 +54,11 @@ def _torch_kernel() -> Kernel:
     def forward(q: Any, k: Any, v: Any, bounds: Any, reach: Reach) -> tuple[torch.Tensor, torch.Tensor]:
         packed = (bounds, bounds, reach.longest, reach.longest, 0.0, True)
         window = sides(reach) if reach.window else {}
-        found = torch.ops.aten._flash_attention_forward(q, k, v, *packed, False, scale=reach.scale, **window)
-        return found[0], found[1]
+        results = torch.ops.aten._flash_attention_forward(q, k, v, *packed, False, scale=reach.scale, **window)
+        return results[0], results[1]
 
     def backward(grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, bounds: Any, reach: Reach) -> Three:
-        state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is none of
+        state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # random state of dropout, unused
         unused = torch.empty(0, device=q.device)
         packed = (bounds, bounds, reach.longest, reach.longest, 0.0, True, state, unused)
         window = sides(reach) if reach.window else {}
@@ -67,7 +68,7 @@ def _torch_kernel() -> Kernel:
 
 
 def _flash4_kernel() -> Kernel:
-    """FlashAttention 4 (package flash-attn-4), which compiles itself for Hopper and Blackwell at its first call."""
+    """Return FlashAttention 4 (package flash-attn-4), which compiles for Hopper and Blackwell at its first call."""
     library: Any = importlib.import_module("flash_attn.cute.interface")
 
     def options(bounds: torch.Tensor, reach: Reach) -> dict[str, Any]:
@@ -83,18 +84,18 @@ def _flash4_kernel() -> Kernel:
         }
 
     def forward(q: Any, k: Any, v: Any, bounds: Any, reach: Reach) -> tuple[torch.Tensor, torch.Tensor]:
-        found = library._flash_attn_fwd(q, k, v, **options(bounds, reach), return_lse=True)
-        return found[0], found[1]
+        results = library._flash_attn_fwd(q, k, v, **options(bounds, reach), return_lse=True)
+        return results[0], results[1]
 
     def backward(grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, bounds: Any, reach: Reach) -> Three:
-        found = library._flash_attn_bwd(q, k, v, out, grad, lse, **options(bounds, reach))
-        return found[0], found[1], found[2]
+        results = library._flash_attn_bwd(q, k, v, out, grad, lse, **options(bounds, reach))
+        return results[0], results[1], results[2]
 
     return Kernel("flash4", forward, backward)
 
 
 def _cudnn_kernel() -> Kernel:
-    """The library cuDNN through its Python front end (package nvidia-cudnn-frontend)."""
+    """Return cuDNN's kernel, through its Python front end (package nvidia-cudnn-frontend)."""
     from areal_fsdp.attention.cudnn import backward, forward
 
     return Kernel("cudnn", forward, backward, has_windows=False)
@@ -110,49 +111,50 @@ def _kernel(name: str) -> Kernel:
 
 
 def kernel_for(name: str, reach: Reach) -> Kernel:
-    """Return a kernel by its name, or PyTorch's in its place where it does not take this reach."""
+    """Return a kernel by its name, or PyTorch's kernel if that one does not support the window."""
     kernel = _kernel(name)
     return kernel if kernel.has_windows or not reach.window else _kernel("torch")
 
 
 def choose_kernel(wanted: str, heads: int, key_heads: int, head_size: int, device: torch.device) -> str:
-    """Try the kernels, fastest first, on this device and these heads, until one computes attention.
+    """Return the fastest kernel that computes attention correctly on this device with these heads.
 
     Args:
-        wanted: `auto`, or the name of one.
-        heads: of the model.
-        key_heads: of the model.
-        head_size: of the model.
+        wanted: `auto`, or the name of a kernel.
+        heads: the model's query heads.
+        key_heads: the model's key heads.
+        head_size: the model's head size.
         device: a GPU.
 
     Returns:
         The kernel's name, for `kernel_for`.
 
     Raises:
-        RunError: the kernel that was asked for by name is missing or wrong.
+        RunError: the named kernel is not installed, fails, or computes wrong results.
     """
     for name in _MAKERS if wanted == "auto" else [wanted]:
         try:
             distance = _distance(_kernel(name), heads, key_heads, head_size, device)
-        except Exception as error:  # noqa: BLE001 - other people's compilers fail in their own ways
+        except Exception as error:  # noqa: BLE001 - the libraries' compilers raise many types of errors
             reason = f"{type(error).__name__}: {str(error)[:300]}"
-            log.log(logging.DEBUG if isinstance(error, ImportError) else logging.WARNING, "%s: %s", name, reason)
+            level = logging.DEBUG if isinstance(error, ImportError) else logging.WARNING
+            log.log(level, "attention kernel %s failed: %s", name, reason)
         else:
             if distance <= _PROBE_TOLERANCE:
-                log.info("attention kernel: %s (distance from float32 %.4f)", name, distance)
+                log.info("attention kernel: %s (relative error %.4f)", name, distance)
                 return name
-            reason = f"its results are {distance:.2g} from float32's"
+            reason = f"its results have a relative error of {distance:.2g}"
             log.warning("attention kernel %s is not used: %s", name, reason)
-    if wanted in ("auto", "torch"):  # PyTorch's fails only for heads that no kernel takes; the model's probe decides
+    if wanted in ("auto", "torch"):  # PyTorch's fails only for heads that no kernel supports; then the probe raises
         return "torch"
     raise RunError(
         f"train_engine.attention_kernel: {wanted} cannot be used here: {reason}",
-        hints=["auto takes the fastest kernel that works; torch is always there"],
+        hints=["set it to auto for the fastest kernel that works, or to torch, which is always available"],
     )
 
 
 def _distance(kernel: Kernel, heads: int, key_heads: int, head_size: int, device: torch.device) -> float:
-    """Largest relative distance of output and gradients from a float32 computation, on a few random tokens."""
+    """Return the largest relative error of output and gradients on a few random tokens, compared with float32."""
     generator = torch.Generator(device).manual_seed(0)
     layout = PackedLayout.from_lengths(_PROBE_LENGTHS, device)
     count = sum(_PROBE_LENGTHS)
@@ -161,10 +163,10 @@ def _distance(kernel: Kernel, heads: int, key_heads: int, head_size: int, device
     reach = Reach(layout.longest, head_size**-0.5, 0)
     with torch.no_grad():
         out, lse = kernel.forward(*inputs, layout.bounds, reach)
-        found = [out, *kernel.backward(grad, *inputs, out, lse, layout.bounds, reach)]
-    exact = [tensor.float().requires_grad_() for tensor in inputs]
+        computed = [out, *kernel.backward(grad, *inputs, out, lse, layout.bounds, reach)]
+    leaves = [tensor.float().requires_grad_() for tensor in inputs]
     with torch.enable_grad():
-        attended = packed_attention(exact[0], exact[1], exact[2], layout)
-        wanted = [attended.detach(), *torch.autograd.grad(attended, exact, grad.float())]
-    pairs = zip(found, wanted, strict=True)
-    return max(float((mine - right).norm() / right.norm()) for mine, right in pairs)
+        attended = packed_attention(leaves[0], leaves[1], leaves[2], layout)
+        expected = [attended.detach(), *torch.autograd.grad(attended, leaves, grad.float())]
+    pairs = zip(computed, expected, strict=True)
+    return max(float((actual - exact).norm() / exact.norm()) for actual, exact in pairs)

@@ -1,11 +1,11 @@
-"""Attention over packed sequences where no kernel of `areal_fsdp.attention.kernels` does it.
+"""Attention over packed sequences without a kernel of `areal_fsdp.attention.kernels`.
 
-A packed batch has no batch dimension: the tokens of all sequences stand one behind another, and no token may look at
-another sequence's. Sequences of near equal length are laid side by side and go through scaled dot-product attention
-with its causal flag: the padding exists only inside attention, at the end of a row, where causality hides it from every
-real token.
+A packed batch has no batch dimension: it concatenates the tokens of all sequences, and no token attends to another
+sequence. This module sorts sequences of similar length into buckets, pads each bucket's rows to one width, and computes
+causal scaled dot-product attention. Padding exists only inside attention, at the end of a row, where the causal mask
+hides it from all tokens.
 
-`PackedLayout` holds what is needed of a batch's lengths. It is made once for a batch and shared by all layers.
+All layers share the batch's `PackedLayout`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SHORTEST_SHARE = 0.75
-"""A row as long as this share of its bucket's width, less `_ALWAYS_TOGETHER` tokens, still belongs to the bucket."""
+"""A row joins a bucket if it has at least this share of the bucket's width, minus `_ALWAYS_TOGETHER` tokens."""
 _ALWAYS_TOGETHER = 16
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -28,7 +28,7 @@ Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What a kernel must know besides tensors: the longest sequence, the scores' factor, tokens in sight (0: all)."""
+    """Arguments of a kernel: longest sequence, factor of the scores, tokens that a token attends to (0: all)."""
 
     longest: int
     scale: float
@@ -37,18 +37,18 @@ class Reach:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLayout:
-    """Where the tokens of a packed batch stand, and how they are laid side by side in buckets of near equal length.
+    """Positions of the tokens of a packed batch, and their mapping to buckets of sequences of similar length.
 
     Attributes:
         lengths: tokens of each sequence.
         bounds: [B + 1] int32: sequence i is `bounds[i]:bounds[i + 1]`.
-        position_ids: [T] int64, each token's place in its own sequence, from 0.
-        buckets: for each bucket how many rows it has and how wide they are; widths descend.
-        padded_from_packed: [P] int64: the packed token at each place of the buckets, one bucket behind another; places
-            of padding hold token 0, whose value is never seen.
-        packed_from_padded: [T] int64: the place of each packed token in the buckets.
-        padding: the places that hold no token, int64, or None where there are none.
-        is_identity: whether the buckets are the packed batch itself, so that nothing has to be moved.
+        position_ids: [T] int64, each token's position in its sequence, from 0.
+        buckets: (rows, width) of each bucket, in descending order of width.
+        padded_from_packed: [P] int64: index of the packed token at each position of the concatenated buckets; padding
+            has index 0.
+        packed_from_padded: [T] int64: position of each packed token in the concatenated buckets.
+        padding: positions of padding, int64; None without padding.
+        is_identity: True if the concatenated buckets equal the packed batch, so that no token moves.
     """
 
     lengths: tuple[int, ...]
@@ -69,15 +69,15 @@ class PackedLayout:
     def from_lengths(
         cls, lengths: torch.Tensor | Sequence[int], device: torch.device | str = "cpu", *, one_bucket: bool = False
     ) -> PackedLayout:
-        """Plan a batch.
+        """Make the layout of a batch.
 
         Args:
             lengths: [B], each at least 1.
-            device: where the tokens are.
+            device: the tokens' device.
             one_bucket: put all sequences into one bucket, as wide as the longest.
 
         Raises:
-            ValueError: there is no sequence, or an empty one.
+            ValueError: there is no sequence, or a sequence is empty.
         """
         size = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
         if not len(size) or int(size.min()) < 1:
@@ -109,23 +109,23 @@ class PackedLayout:
         )
 
     def rows_of(self, packed: torch.Tensor) -> list[torch.Tensor]:
-        """Lay packed tokens [T, ...] side by side: for each bucket [rows, width, ...]."""
+        """Return packed tokens [T, ...] as padded rows, [rows, width, ...] for each bucket."""
         padded: Any = packed if self.is_identity else _ToBuckets.apply(packed, self)  # type: ignore[no-untyped-call]
         parts = torch.split(padded, [rows * width for rows, width in self.buckets])
         return [part.view(*bucket, *part.shape[1:]) for part, bucket in zip(parts, self.buckets, strict=True)]
 
     def packed_of(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the packed tokens [T, ...] of buckets [rows, width, ...], in their order."""
+        """Return the packed tokens [T, ...] of padded rows, the inverse of `rows_of`."""
         parts = [part.flatten(0, 1) for part in rows]
         padded = parts[0] if len(parts) == 1 else torch.cat(parts)
         return padded if self.is_identity else _FromBuckets.apply(padded, self)  # type: ignore[no-untyped-call]
 
 
 def _plan_buckets(descending: list[int]) -> list[tuple[int, int]]:
-    """Rows and width of each bucket, for lengths in descending order.
+    """Return (rows, width) of each bucket, for lengths in descending order.
 
-    A row may be as short as three quarters of its bucket's width, less a few tokens: attention costs the square of the
-    width, but a bucket of its own costs a kernel call, which for short sequences is the dearer of the two.
+    A row may be as short as three quarters of its bucket's width, minus a few tokens. Padding costs the square of the
+    width, but each bucket costs a kernel call, which for short sequences is more expensive.
     """
     buckets: list[tuple[int, int]] = []
     for length in descending:
@@ -147,20 +147,20 @@ def packed_attention(
     window: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal attention of every token to the tokens before it, and itself, in its own sequence.
+    """Compute causal attention within each sequence.
 
     Args:
         query: [T, heads, head size], float32, bfloat16 or float16.
         key: [T, key heads, head size]; `heads` is a multiple of `key heads`, each serving consecutive query heads.
         value: [T, key heads, head size].
-        layout: of this batch, on the same device.
+        layout: layout of this batch, on the same device.
         scale: factor of the scores; 1 / sqrt(head size) if None.
-        window: how many tokens, its own included, a token may look at; all if None.
-        sinks: [heads], a score of each head that takes its share of the softmax and has no value (gpt-oss,
-            arXiv 2508.10925); None for none.
+        window: number of tokens that a token attends to, including itself; all if None.
+        sinks: [heads], for each head a score that takes part in the softmax and has no value (gpt-oss, arXiv
+            2508.10925); None without sinks.
 
     Returns:
-        [T, heads, head size] in the dtype of `query`, with gradients for all of these tensors.
+        [T, heads, head size] in the dtype of `query`, differentiable in all of these tensors.
     """
     grouped = query.shape[1] != key.shape[1]
     outputs = []
@@ -178,7 +178,7 @@ def packed_attention(
 
 
 def _window_mask(width: int, window: int, device: torch.device) -> torch.Tensor:
-    """[width, width] bool, True where the row's token may look at the column's."""
+    """Return [width, width] bool, True where the row's token attends to the column's."""
     ones = torch.ones(width, width, dtype=torch.bool, device=device)
     return ones.tril() & ones.triu(1 - window)
 
@@ -186,7 +186,10 @@ def _window_mask(width: int, window: int, device: torch.device) -> torch.Tensor:
 def _with_sinks(
     key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, sinks: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One more key and value, both zero, whose score the mask adds: [heads, width, width + 1] instead of bools."""
+    """Append a key and a value of zeros, and return them with an additive mask [heads, width, width + 1].
+
+    The mask's last column is the score of the sinks.
+    """
     key, value = (F.pad(tensor, (0, 0, 0, 1)) for tensor in (key, value))
     scores = torch.zeros(mask.shape, dtype=key.dtype, device=key.device).masked_fill(~mask, -torch.inf)
     column = sinks.to(key.dtype)[:, None, None].expand(-1, len(mask), 1)
@@ -194,10 +197,10 @@ def _with_sinks(
 
 
 class _ToBuckets(torch.autograd.Function):
-    """Packed to bucketed. A packed token has one place in the buckets, so the gradient is a gather too.
+    """Maps packed tokens to buckets. Each token has one position in the buckets, so the gradient is a gather too.
 
-    PyTorch's own gradient of an indexing adds row by row, which on a CPU takes ten times as long as the gather. The
-    gradient at padding is dropped: it is zero, as no real token sees padding and padding's own output is thrown away.
+    PyTorch's gradient of an indexing adds row by row, which on a CPU takes ten times as long as a gather. The gradient
+    at padding is ignored: it is zero, because no token attends to padding, and padding's output is discarded.
     """
 
     @staticmethod
@@ -212,7 +215,7 @@ class _ToBuckets(torch.autograd.Function):
 
 
 class _FromBuckets(torch.autograd.Function):
-    """Bucketed to packed; the gradient of padding is zero."""
+    """Maps buckets to packed tokens; the gradient at padding is zero."""
 
     @staticmethod
     def forward(ctx: Any, padded: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
@@ -223,7 +226,7 @@ class _FromBuckets(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         layout = ctx.layout
-        spread = gradient.index_select(0, layout.padded_from_packed)
+        padded = gradient.index_select(0, layout.padded_from_packed)
         if layout.padding is not None:
-            spread.index_fill_(0, layout.padding, 0)
-        return spread, None
+            padded.index_fill_(0, layout.padding, 0)
+        return padded, None

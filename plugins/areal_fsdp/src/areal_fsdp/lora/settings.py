@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 ALL_LINEAR: Final = "all-linear"
 DROPOUT: Final = "lora_dropout"
-"""PEFT's name of the share of an adapter's inputs that a training step zeroes."""
+"""PEFT's name of the dropout probability of an adapter's inputs."""
 _MATRIX = re.compile(r".*?\.\d+\.(?:.*\.)?([^.]+)\.weight")
-"""A tensor of a layer, and the last part of its module's name."""
+"""Weight of a module in a layer; group 1 is the last part of the module's name."""
 _EXPERTS = re.compile(r"\.experts\.")
 _OF_MOE = re.compile(r"\.(?:mlp|block_sparse_moe|feed_forward)\.")
-"""The part of a layer that has experts, and what stands beside them."""
+"""Modules that contain a layer's experts, routers and shared experts."""
 _OF_VISION = re.compile(r"(?:.*\.)?(?:visual|vision_tower|vision_model)\.")
-"""What sees images, which has no adapter."""
+"""Tensors of a vision tower, which gets no adapter."""
 _LARGEST_SCALE = 1e6
-"""Of alpha / rank: far beyond whatever learns, and far from what float32 holds."""
+"""Upper bound of alpha / rank: far above every useful value, and far below float32's range."""
 _OF_FILES = ("rank", "alpha", "modules", "initialization")
-"""Settings that a saved adapter has of its own."""
+"""Settings that a saved adapter determines."""
 _READ_OR_UNUSED: Final = frozenset(
     {
         *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"),
@@ -42,19 +42,19 @@ _READ_OR_UNUSED: Final = frozenset(
         *("ensure_weight_tying", "megatron_core", "qalora_group_size", "runtime_config"),
     }
 )
-"""Fields of PEFT's config that may have any value: `resolved` reads them, or they only qualify another field."""
+"""Fields of PEFT's config that may have any value: `resolved` reads them, or they matter only with another field."""
 _PLAIN: Final[dict[str, tuple[Any, ...]]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal"),
 }
-"""Further values of a plain adapter. Other fields are plain if they are null, false, 0 or empty, or at PEFT's default.
+"""Accepted values of some fields. Other fields must be null, false, 0 or empty, or have PEFT's default.
 
-The other initializations change the base model before training (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA), or are no
-LoRA of one rank and fixed matrices (EVA, MiCA).
+The other initializations change the base model before training (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA), or they are not
+LoRA with one rank for all matrices (EVA, MiCA).
 """
 _HEADS: Final = frozenset({"classifier", "score"})
-"""Modules that PEFT saves whole beside every adapter of a classifier: the head, which critics read."""
+"""Heads that PEFT saves with every adapter of a classifier. Critics load them."""
 
 
 class LoraSettings(Settings):
@@ -90,7 +90,7 @@ class LoraSettings(Settings):
     def _null_is_the_folders(cls, value: Any) -> Any:
         if not isinstance(value, dict) or value.get("from_folder") is None:
             return value
-        return {key: said for key, said in value.items() if said is not None or key not in _OF_FILES}
+        return {key: entry for key, entry in value.items() if entry is not None or key not in _OF_FILES}
 
     @field_validator("modules", mode="before")
     @classmethod
@@ -106,25 +106,27 @@ class LoraSettings(Settings):
         defaults = {name: field.default for name, field in type(self).model_fields.items() if name in _OF_FILES}
         changed = sorted(name for name, default in defaults.items() if getattr(self, name) != default)
         if self.from_folder is not None and changed:
-            raise ValueError(f"from_folder says what the adapter is: leave out {', '.join(changed)}, or make it null")
+            raise ValueError(
+                f"from_folder determines {', '.join(_OF_FILES)}: leave out {', '.join(changed)}, or set them to null"
+            )
         if self.alpha / self.rank > _LARGEST_SCALE:
-            raise ValueError(f"alpha / rank is {self.alpha / self.rank:.3g}; at most {_LARGEST_SCALE:,.0f} is taken")
+            raise ValueError(f"alpha / rank is {self.alpha / self.rank:.3g}; the maximum is {_LARGEST_SCALE:,.0f}")
         return self
 
     def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
-        """An adapter is not laid over a model with which it is merged already, wherever it has been copied to."""
+        """Yield a problem if the model is an export that has this adapter, or a copy of it, merged already."""
         del config
         if self.from_folder is None:
             return
-        own, merged = (folder / ADAPTER_WEIGHTS for folder in (self.from_folder, model.folder / "adapter"))
-        if own.is_file() and merged.is_file() and filecmp.cmp(own, merged, shallow=False):
+        chosen, merged = (folder / ADAPTER_WEIGHTS for folder in (self.from_folder, model.folder / "adapter"))
+        if chosen.is_file() and merged.is_file() and filecmp.cmp(chosen, merged, shallow=False):
             yield (
-                f"adapter.from_folder {self.from_folder} is the adapter of the export {model.folder}, with which it is "
-                "merged already: set model.path to the model that it was trained on"
+                f"adapter.from_folder {self.from_folder} is the adapter of the export {model.folder}, which has it "
+                "merged already: set model.path to the model that the adapter was trained on"
             )
 
     def problems(self, config: RunConfig) -> Iterator[str]:
-        """What is known to be wrong before a model is loaded."""
+        """Yield the problems that can be found before a model is loaded."""
         if importlib.util.find_spec("peft") is None:
             yield f"adapter needs the library peft, which is not installed: {install_command('fsdp', extra='lora')}"
         try:
@@ -136,97 +138,100 @@ class LoraSettings(Settings):
             return
         if self.sync == "merged" or config.inference_engine is None:
             return
-        if (room := getattr(config.inference_engine.settings, "adapter_rank", None) or 0) < rank:
-            takes = f"adapter.sync is alone, its rank {rank}, and {config.inference_engine.reference} takes"
-            if "adapter_rank" in config.inference_engine.keywords():
+        engine = config.inference_engine
+        largest_rank = getattr(engine.settings, "adapter_rank", None) or 0
+        if largest_rank < rank:
+            start = f"adapter.sync is alone and the adapter's rank is {rank}, but {engine.reference} accepts"
+            if "adapter_rank" in engine.keywords():
                 yield (
-                    f"{takes} adapters of rank {room} at most: set inference_engine.adapter_rank={rank}, or sync: "
-                    "merged"
+                    f"{start} at most rank {largest_rank}: set inference_engine.adapter_rank={rank}, or adapter.sync "
+                    "to merged"
                 )
             else:
-                yield f"{takes} no adapters: set adapter.sync to merged, or take servers of vllm or sglang"
+                yield f"{start} no adapters: set adapter.sync to merged, or use vllm or sglang"
         if config.weight_sync.transport.target not in {"core/memory", "core/disk"}:
-            yield "adapter.sync is alone, and adapters travel in files: set weight_sync.transport to memory"
+            yield "adapter.sync is alone, and adapters are sent as files: set weight_sync.transport to memory"
 
     def resolved(self) -> LoraSettings:
-        """With rank, alpha and modules of the folder that it begins from, where there is one.
+        """Return these settings with rank, alpha and modules of the adapter in `from_folder`, if there is one.
 
         Raises:
-            RunError: the folder has no adapter of this kind.
+            RunError: the folder has no plain LoRA adapter.
         """
         if self.from_folder is None:
             return self
         path = self.from_folder / ADAPTER_CONFIG
         try:
-            if path.exists() and not path.is_file():  # a pipe would be waited for
+            if path.exists() and not path.is_file():  # reading a pipe would block
                 raise OSError("it is not a file")
             known = json.loads(path.read_text(encoding="utf-8"))
-            size = {"rank": known["r"], "alpha": known["lora_alpha"]}
-            named = {"modules": found} if isinstance(found := known.get("target_modules"), list) else {}
-            read = type(self).model_validate({**size, **named})
+            modules = known.get("target_modules")
+            fields = {"rank": known["r"], "alpha": known["lora_alpha"]}
+            if isinstance(modules, list):
+                fields["modules"] = modules
+            saved = type(self).model_validate(fields)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            told = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
             raise RunError(
-                f"adapter.from_folder: {path} cannot be read: {told}",
+                f"adapter.from_folder: {path} cannot be read: {reason}",
                 hints=[f"name a folder with {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}, as PEFT and exports write it"],
             ) from error
-        odd = [f"{key}={value}" for key, value in known.items() if not _is_plain(key, value, known)]
-        if not isinstance(modules := known.get("target_modules"), list):
-            odd.append(f"target_modules={modules}")
-        if odd:
+        not_plain = [f"{key}={value}" for key, value in known.items() if not _is_plain(key, value, known)]
+        if not isinstance(modules, list):
+            not_plain.append(f"target_modules={modules}")
+        if not_plain:
             raise RunError(
-                f"adapter.from_folder: the adapter in {self.from_folder} is not plain LoRA: {', '.join(odd)}",
-                hints=_remedies(known, odd),
+                f"adapter.from_folder: the adapter in {self.from_folder} is not plain LoRA: {', '.join(not_plain)}",
+                hints=_remedies(known, not_plain),
             )
-        return self.model_copy(update={"rank": read.rank, "alpha": read.alpha, "modules": modules})
+        return self.model_copy(update={"rank": saved.rank, "alpha": saved.alpha, "modules": modules})
 
     def chosen(self, names: Iterable[str]) -> list[str]:
-        """Return the names of the matrices that have an adapter; experts of an MoE never have one.
+        """Return the names of the matrices that get an adapter; experts of an MoE get none.
 
         Args:
-            names: of tensors of a model.
+            names: names of a model's tensors.
 
         Raises:
-            RunError: a name of `modules` is none of the layers' matrices.
+            RunError: a name in `modules` matches no matrix of the layers.
         """
         outside_experts = (name for name in names if not _EXPERTS.search(name))
-        matrices = {name: found[1] for name in outside_experts if (found := _MATRIX.fullmatch(name))}
-        wanted = self.modules
-        if wanted == ALL_LINEAR:
+        matrices = {name: match[1] for name in outside_experts if (match := _MATRIX.fullmatch(name))}
+        if self.modules == ALL_LINEAR:
             return list(matrices)
-        if strangers := [module for module in wanted if not any(_is_of(name, module) for name in matrices)]:
+        if unknown := [module for module in self.modules if not any(_is_of(name, module) for name in matrices)]:
             raise RunError(
-                f"adapter.modules: no matrix in the model's layers is called {', '.join(sorted(strangers))}",
-                hints=[f"its layers have {', '.join(sorted(set(matrices.values())))}; or write modules: all-linear"],
+                f"adapter.modules: no matrix in the model's layers is called {', '.join(sorted(unknown))}",
+                hints=[f"its layers have {', '.join(sorted(set(matrices.values())))}; or set modules: all-linear"],
             )
-        return [name for name in matrices if any(_is_of(name, module) for module in wanted)]
+        return [name for name in matrices if any(_is_of(name, module) for module in self.modules)]
 
     def refuse_experts(self, names: Collection[str]) -> None:
-        """Refuse names of `modules` that may mean experts: these have no adapters, and the rest would learn alone.
+        """Refuse names in `modules` that may mean experts: experts get no adapters, so only the rest would learn.
 
         Args:
-            names: of a model's tensors in its files.
+            names: names of a model's tensors in its files.
 
         Raises:
-            RunError: a name is that of a matrix of the experts, or beside them.
+            RunError: `modules` has the name of a matrix of the experts or of the same block.
         """
         if self.modules == ALL_LINEAR or self.from_folder is not None or not any(map(_EXPERTS.search, names)):
             return
-        layers = [found for name in names if (found := _MATRIX.fullmatch(name))]
-        attention = sorted({found[1] for found in layers if "attn" in found[0] and found[1].endswith("proj")})
-        of_experts = {found[1] for found in layers if _OF_MOE.search(found[0])}
-        if odd := sorted(of_experts & {module.rpartition(".")[2] for module in self.modules}):
+        layers = [match for name in names if (match := _MATRIX.fullmatch(name))]
+        attention = sorted({match[1] for match in layers if "attn" in match[0] and match[1].endswith("proj")})
+        of_experts = {match[1] for match in layers if _OF_MOE.search(match[0])}
+        if refused := sorted(of_experts & {module.rpartition(".")[2] for module in self.modules}):
             raise RunError(
-                f"adapter.modules: {', '.join(odd)} are matrices of the model's experts, or beside them, and experts "
-                "have no adapters",
-                hints=[f"name matrices of attention: modules: [{', '.join(attention)}]; or write modules: all-linear"],
+                f"adapter.modules: {', '.join(refused)} are matrices of the model's experts or of the same block, and "
+                "experts have no adapters",
+                hints=[f"name matrices of attention: modules: [{', '.join(attention)}]; or set modules: all-linear"],
             )
 
     def parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """Elements of A and B together.
+        """Return the number of elements of all A and B.
 
         Args:
-            shapes: of the model's tensors, by name.
+            shapes: shapes of the model's tensors, by name.
 
         Raises:
             RunError: see `resolved`, `chosen` and `refuse_rank`; or the folder has the adapter of another model.
@@ -241,38 +246,32 @@ class LoraSettings(Settings):
         return sum(known.rank * sum(shape) for shape in chosen.values())
 
     def refuse_rank(self, matrices: Mapping[str, tuple[int, ...]]) -> None:
-        """A product of a higher rank than any matrix has is none of low rank; a narrow matrix among them does no harm.
+        """Refuse a rank that is larger than every matrix allows. Some matrices may be narrower than the rank.
 
         Args:
-            matrices: shapes of those with an adapter, by name.
+            matrices: shapes of the matrices with an adapter, by name.
 
         Raises:
-            RunError: all of them are smaller than the adapter's rank.
+            RunError: the rank is larger than the smaller side of every matrix.
         """
         name, shape = max(matrices.items(), key=lambda named: min(named[1]))
         if self.rank > min(shape):
             raise RunError(
-                f"adapter.rank {self.rank} is more than any matrix has: '{name}' is of shape {tuple(shape)}",
-                hints=[f"take an adapter of rank {min(shape)} at most; 8 to 64 are usual"],
+                f"adapter.rank {self.rank} is larger than any matrix allows: '{name}' has shape {tuple(shape)}",
+                hints=[f"use an adapter of rank {min(shape)} or less; 8 to 64 are usual"],
             )
 
 
 def _is_of(name: str, module: str) -> bool:
-    """Whether a tensor is the weight of a module: of its whole name, or of the end of it behind a dot."""
+    """Return True if a tensor is the weight of a module, given by its whole name or by the last parts of it."""
     return name == f"{module}.weight" or name.endswith(f".{module}.weight")
 
 
 def _is_plain(key: str, value: Any, known: Mapping[str, Any]) -> bool:
-    """Return whether a field of PEFT's config leaves an adapter at y = W x + alpha / rank x B A x.
-
-    Args:
-        key: the field's name.
-        value: its value.
-        known: the whole config.
-    """
+    """Return True if the value of a field of PEFT's config `known` leaves y = W x + alpha / rank x B A x unchanged."""
     if key in _READ_OR_UNUSED:
         return True
-    if key == DROPOUT and isinstance(value, float):  # nothing of it is in the weights, and it is not applied
+    if key == DROPOUT and isinstance(value, float):  # dropout does not change the weights; this engine applies none
         return 0 <= value < 1
     if key in _PLAIN:
         return any(value == plain and type(value) is type(plain) for plain in _PLAIN[key])
@@ -282,7 +281,7 @@ def _is_plain(key: str, value: Any, known: Mapping[str, Any]) -> bool:
 
 
 def _default(key: str) -> Any:
-    """Return PEFT's default of a field that this module does not know; None if the installed PEFT has no such field."""
+    """Return the installed PEFT's default of a field; None if it has no such field."""
     try:
         from peft import LoraConfig
     except ImportError:
@@ -290,20 +289,16 @@ def _default(key: str) -> Any:
     return getattr(LoraConfig(), key, None)
 
 
-def _remedies(known: Mapping[str, Any], odd: Iterable[str]) -> list[str]:
-    """Return what to do with an adapter that is not plain."""
-    initialization = known.get("init_lora_weights")
-    hints = []
-    if any(field.startswith("init_lora_weights=") for field in odd):
-        hints.append(
-            f"an adapter initialized with {initialization} may belong to a changed base model: convert it with PEFT, "
-            "save_pretrained(..., path_initial_model_for_weight_conversion=...), which writes a plain one"
-        )
-    hints.append(
-        "or merge it into its base model with PEFT (merge_and_unload), set model.path to the result, and begin a new "
+def _remedies(known: Mapping[str, Any], not_plain: Iterable[str]) -> list[str]:
+    """Return hints for an adapter that is not plain LoRA."""
+    merge = (
+        "merge it into its base model with PEFT (merge_and_unload), set model.path to the result, and train a new "
         "adapter"
-        if hints
-        else "merge it into its base model with PEFT (merge_and_unload), set model.path to the result and begin a new "
-        "adapter; or train it again with those at PEFT's defaults and target_modules as a list"
     )
-    return hints
+    if any(field.startswith("init_lora_weights=") for field in not_plain):
+        return [
+            f"an adapter initialized with {known['init_lora_weights']} may belong to a changed base model: convert it "
+            "with PEFT, save_pretrained(..., path_initial_model_for_weight_conversion=...), which writes a plain one",
+            f"or {merge}",
+        ]
+    return [f"{merge}; or train it again with PEFT's defaults for these fields and target_modules as a list"]

@@ -1,4 +1,4 @@
-"""What an adapter's file says of itself, by its header alone. Imports no torch."""
+"""Checks of an adapter's file that read only its header. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,71 +16,70 @@ if TYPE_CHECKING:
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _PART = re.compile(r".*?\.(\d+\..+)\.lora_([AB])\.weight")
-"""Of PEFT's names: the matrix from its layer on, for what stands before that differs between files, and which part."""
+"""PEFT's name of A or B: group 1 is the matrix from its layer number on, because prefixes differ between files."""
 _MATRIX = re.compile(r".*?\.(\d+\..+)\.weight")
 _FLOATING = re.compile("BF16|F16|F32|F64")
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of an adapter's tensors, by their names in PEFT's file.
+    """Return the shapes of an adapter's tensors, by their names in PEFT's file.
 
     Raises:
-        RunError: the file cannot be read, is not whole, or holds something else than floating-point numbers.
+        RunError: the file cannot be read, is truncated, or holds tensors that are not floating-point.
     """
     path = folder / ADAPTER_WEIGHTS
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
+        if path.exists() and not path.is_file():  # reading a pipe would block
             raise OSError("it is not a file")
         with safe_open(path, "np") as file:
-            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            shapes = {name: tuple(part.get_shape()) for name, part in found.items()}
-            odd = [name for name, part in found.items() if not _FLOATING.fullmatch(part.get_dtype())]
-            message = f"'{odd[0]}' is {found[odd[0]].get_dtype()}, and no floating-point number" if odd else ""
+            tensors = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            shapes = {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()}
+            dtypes = {name: tensor.get_dtype() for name, tensor in tensors.items()}
+            wrong = [f"'{name}' is {dtype}" for name, dtype in dtypes.items() if not _FLOATING.fullmatch(dtype)]
+            problem = f"{wrong[0]}, not floating-point" if wrong else ""
     except (OSError, SafetensorError) as error:
-        message = str(error)
-    if message:
+        problem = str(error)
+    if problem:
         raise RunError(
-            f"the adapter '{path}' cannot be read: {message}",
+            f"the adapter '{path}' cannot be read: {problem}",
             hints=[f"name a folder with {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}, as PEFT and exports write it"],
         )
     return shapes
 
 
 def refuse_misfit(folder: Path, rank: int, matrices: Mapping[str, tuple[int, ...]]) -> None:
-    """Compare an adapter's file with the matrices that it is for.
+    """Compare an adapter's file with the matrices that it adapts.
 
     Args:
-        folder: of the adapter.
-        rank: that its config says.
-        matrices: shapes of those that it shall sit on, by their names in the model's files.
+        folder: the adapter's folder.
+        rank: rank in the adapter's config.
+        matrices: shapes of the matrices that get the adapter, by their names in the model's files.
 
     Raises:
-        RunError: it cannot be read, or is another model's or of another rank.
+        RunError: the file cannot be read, belongs to another model, or has another rank.
     """
     shapes = read_shapes(folder)
-    places = {name: _PART.fullmatch(name) for name in shapes}
-    found = {(place[1], place[2]): shapes[name] for name, place in places.items() if place}
+    parsed = {name: _PART.fullmatch(name) for name in shapes}
+    unused = {(match[1], match[2]): shapes[name] for name, match in parsed.items() if match}
     for name, (rows, columns) in matrices.items():
-        place = _MATRIX.fullmatch(name)
-        assert place is not None
-        own = tuple(found.pop((place[1], part), None) for part in "AB")
+        matrix = _MATRIX.fullmatch(name)
+        assert matrix is not None
+        stored = tuple(unused.pop((matrix[1], part), None) for part in "AB")
         fitting = ((rank, columns), (rows, rank)), ((rank, rows), (columns, rank))  # GPT-2's are stored transposed
-        if own not in fitting:
-            message = " and ".join(str(shape or "none") for shape in own)
-            raise _misfit(
-                folder, f"for '{name}' A and B must be {fitting[0][0]} and {fitting[0][1]}, and are {message}"
-            )
-    strange = [name for name, place in places.items() if (place and (place[1], place[2]) in found)]
-    strange += [name for name, place in places.items() if not place and "lora_" in name]  # the others are of a head
-    if strange:
-        raise _misfit(folder, f"it has '{strange[0]}', and the model no such matrix")
+        if stored not in fitting:
+            actual = " and ".join(str(shape or "missing") for shape in stored)
+            raise _misfit(folder, f"for '{name}' A and B must be {fitting[0][0]} and {fitting[0][1]}, but are {actual}")
+    unknown = [name for name, match in parsed.items() if match and (match[1], match[2]) in unused]
+    unknown += [name for name, match in parsed.items() if not match and "lora_" in name]  # the others are a head's
+    if unknown:
+        raise _misfit(folder, f"it has '{unknown[0]}', but the model has no such matrix")
 
 
-def _misfit(folder: Path, how: str) -> RunError:
+def _misfit(folder: Path, problem: str) -> RunError:
     return RunError(
-        f"the adapter '{folder / ADAPTER_WEIGHTS}' does not fit the model: {how}",
+        f"the adapter '{folder / ADAPTER_WEIGHTS}' does not fit the model: {problem}",
         hints=[
-            "adapter.from_folder must be of the same base model, as its base_model_name_or_path says, and of the rank "
-            f"that its {ADAPTER_CONFIG} says"
+            "adapter.from_folder must be trained on the same base model (see its base_model_name_or_path), with the "
+            f"rank that {ADAPTER_CONFIG} names"
         ],
     )

@@ -1,8 +1,8 @@
-"""Compiling and recomputing a model's layers.
+"""Compile a model's layers, and recompute activations in the backward pass.
 
-All layers are compiled once, for any number of tokens and sequences: their inputs' sizes are marked as dynamic before
-the first call, and what else a batch brings stands in tensors (`GraphLayout`). With gradients and without them there
-are two graphs, and both are kept.
+All layers share one compiled graph for any number of tokens and sequences: sizes of inputs are marked as dynamic before
+the first call, and the bounds of sequences are tensors (`GraphLayout`). There are two graphs, with and without
+gradients.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ log = logging.getLogger(__name__)
 
 BACKEND = "inductor"
 FEWEST_TOKENS = 1024
-"""A GPU compiles for no fewer: the compiler tunes its code for the first call's size, and keeps it for all."""
+"""Fewest tokens of a call that triggers compilation on a GPU: code is tuned for the size of the first call."""
 _GRAPHS = 64
-"""Graphs that PyTorch may keep for one function. Roles, precisions and kinds of layers share the layers' code."""
+"""Largest number of graphs for one function. Roles, dtypes and types of layers share the layers' code."""
 
 
 def should_compile(wanted: bool | None, device: torch.device) -> bool:
     """Return `wanted`; if None, True on CUDA of capability 8.0 or higher, else False.
 
-    The default on a CPU is False: compiling takes about a minute, which models that a CPU can train do not win back. On
-    a CPU without a C++ compiler the result is False, with a warning, even if `wanted` is True.
+    The default on a CPU is False: compiling takes about a minute, more than it saves for models that a CPU can train.
+    On a CPU without a C++ compiler the result is False, with a warning, even if `wanted` is True.
     """
     if wanted is None:
         return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
@@ -50,27 +50,27 @@ def should_compile(wanted: bool | None, device: torch.device) -> bool:
 
 
 def choose_products(model: PreTrainedModel, dtype: torch.dtype, *, compile_them: bool) -> None:
-    """Experts of MoE models are computed by grouped matrix products, which a compiler takes in bfloat16 alone."""
+    """Choose how a compiled MoE computes its experts: grouped matrix products compile only in bfloat16."""
     if not compile_them:
         return
     for block in eager_experts(model):
         block.forward = torch.compiler.disable(block.forward)  # type: ignore[no-untyped-call]
     if dtype != torch.bfloat16 and any(not block.is_transposed for block in moe_blocks(model)):
         log.warning(
-            "a compiler knows no grouped matrix products in %s: each token's experts are copied for it. Set "
-            "train_engine.compile to false, or model.dtype to bfloat16",
+            "grouped matrix products cannot be compiled in %s: each token's experts are copied instead, which is slow. "
+            "Set train_engine.compile to false, or model.dtype to bfloat16",
             str(dtype).removeprefix("torch."),
         )
         model.set_experts_implementation("batched_mm")
 
 
 def eager_experts(model: PreTrainedModel) -> Iterator[Any]:
-    """Yield the modules of experts that a compiler goes around.
+    """Yield the modules of experts that are not compiled.
 
-    These are experts that a model computes in a loop of its own over those that tokens chose (LongCat-Flash), and
-    experts with weights [experts, inputs, outputs] (gpt-oss). PyTorch 2.14 lays the operands of the latter's gradients
-    out in an order that grouped products do not take: "expected input tensor dynamic dimension byte size to be
-    non-negative multiple of 16".
+    These are experts that a model computes in its own loop over the chosen experts (LongCat-Flash), and experts with
+    weights [experts, inputs, outputs] (gpt-oss). For the latter, PyTorch 2.14 chooses a memory order of the gradients'
+    operands that grouped products refuse: "expected input tensor dynamic dimension byte size to be non-negative
+    multiple of 16".
     """
     grouped = set(moe_blocks(model))
     for module in model.modules():
@@ -82,14 +82,20 @@ def eager_experts(model: PreTrainedModel) -> Iterator[Any]:
 def compiled(
     function: Callable[..., Any], *, dynamic: bool | None = None, one_graph: bool = True
 ) -> Callable[..., Any]:
-    """`function`, compiled when it is first called; `dynamic` as in `torch.compile`."""
+    """Return a compiled version of `function`; it is compiled at its first call.
+
+    Args:
+        function: the function.
+        dynamic: see `torch.compile`.
+        one_graph: False to allow graph breaks.
+    """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
     result: Callable[..., Any] = torch.compile(function, fullgraph=one_graph, dynamic=dynamic, backend=BACKEND)
     return result
 
 
 def mark_dynamic(tensor: Any, dimension: int) -> None:
-    """Let graphs take any size along `dimension`, where `tensor` is one."""
+    """Mark a dimension as dynamic if `tensor` is a tensor, so that graphs accept any size."""
     if isinstance(tensor, torch.Tensor):
         torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
@@ -97,20 +103,20 @@ def mark_dynamic(tensor: Any, dimension: int) -> None:
 def prepare_layers(
     model: PreTrainedModel, *, compile_them: bool, recomputing: Recomputing, in_parts: Container[int] = ()
 ) -> None:
-    """Compile the decoder layers, or have some of their activations computed again in the backward pass, or both.
+    """Compile the decoder layers, recompute some of their activations in the backward pass, or both.
 
-    A layer's `forward` is replaced, not the layer: names stay, and sharding's hooks run around it. Layers that are
-    computed again whole keep their input alone, and compiled ones the result of attention too: it is as small as the
-    input, and the dearest to compute again for its size.
+    This replaces each layer's `forward`, so that names stay and FSDP's hooks run outside of it. A layer that recomputes
+    everything keeps only its input; a compiled one also keeps the result of attention, which is as small as the input
+    and the most expensive tensor to recompute for its size.
 
-    A layer with a mixer is several graphs, with the mixer's kernels between them, which no compiler sees into. What is
-    `elementwise` such graphs compute again in any case, and the layer is computed again whole around all of them.
+    A layer with a mixer is several graphs, because the mixer's kernels cannot be compiled. The compiler recomputes
+    elementwise operations in each graph anyway, and `whole` recomputes all of the layer's graphs.
 
     Args:
-        model: whose layers these are.
-        compile_them: whether to compile.
-        recomputing: which layers compute what again.
-        in_parts: the numbers of the layers that are several graphs; see `RoleModule.layers_in_parts`.
+        model: the model.
+        compile_them: True to compile the layers.
+        recomputing: numbers of layers that recompute activations.
+        in_parts: indices of the layers that are several graphs; see `RoleModule.layers_in_parts`.
     """
     modes: set[bool] = set()
     layers = decoder_layers(model)
@@ -121,9 +127,9 @@ def prepare_layers(
             layer.forward = _recomputed(forward, {}) if amount == "whole" else forward
             continue
         if amount == "elementwise":
-            forward = _recomputed(forward, {"context_fn": _elementwise_again})
+            forward = _recomputed(forward, {"context_fn": _recompute_elementwise})
         elif amount == "whole":
-            forward = _recomputed(forward, {"context_fn": _all_but_attention_again} if compile_them else {})
+            forward = _recomputed(forward, {"context_fn": _recompute_except_attention} if compile_them else {})
         layer.forward = _compiled_for_any_size(forward, modes) if compile_them else forward
 
 
@@ -137,12 +143,13 @@ def _recomputed(forward: Callable[..., Any], options: dict[str, Any]) -> Callabl
 def _compiled_for_any_size(
     forward: Callable[..., Any], modes: set[bool], *, one_graph: bool = True
 ) -> Callable[..., Any]:
-    """Mark what varies in a layer's inputs: hidden states and position embeddings [1, T, ...], bounds [B + 1].
+    """Compile a layer with dynamic sizes: hidden states and position embeddings [1, T, ...], bounds [B + 1].
 
     Args:
-        forward: of the layer.
-        modes: whether gradients were on, of all calls that were compiled for; shared by the layers.
-        one_graph: whether the layer is one; of several, the later ones get sizes that nobody has marked.
+        forward: the layer's forward.
+        modes: gradient modes (enabled or disabled) that are compiled already; all layers share this set.
+        one_graph: False for a layer of several graphs. Then all sizes are dynamic, because the inputs of later graphs
+            cannot be marked.
     """
     graph = compiled(forward, one_graph=one_graph, dynamic=None if one_graph else True)
 
@@ -162,19 +169,19 @@ def _compiled_for_any_size(
     return call
 
 
-_CHECKED = "Detected that context_fn is passed"  # a warning of in-place operations: models' layers have none
+_CHECKED = "Detected that context_fn is passed"  # warns about in-place operations, which models' layers do not have
 logging.getLogger("torch._higher_order_ops.wrap").addFilter(lambda record: _CHECKED not in str(record.msg))
 
 
-def _elementwise_again() -> Any:
-    return _all_again_but([*_PRODUCTS, *_ATTENTION])
+def _recompute_elementwise() -> Any:
+    return _keep_results_of([*_PRODUCTS, *_ATTENTION])
 
 
-def _all_but_attention_again() -> Any:
-    return _all_again_but([])
+def _recompute_except_attention() -> Any:
+    return _keep_results_of([])
 
 
-def _all_again_but(operations: list[Any]) -> Any:
+def _keep_results_of(operations: list[Any]) -> Any:
     operations = [*operations, torch.ops.areal_attention.attention.default]
     return create_selective_checkpoint_contexts(operations)  # type: ignore[no-untyped-call]
 

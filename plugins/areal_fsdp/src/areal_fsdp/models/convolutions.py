@@ -1,9 +1,9 @@
-"""Short causal convolutions that keep to their sequences in a packed batch.
+"""Short causal convolutions that do not cross sequences in a packed batch.
 
-Mixers of transformers call a function of their own module, `causal_conv1d_fn`. Of its implementations only that of the
-package causal-conv1d reads `seq_idx`, and this package is a build of its own on each machine. Here is the same in
-PyTorch: a sum over the taps, which a compiler turns into one kernel. It is what lets LFM2 and, with
-flash-linear-attention, Qwen3.5 and Qwen3-Next be packed.
+transformers' mixers call `causal_conv1d_fn` of their own module. Only the implementation in the package causal-conv1d
+reads `seq_idx`, and this package must be compiled on each machine. This module does the same in PyTorch, as a sum over
+the taps, which the compiler fuses into one kernel. With it, LFM2 can be packed, and with flash-linear-attention also
+Qwen3.5 and Qwen3-Next.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _FUNCTION = "causal_conv1d_fn"
 
 
 def divide_convolutions(model: PreTrainedModel) -> None:
-    """Let the convolutions of a model's mixers read `seq_idx`, where the package causal-conv1d is not installed.
+    """Make the convolutions of a model's mixers read `seq_idx`, unless the package causal-conv1d is installed.
 
-    This replaces the function in transformers' module. Calls without `seq_idx` are those of before.
+    This replaces the function in transformers' module. Calls without `seq_idx` use the original function.
     """
     if find_spec("causal_conv1d") is not None:
         return
     for source in {sys.modules[type(module).__module__] for module in model.modules()}:
-        own = getattr(source, _FUNCTION, None)
-        if own is not None and own.__module__ != __name__:
-            setattr(source, _FUNCTION, _by_sequence(own))
+        original = getattr(source, _FUNCTION, None)
+        if original is not None and original.__module__ != __name__:
+            setattr(source, _FUNCTION, _by_sequence(original))
 
 
-def _by_sequence(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _by_sequence(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def convolve(
         hidden_states: torch.Tensor,
         weight: torch.Tensor,
@@ -47,7 +47,7 @@ def _by_sequence(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
         **others: Any,
     ) -> torch.Tensor:
         if seq_idx is None:
-            return own(hidden_states, weight, bias, activation=activation, **others)
+            return original(hidden_states, weight, bias, activation=activation, **others)
         mixed = packed_convolution(hidden_states, weight, bias, seq_idx)
         return mixed if activation is None else ACT2FN[activation](mixed)
 
@@ -57,13 +57,13 @@ def _by_sequence(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
 def packed_convolution(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, seq_idx: torch.Tensor
 ) -> torch.Tensor:
-    """Convolve each channel with its own taps, over the tokens of the same sequence only; sums are float32.
+    """Convolve each channel with its own taps, within each sequence; sums are float32.
 
     Args:
         hidden: [B, channels, T].
         weight: [channels, taps]; the last tap is the token's own.
-        bias: [channels].
-        seq_idx: [B, T], the number of each token's sequence.
+        bias: [channels] or None.
+        seq_idx: [B, T], the index of each token's sequence.
 
     Returns:
         [B, channels, T], in the dtype of `hidden`.

@@ -1,4 +1,4 @@
-"""A model as a folder of Hugging Face's."""
+"""Export a model as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ if TYPE_CHECKING:
     from areal_core.engines import ModelReference
 
 _NOT_KEPT = ("quantization_config", "auto_map", "torch_dtype", "rope_scaling", "rope_theta")
-"""Keys of a published config that an export lacks for a reason: weights are not quantized, the model's own code is not
-copied, and transformers writes the others under other names."""
+"""Keys of a published config that an export leaves out.
+
+The weights are not quantized, the model's own code is not copied, and transformers writes the others with new names.
+"""
 _PROCESSORS = (
     "preprocessor_config.json",
     "processor_config.json",
     "video_preprocessor_config.json",
     "chat_template.json",
 )
-"""Files of what reads images and sound for a model, which are exported as they are."""
+"""Files of processors of images and sound, which are copied to the export."""
 
 
 def write_model(
@@ -44,13 +46,13 @@ def write_model(
     """Write a Hugging Face folder; collective.
 
     Args:
-        folder: its place.
-        model: for config and names; its own parameters are not read.
-        reference: where the model came from, for its tokenizer and dtype.
-        parameters: as of `named_full_parameters`; every rank exhausts it, rank 0 keeps it.
+        folder: the target folder.
+        model: the model, for its config and class; its parameters are not read.
+        reference: the model's source, for its tokenizer and dtype.
+        parameters: whole tensors with the names of the model's files. Every rank iterates over them, rank 0 keeps them.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the folder cannot be written.
     """
     rank, _ = rank_and_ranks()
     weights: dict[str, torch.Tensor] = {}
@@ -60,30 +62,29 @@ def write_model(
     failure: Exception | None = None
     if rank == 0:
         try:
-            # Saving validates the generation config, and files exist that fail, such as with a temperature and no
-            # sampling: `write_description` copies the model's own.
+            # Saving validates the generation config, which fails for some published files, such as one with a
+            # temperature but without sampling. `write_description` copies the published file.
             if generation_config_file(reference) is not None:
                 model.generation_config = GenerationConfig()
             weights = unread_weights(model, reference.path, trust_remote_code=reference.trust_remote_code) | weights
-            # names are the files' already
+            # The names are already those of the files.
             model.save_pretrained(folder, state_dict=weights, save_original_format=False)
             write_description(folder, model, reference)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait in the next line
+        except Exception as error:  # noqa: BLE001 - the other ranks wait in fail_together
             failure = error
     fail_together(failure, f"exporting the model to '{folder}'")
 
 
 def rehearse_export(model: PreTrainedModel, reference: ModelReference, adapter: Any = None) -> None:
-    """Write everything but the weights into a folder that is removed again, so that what would fail at the end of a run
-    fails before it starts; collective.
+    """Write an export without weights to a temporary folder, so that a run fails before its start; collective.
 
     Args:
-        model: that will be exported.
-        reference: where it came from.
-        adapter: the config of an adapter that is exported beside it.
+        model: the model that will be exported.
+        reference: the model's source.
+        adapter: PEFT's config of an adapter that is exported too, or None.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the files cannot be written.
     """
     failure: Exception | None = None
     if rank_and_ranks()[0] == 0:
@@ -92,20 +93,20 @@ def rehearse_export(model: PreTrainedModel, reference: ModelReference, adapter: 
                 write_description(Path(folder), model, reference)
                 if adapter is not None:
                     adapter.save_pretrained(folder)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait in the next line
+        except Exception as error:  # noqa: BLE001 - the other ranks wait in fail_together
             failure = error
-    fail_together(failure, f"the export of '{reference.path}', which was tried before the run,")
+    fail_together(failure, f"a trial export of '{reference.path}'")
 
 
 def write_description(folder: Path, model: PreTrainedModel, reference: ModelReference) -> None:
-    """Write all files of a model's folder but its weights."""
-    own = generation_config_file(reference)
-    if own is not None:
-        shutil.copyfile(own, folder / GENERATION_CONFIG_NAME)
+    """Write all files of a model's folder except its weights."""
+    published = generation_config_file(reference)
+    if published is not None:
+        shutil.copyfile(published, folder / GENERATION_CONFIG_NAME)
     elif model.can_generate() and model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
     config = deepcopy(model.config)
-    config.dtype = reference.dtype  # the weights', while the model in memory may be in float32
+    config.dtype = reference.dtype  # the dtype of the exported weights; the model in memory may be in float32
     config.save_pretrained(folder)
     _keep_published_keys(folder, reference)
     _copy_tokenizer(reference, folder)
@@ -115,16 +116,16 @@ def write_description(folder: Path, model: PreTrainedModel, reference: ModelRefe
 
 
 def _keep_published_keys(folder: Path, reference: ModelReference) -> None:
-    """Add to config.json what transformers has read from the model's own one and does not write.
+    """Add keys of the published config.json that transformers reads but does not write.
 
-    Servers read it: SGLang 0.5.23 does not start with a Qwen3.5 without `full_attention_interval`, which transformers
+    Servers need them: SGLang 0.5.23 does not start with a Qwen3.5 without `full_attention_interval`, which transformers
     writes as `layer_types`.
     """
-    if (own := _file_of(reference, CONFIG_NAME)) is None:
+    if (published_file := _file_of(reference, CONFIG_NAME)) is None:
         return
-    place = folder / CONFIG_NAME
-    saved, published = (json.loads(file.read_text(encoding="utf-8")) for file in (place, Path(own)))
-    place.write_text(json.dumps(_completed(saved, published), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    saved_file = folder / CONFIG_NAME
+    saved, published = (json.loads(file.read_text(encoding="utf-8")) for file in (saved_file, Path(published_file)))
+    saved_file.write_text(json.dumps(_completed(saved, published), indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _completed(saved: dict[str, Any], published: dict[str, Any]) -> dict[str, Any]:
@@ -138,20 +139,20 @@ def _completed(saved: dict[str, Any], published: dict[str, Any]) -> dict[str, An
 
 
 def generation_config_file(reference: ModelReference) -> str | None:
-    """Return the path of the model's own generation config, which is exported as it is; None if it has none."""
+    """Return the path of the model's published generation config, which an export copies; None if it has none."""
     return _file_of(reference, GENERATION_CONFIG_NAME)
 
 
 def _file_of(reference: ModelReference, name: str) -> str | None:
     try:
-        found: str | None = cached_file(reference.path, name)
+        path: str | None = cached_file(reference.path, name)
     except OSError:
         return None
-    return found
+    return path
 
 
 def _copy_tokenizer(reference: ModelReference, folder: Path) -> None:
-    """Write the source's tokenizer, where it has one."""
+    """Write the source's tokenizer, if it has one."""
     source = Path(reference.path)
     if source.is_dir() and not any(source.glob("tokenizer*")) and not (source / "vocab.json").is_file():
         return

@@ -1,9 +1,8 @@
-"""What a model does to its logits behind the head, and to the hidden states before it: scales, shifts and a soft cap.
+"""Measure how a model scales, shifts or soft-caps its logits after the head, or scales the hidden states before it.
 
-A model's config names these numbers in many ways (`logit_scale`, `logits_scaling`, `final_logit_softcapping`,
-`lm_head_multiplier`). They are measured instead: in a forward pass of the model, a hook appends known numbers to the
-logits that its head returns, and the pass shows what becomes of each. The measurement is the same however small the
-logits of the model are, so a cap far above them is seen too.
+Configs name these numbers in many ways (`logit_scale`, `logits_scaling`, `final_logit_softcapping`,
+`lm_head_multiplier`). So they are measured: in a forward pass, a hook appends known numbers to the head's output, and
+the model's logits show their new values. This also finds a cap far above the model's logits.
 """
 
 from __future__ import annotations
@@ -25,21 +24,18 @@ _LARGE = 1e6
 _MAGNITUDES = (1.0, 10.0, 100.0)
 _ROWS = 2 + len(_MAGNITUDES) + 1
 _TOLERANCE = 1e-3
-"""Largest error of a number that the formula gives, relative to the number. The float32 numbers agree to 1e-6; a model
-that rounds them to bfloat16 on their way is refused."""
-
-
+"""Largest relative error of the formula. In float32 it is about 1e-6; a model that rounds to bfloat16 is refused."""
 _ROUNDING = 1e-6
 
 
 class FinalLogits(NamedTuple):
-    """The formula of final logits: scale x c tanh(head's product / c), with c the cap; without one, scale x product.
+    """The formula of final logits: scale x c tanh(product / c), with c the cap; scale x product without a cap.
 
-    A number that is added to all logits of a token cancels in the softmax, so a shift is no part of it.
+    `product` is the head's output. A shift of all logits of a token cancels in the softmax and is left out.
 
     Attributes:
-        scale: a factor.
-        cap: in units of the head's product; None for no cap.
+        scale: factor of the logits.
+        cap: soft cap of the head's output; None without one.
     """
 
     scale: float = 1.0
@@ -47,7 +43,7 @@ class FinalLogits(NamedTuple):
 
 
 class HeadMeasurement:
-    """A context in which one forward pass of a model shows what it does before and behind its head.
+    """A context in which one forward pass of a model measures its formula of final logits.
 
     Args:
         model: a causal language model with the linear head `get_output_embeddings()`.
@@ -58,7 +54,7 @@ class HeadMeasurement:
         self._head: Any = model.get_output_embeddings()
         if not isinstance(self._head, torch.nn.Linear):
             raise RunError(f"model type '{self._kind}' has no linear head: {type(self._head).__name__}")
-        # Some models call their decoder themselves, and of some it has the head.
+        # Some models call their decoder directly, and in some the decoder contains the head.
         bodies = {body_of(model), text_of(model), model.get_decoder()}
         self._bodies: list[Any] = [body for body in bodies if self._head not in set(body.modules())]
         self._hooks: list[Any] = []
@@ -88,49 +84,49 @@ class HeadMeasurement:
             [torch.zeros(words), torch.full((words,), _SMALL), *draws, torch.full((words,), _LARGE)]
         ).to(product.device)
         self._products = known
-        return torch.cat([product, known.expand(rows, *known.shape)], 1)  # float32, if the product is less
+        return torch.cat([product, known.expand(rows, *known.shape)], 1)  # a bfloat16 product is promoted to float32
 
     def read(self, logits: torch.Tensor) -> tuple[torch.Tensor, FinalLogits]:
-        """Take the model's final logits apart.
+        """Split the model's final logits into those of the tokens and the measurement.
 
         Args:
-            logits: [B, T + some rows, vocabulary].
+            logits: [B, T + appended rows, vocabulary].
 
         Returns:
             The logits of the tokens, [B, T, vocabulary] float32; and the formula.
 
         Raises:
-            RunError: there is no such formula.
+            RunError: the formula does not describe the model.
         """
-        tokens, found = logits[:, :-_ROWS].float(), logits[0, -_ROWS:].float()
-        if not torch.isfinite(self._states).all():  # the values of the probe say so, and nothing can be measured
+        tokens, measured = logits[:, :-_ROWS].float(), logits[0, -_ROWS:].float()
+        if not torch.isfinite(self._states).all():  # nothing can be measured; the probe then reports infinite outputs
             return tokens, FinalLogits()
         before = _factor(self._inputs.float(), self._states.to(self._inputs.dtype).float())
         if before is None or (before != 1 and self._head.bias is not None):
             raise self._refusal("its head does not get the hidden states that its layers end with")
-        shift = found[0, :1]
-        known, found = self._products, found - shift
-        top = float(found[-1, 0])
-        slope = float(found[1, 0]) / _SMALL
+        shift = measured[0, :1]
+        known, measured = self._products, measured - shift
+        top = float(measured[-1, 0])
+        slope = float(measured[1, 0]) / _SMALL
         is_capped = abs(top) < 0.5 * abs(slope) * _LARGE
         slope = 1.0 if abs(slope - 1) < _ROUNDING else slope
         cap = top / slope if is_capped and slope else None
         scale = slope if is_capped else top / _LARGE
-        wanted = scale * (known if cap is None else cap * torch.tanh(known / cap))
-        error = ((found - wanted).abs() / (wanted.abs() + _TOLERANCE)).nan_to_num(nan=torch.inf)
+        expected = scale * (known if cap is None else cap * torch.tanh(known / cap))
+        error = ((measured - expected).abs() / (expected.abs() + _TOLERANCE)).nan_to_num(nan=torch.inf)
         if not float(error.max()) <= _TOLERANCE or not scale * before > 0:
-            raise self._refusal("a product of 1e-3 to 1e6 becomes no scaled, shifted or soft-capped one")
+            raise self._refusal("logits are not the head's output scaled, shifted or soft-capped")
         return tokens, FinalLogits(scale * before, None if cap is None else cap / before)
 
-    def _refusal(self, how: str) -> RunError:
+    def _refusal(self, reason: str) -> RunError:
         return RunError(
-            f"model type '{self._kind}' changes its logits in a way that this engine does not reproduce: {how}",
-            hints=["the engine computes logits that a model scales, shifts or soft-caps, all of a token alike"],
+            f"model type '{self._kind}' changes its logits in a way that this engine does not reproduce: {reason}",
+            hints=["use another model: this engine supports one scale, shift and soft cap for all logits of a token"],
         )
 
 
 def _factor(scaled: torch.Tensor, states: torch.Tensor) -> float | None:
-    """Return the number that `states` were multiplied by; None where there is no such number."""
+    """Return the factor between `states` and `scaled`; None if they are not proportional."""
     if scaled.shape != states.shape:
         return None
     if torch.equal(scaled, states):

@@ -1,13 +1,13 @@
-"""Log-probabilities and entropy from hidden states, without ever holding the logits of all tokens.
+"""Log-probabilities and entropy from hidden states, without the logits of all tokens in memory.
 
-The logits of a chunk of tokens are made, reduced to one or two numbers a token, and thrown away; the backward pass
-makes them again. Its formulas, with z = logits / T, p = softmax(z), H = -sum(p log p):
+The logits of a chunk of tokens are computed, reduced to one or two numbers per token, and freed. The backward pass
+recomputes them. Its formulas, with z = logits / T, p = softmax(z), H = -sum(p log p):
 
     d log p_y / d z_j = [j = y] - p_j          d H / d z_j = -p_j (log p_j + H)
 
-On a GPU half-precision hidden states give float32 logits (the product is rounded nowhere), and the weight's gradient
-adds up float32 products. With `compiled`, what is done to the logits is one kernel that reads them once, and one that
-turns them into their gradient, so that entropy costs a few operations on numbers that are read anyway.
+On a GPU, half-precision hidden states give float32 logits without rounding, and the weight's gradient is accumulated in
+float32. With `compiled`, one kernel reads the logits once and reduces them, and another one computes their gradient, so
+that the entropy costs only a few operations.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from areal_fsdp.parallel.tensor import Vocabulary
 
 _SMALL_CHUNK_ELEMENTS = 2**20
-"""Logits that a chunk may have in any case: 4 MiB in float32, so that a tiny vocabulary is not cut into many calls."""
+"""Logits that a chunk may always have (4 MiB in float32), so that a tiny vocabulary does not need many chunks."""
 
 
 def default_chunk_tokens(vocabulary: int, device: torch.device) -> int:
-    """Tokens whose logits may exist at once, by the device's memory."""
+    """Return the number of tokens whose logits may exist at the same time, from the device's memory."""
     is_gpu = device.type == "cuda"
     return chunk_tokens(vocabulary, torch.cuda.get_device_properties(device).total_memory if is_gpu else None)
 
@@ -50,22 +50,22 @@ def token_logprobs(
     vocabulary: Vocabulary | None = None,
     cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """log_softmax((hidden @ weight.T + bias) / temperature) at `targets`, and its entropy.
+    """Return log_softmax((hidden @ weight.T + bias) / temperature) at `targets`, and the entropy.
 
     Args:
         hidden: [T, hidden size].
-        weight: [vocabulary, hidden size], in the dtype of `hidden`; this rank's rows, where ranks divide them.
-        bias: [vocabulary] or None, likewise.
+        weight: [vocabulary, hidden size] in the dtype of `hidden`; only this rank's rows with a `vocabulary`.
+        bias: [vocabulary] or None; only this rank's part with a `vocabulary`.
         targets: [T] int64.
-        temperature: above 0.
-        chunk_tokens: tokens whose logits exist at once (more where the vocabulary is tiny).
-        with_entropy: whether to give the entropy.
-        compiled: whether to compile what is done to the logits.
-        vocabulary: how ranks divide it; None where each has all of it.
-        cap: a soft cap of the logits, before the temperature; None for none.
+        temperature: greater than 0.
+        chunk_tokens: tokens whose logits exist at the same time; more for a tiny vocabulary.
+        with_entropy: True to return the entropy.
+        compiled: True to compile the reductions of the logits.
+        vocabulary: split of the vocabulary over ranks; None if this rank has all of it.
+        cap: soft cap of the logits, applied before the temperature; None without one.
 
     Returns:
-        log-probabilities [T] float32 and the entropy in nats, [T] float32, or None.
+        Log-probabilities [T] float32, and the entropy in nats [T] float32 or None.
     """
     chunk = max(chunk_tokens, _SMALL_CHUNK_ELEMENTS // len(weight))
     logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
@@ -75,7 +75,7 @@ def token_logprobs(
 
 
 def chunks(total: int, size: int) -> Iterator[slice]:
-    """As few as possible, and all of nearly the same length."""
+    """Return slices of at most `size`: as few as possible, and of nearly equal length."""
     size = -(-total // max(1, -(-total // size)))
     return (slice(start, start + size) for start in range(0, total, size))
 
@@ -83,7 +83,7 @@ def chunks(total: int, size: int) -> Iterator[slice]:
 def logits_of(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, cap: float | None = None
 ) -> torch.Tensor:
-    """Return logits [tokens, vocabulary] float32, a tensor of its own; with a soft cap, cap x tanh(logit / cap)."""
+    """Return logits [tokens, vocabulary] float32 in new memory; with a soft cap, cap x tanh(logit / cap)."""
     if not hidden.is_cuda or hidden.dtype == torch.float32:
         logits = F.linear(hidden, weight, bias).float()
     else:
@@ -93,12 +93,12 @@ def logits_of(
 
 
 def slope_of_cap(logits: torch.Tensor, cap: float) -> torch.Tensor:
-    """Return the derivative of soft-capped logits by what they were before: 1 - (logit / cap)^2."""
+    """Return the derivative of soft-capped logits with respect to the uncapped ones: 1 - (logit / cap)^2."""
     return logits.div(cap).square_().neg_().add_(1)
 
 
 def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """`total` += left.T @ right, where `total` is float32."""
+    """Add left.T @ right to the float32 tensor `total`, in place."""
     if left.dtype == torch.float32:
         total.addmm_(left.T, right)
     elif left.is_cuda:
@@ -115,13 +115,18 @@ def head_gradients(
     gradient: Callable[[slice], torch.Tensor],
     wanted: Sequence[bool],
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """What hidden states, weight and bias of a head get, in their dtypes; the latter two are summed in float32.
+    """Return the gradients of a head's hidden states, weight and bias, in their dtypes.
+
+    The gradients of weight and bias are accumulated in float32.
 
     Args:
-        hidden, weight, bias: as in `token_logprobs`.
-        chunk: tokens whose logits exist at once.
-        gradient: of the logits of some tokens, [tokens, vocabulary] in the dtype of `hidden`.
-        wanted: of hidden states, weight and bias, which need one; a frozen head's product is never computed.
+        hidden: see `token_logprobs`.
+        weight: see `token_logprobs`.
+        bias: see `token_logprobs`.
+        chunk: tokens whose logits exist at the same time.
+        gradient: returns the gradient of the logits of a slice of tokens, [tokens, vocabulary] in the dtype of
+            `hidden`.
+        wanted: True for each of hidden states, weight and bias that needs a gradient; a frozen head's is not computed.
     """
     of_hidden = torch.empty_like(hidden)
     of_weight = torch.zeros_like(weight, dtype=torch.float32) if wanted[1] else None
@@ -133,7 +138,7 @@ def head_gradients(
         torch.mm(of_logits, weight, out=of_hidden[part])
         if of_weight is not None:
             add_product(of_weight, of_logits, hidden[part])
-        del of_logits  # before the next chunk's logits are made
+        del of_logits  # free it before the next chunk's logits are computed
     of_head = [None if value is None else value.to(weight.dtype) for value in (of_weight, of_bias)]
     return of_hidden, of_head[0], of_head[1]
 
@@ -141,9 +146,9 @@ def head_gradients(
 def _reduce(
     logits: torch.Tensor, targets: torch.Tensor, temperature: float, with_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Logarithm of the denominator, log-probability of the target, entropy; `logits` is used up.
+    """Return the logarithm of the denominator, the target's log-probability, and the entropy; overwrite `logits`.
 
-    Of a target that is none of these logits, the log-probability is any number.
+    The log-probability of a target outside these logits is meaningless.
     """
     scaled = logits if temperature == 1 else logits.div_(temperature)
     normalizer = scaled.logsumexp(-1)
@@ -154,10 +159,10 @@ def _reduce(
     return normalizer, logprobs, -(scaled.exp() * scaled).sum(-1)
 
 
-def _reduce_at_once(
+def _reduce_for_compiler(
     logits: torch.Tensor, targets: torch.Tensor, temperature: float, with_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """As `_reduce`, written so that a compiler reads the logits once and writes none: in blocks that registers hold."""
+    """Compute `_reduce` in blocks that fit registers, so that compiled code reads the logits once and writes none."""
     scaled = (logits if temperature == 1 else logits / temperature).view(len(logits), -1, _block(logits.shape[1]))
     tops = scaled.amax(-1)
     shifted = scaled - tops[..., None]
@@ -169,17 +174,17 @@ def _reduce_at_once(
     total = (sums * factors).sum(-1)
     lse = total.log()
     logprobs = logits.gather(1, _nearest(targets, logits))[:, 0] / temperature - top - lse
-    mean = (factors * (weighted + sums * below)).sum(-1) / total  # of the scaled logits, less their top
+    mean = (factors * (weighted + sums * below)).sum(-1) / total  # mean of the scaled logits minus their top
     return top + lse, logprobs, lse - mean if with_entropy else None
 
 
 def _nearest(targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """[tokens, 1]: targets, and for one that another rank has any of these."""
+    """Return targets [tokens, 1], clamped to valid indices: another rank may have a target."""
     return targets.clamp(0, logits.shape[1] - 1)[:, None]
 
 
 def _block(vocabulary: int) -> int:
-    """Logits that are reduced at once; all where the vocabulary does not split evenly, which reads them twice."""
+    """Return the size of a block of logits; the whole vocabulary, which is read twice, if no block size divides it."""
     return next((size for size in (512, 256, 128, 64) if vocabulary % size == 0), vocabulary)
 
 
@@ -193,7 +198,7 @@ def _of_logits(
     temperature: float,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The logits' gradient, by the formulas above; `logits` is used up."""
+    """Return the gradient of the logits, by the formulas above; overwrite `logits`."""
     log_p = (logits if temperature == 1 else logits.div_(temperature)).sub_(normalizer[:, None])
     p = log_p.exp()
     scale = -of_logprobs[:, None]
@@ -204,7 +209,7 @@ def _of_logits(
     return result.div_(temperature).to(dtype)
 
 
-def _of_logits_at_once(
+def _of_logits_for_compiler(
     logits: torch.Tensor,
     targets: torch.Tensor,
     normalizer: torch.Tensor,
@@ -214,7 +219,7 @@ def _of_logits_at_once(
     temperature: float,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """As `_of_logits`, written so that a compiler reads the logits once and writes the gradient once."""
+    """Compute `_of_logits` so that compiled code reads the logits once and writes the gradient once."""
     log_p = (logits if temperature == 1 else logits / temperature) - normalizer[:, None]
     scale = of_logprobs[:, None]
     if of_entropy is not None and entropy is not None:
@@ -228,7 +233,7 @@ def _of_logits_at_once(
 def _functions(compiled: bool) -> tuple[Callable[..., Any], Callable[..., torch.Tensor]]:
     if not compiled:
         return _reduce, _of_logits
-    return _any_tokens(compile_function(_reduce_at_once)), _any_tokens(compile_function(_of_logits_at_once))
+    return _any_tokens(compile_function(_reduce_for_compiler)), _any_tokens(compile_function(_of_logits_for_compiler))
 
 
 def _any_tokens(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -256,17 +261,17 @@ class _TokenLogprobs(torch.autograd.Function):
         cap: float | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if vocabulary is not None:
-            targets = vocabulary.places(targets, len(weight))
+            targets = vocabulary.local_ids(targets, len(weight))
         normalizer = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         logprobs = torch.empty_like(normalizer)
         entropy = torch.empty_like(normalizer) if with_entropy else None
         reduce, _ = _functions(compiled)
         for part in chunks(len(hidden), chunk):
             logits = logits_of(hidden[part], weight, bias, cap)
-            normalizer[part], logprobs[part], found = reduce(logits, targets[part], temperature, with_entropy)
-            del logits  # before the next chunk's are made
+            normalizer[part], logprobs[part], chunk_entropy = reduce(logits, targets[part], temperature, with_entropy)
+            del logits  # free them before the next chunk's are computed
             if entropy is not None:
-                entropy[part] = found
+                entropy[part] = chunk_entropy
         if vocabulary is not None:
             inside = (targets >= 0) & (targets < len(weight))
             chosen = torch.where(inside, logprobs + normalizer, 0.0)

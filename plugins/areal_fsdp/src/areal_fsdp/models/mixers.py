@@ -1,11 +1,10 @@
-"""Layers that mix tokens outside attention, such as convolutions and recurrences: a row of its own for each sequence.
+"""Layers that mix tokens outside attention, such as convolutions and recurrences: they compute padded rows.
 
-In a packed batch such a layer takes the end of one sequence for the past of the next. Here it computes the sequences
-side by side, each in a row, padded at its end where causality hides padding from every token.
+In a packed batch, such a layer would take the end of one sequence for the past of the next. Here it computes each
+sequence in a row of its own, padded at the end, where causality hides padding from all tokens.
 
-Which layers these are is seen, not known: one sequence of a packed batch becomes NaN. A layer that leaks passes NaN on
-to tokens of other sequences, whatever its class is called and however faint its memory is: no tolerance is involved,
-so bfloat16 shows as much as float32.
+`Leaks` finds these layers: it sets one sequence of a packed batch to NaN. A layer that leaks passes NaN on to other
+sequences, even if its memory fades quickly. This needs no tolerance, so it works in bfloat16 as in float32.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Mixers:
     """The layers of a model that mix tokens outside attention, and those of them that compute sequences in rows.
 
     Args:
-        model: has packed attention already.
+        model: a model with packed attention.
 
     Attributes:
         layout: layout of the current batch; None while the model computes as in transformers.
@@ -48,40 +47,41 @@ class Mixers:
         self._inside = False
 
     def add(self, name: str) -> None:
-        """Let a layer compute in rows from now on."""
+        """Make a layer compute in rows."""
         module: Any = self._model.get_submodule(name)
-        own = module.forward
+        original = module.forward
 
-        @wraps(own)
+        @wraps(original)
         def forward(*inputs: Any, **named: Any) -> Any:
             if self.layout is None or self.layout.in_rows or self._inside:
-                return own(*inputs, **named)
+                return original(*inputs, **named)
             self._inside = True
             try:
-                return _in_rows(own, self.layout, inputs, {k: v for k, v in named.items() if k not in _STRIPPED})
+                return _in_rows(original, self.layout, inputs, {k: v for k, v in named.items() if k not in _STRIPPED})
             finally:
                 self._inside = False
 
-        # Each batch has another number of buckets: a compiler goes around this.
+        # Not compiled, because each batch has another number of buckets.
         module.forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
         self.names.append(name)
 
 
-def _in_rows(own: Any, layout: Layout, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _in_rows(original: Any, layout: Layout, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Call a layer's original forward for each bucket of rows, and return its results for packed tokens."""
     buckets, total = layout.buckets, len(layout.position_ids)
     leaves, form = tree_flatten((inputs, named))
-    laid = [buckets.rows_of(leaf[0]) if _is_packed(leaf, total) else None for leaf in leaves]
+    rows_of_leaves = [buckets.rows_of(leaf[0]) if _is_packed(leaf, total) else None for leaf in leaves]
     results = []
     for number in range(len(buckets.buckets)):
-        parts = [leaf if rows is None else rows[number] for leaf, rows in zip(leaves, laid, strict=True)]
+        parts = [leaf if rows is None else rows[number] for leaf, rows in zip(leaves, rows_of_leaves, strict=True)]
         positional, by_name = tree_unflatten(parts, form)
-        results.append(own(*positional, **by_name))
+        results.append(original(*positional, **by_name))
 
-    def together(*parts: Any) -> Any:
+    def pack(*parts: Any) -> Any:
         is_rows = isinstance(parts[0], torch.Tensor) and parts[0].shape[:2] == buckets.buckets[0]
         return buckets.packed_of(parts).unsqueeze(0) if is_rows else parts[0]
 
-    return tree_map(together, results[0], *results[1:])
+    return tree_map(pack, results[0], *results[1:])
 
 
 def _is_packed(value: Any, total: int) -> bool:
@@ -89,17 +89,17 @@ def _is_packed(value: Any, total: int) -> bool:
 
 
 class Leaks:
-    """A context in which one packed pass shows which layers let NaN tokens reach others.
+    """A context in which one packed forward pass shows the layers that pass NaN on to other sequences.
 
-    A layer that does so is reported, and what it spoiled becomes 0, so that layers behind it and around it are judged
-    by what they do themselves.
+    The hook of a leaking layer records its name and sets the affected tokens to 0, so that later and outer layers are
+    not blamed for it.
 
     Args:
-        model: computes packed batches.
-        poisoned: [T] bool, the tokens that become NaN behind the embedding.
+        model: the model, which computes packed batches.
+        poisoned: [T] bool, the tokens whose embeddings become NaN.
 
     Attributes:
-        names: of the layers.
+        names: names of the leaking layers.
     """
 
     def __init__(self, model: PreTrainedModel, poisoned: torch.Tensor) -> None:
@@ -115,7 +115,7 @@ class Leaks:
         for name, module in self._model.named_modules():
             if name and module is not embedding:
                 self._hooks.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
-                self._hooks.append(module.register_forward_hook(self._behind(name)))
+                self._hooks.append(module.register_forward_hook(self._after(name)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -137,7 +137,7 @@ class Leaks:
 
         return hook
 
-    def _behind(self, name: str) -> Any:
+    def _after(self, name: str) -> Any:
         def hook(_: torch.nn.Module, __: Any, output: Any) -> Any:
             if not self._clean_input.get(name) or all(map(_is_finite, self._others(output))):
                 return None
@@ -150,8 +150,8 @@ class Leaks:
     def _without_leak(self, value: Any) -> Any:
         if not _is_packed(value, len(self._poisoned)) or not value.is_floating_point():
             return value
-        keeps = self._poisoned.view(1, -1, *(1 for _ in value.shape[2:]))
-        return torch.where(keeps, value, 0)
+        poisoned = self._poisoned.view(1, -1, *(1 for _ in value.shape[2:]))
+        return torch.where(poisoned, value, 0)
 
 
 def _is_finite(values: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Loading a Hugging Face model, and the module around it that computes what a role is for."""
+"""Load a Hugging Face model, and wrap it in a module that computes a role's outputs."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ if TYPE_CHECKING:
 
 
 class RoleModule(torch.nn.Module):
-    """A model with its head taken apart: packed tokens in, values of each token out.
+    """A model that maps packed tokens to outputs for each token.
 
-    The head's product is computed here and not in the model, so that logits exist for a chunk of tokens at a time.
-    This module is the root of sharding: the head's parameters are whole while `forward` runs.
+    This module computes the head's product instead of the model, so that logits exist for one chunk of tokens at a
+    time. It is the root FSDP module: the head's parameters are gathered while `forward` runs.
 
     Args:
-        model: with packed attention.
-        role: what is computed.
+        model: a model with packed attention.
+        role: the role, which determines the head.
         temperature: logits are divided by it.
-        chunk_tokens: tokens whose logits exist at once, None for the device's own number.
-        compiled: whether the head's reductions are compiled.
-        shows_images: whether batches may have images.
-        kernel: of attention, and thereby the kind of layout that `forward` takes; see `Layout.of`.
+        chunk_tokens: tokens whose logits exist at the same time, None for the device's default.
+        compiled: True to compile the head's reductions.
+        shows_images: True if batches may have images.
+        kernel: name of the attention kernel, which also determines the layout; see `Layout.of`.
 
     Attributes:
-        context: where ranks have a share of the tokens each.
-        vocabulary: where they have a share of the head each.
-        final: what the model does to its logits; see `areal_fsdp.models.probe.choose_rung`, which measures it.
+        context: context parallelism; None without it.
+        vocabulary: tensor parallelism of the head; None without it.
+        final: the model's scale and cap of its logits, which `areal_fsdp.models.probe.choose_rung` measures.
         mixers: the layers that mix tokens outside attention.
-        shows_boundaries: whether layers are shown where sequences begin; `choose_rung` says so where any could use it.
-        rotary: the names of the rotary embeddings that compute each sequence alone.
-        vision: how images reach the model; None where it is computed and trained from text alone.
+        shows_boundaries: True to pass the bounds of sequences to the layers; `choose_rung` sets it.
+        rotary: names of the rotary embeddings that compute each sequence separately.
+        vision: adds images to the model's inputs; None if the model is trained only from text.
     """
 
     def __init__(
@@ -101,30 +101,30 @@ class RoleModule(torch.nn.Module):
 
     @property
     def head(self) -> torch.nn.Linear:
-        """What turns a hidden state into logits, or into one value."""
+        """The linear layer that maps a hidden state to logits, or to one value."""
         model: Any = self.model
         head: torch.nn.Linear = model.get_submodule(self.head_name) if self.head_name else model.get_output_embeddings()
         return head
 
     @property
     def in_rows(self) -> bool:
-        """Whether the model computes a padded row for each sequence, by transformers' own attention."""
+        """True if the model computes a padded row for each sequence, with transformers' own attention."""
         return self.attention != PACKED
 
     @property
     def layers_in_parts(self) -> set[int]:
-        """The numbers of the decoder layers that are several graphs, around modules that a compiler does not take."""
+        """Indices of the decoder layers that contain a module which cannot be compiled: they are several graphs."""
         outside = {self.model.get_submodule(name) for name in self.mixers.found} | set(eager_experts(self.model))
         layers = enumerate(decoder_layers(self.model))
         return {number for number, layer in layers if not outside.isdisjoint(layer.modules())}
 
     def attend_by(self, attention: str) -> None:
-        """Choose the attention of the model's layers, by its name: `PACKED`, or in rows another one."""
+        """Set the attention of the model's layers by name: `PACKED`, or an attention of transformers for rows."""
         self.attention = attention
         set_attention(self.model, attention)
 
     def layout(self, lengths: torch.Tensor | Sequence[int], device: torch.device) -> Layout:
-        """What `forward` has to know of sequences of these lengths; see `Layout.of`."""
+        """Return the layout of a batch for `forward`; see `Layout.of`."""
         multiple = 1 if self.context is None else self.context.size
         return Layout.of(lengths, device, self.kernel, multiple=multiple, in_rows=self.in_rows)
 
@@ -137,35 +137,43 @@ class RoleModule(torch.nn.Module):
         others: Mapping[str, Head] = MappingProxyType({}),
         seen: Seen | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Args: input_ids and targets, [T] int64; outputs, by name; others, of the roles that these compare with;
-        seen, the images.
+        """Compute outputs for packed tokens.
+
+        Args:
+            input_ids: [T] int64.
+            layout: the batch's layout.
+            targets: [T] int64, the next token of each token.
+            outputs: names of the outputs.
+            others: heads of the roles that outputs compare with, by role.
+            seen: the batch's images, or None.
 
         Returns:
-            By name, with gradients unless they are off; float32 [T] but for wide ones.
+            The outputs by name, float32 [T] except for wide ones (see `areal_fsdp.models.wide`), with gradients unless
+            these are disabled.
         """
         hidden = self._states(input_ids, layout, seen)
         if self.context is None:
             return self._outputs(hidden, targets, outputs, others)
-        own = self.context.own(targets, len(layout.position_ids))
-        found = self._outputs(hidden, own, outputs, others)
-        return {name: self.context.whole(value, len(targets)) for name, value in found.items()}
+        own_targets = self.context.own(targets, len(layout.position_ids))
+        values = self._outputs(hidden, own_targets, outputs, others)
+        return {name: self.context.whole(value, len(targets)) for name, value in values.items()}
 
     def _outputs(
         self, hidden: torch.Tensor, targets: torch.Tensor, outputs: Sequence[str], others: Mapping[str, Head]
     ) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
+        results: dict[str, torch.Tensor] = {}
         if "values" in outputs:
-            found["values"] = self.head(hidden)[:, 0].to(torch.float32, copy=True)  # see "hidden" in `wide_output`
+            results["values"] = self.head(hidden)[:, 0].to(torch.float32, copy=True)  # see "hidden" in `wide_output`
         elif not all(map(is_wide, outputs)):
-            found |= self._logprobs(hidden, targets, with_entropy="entropy" in outputs)
+            results |= self._logprobs(hidden, targets, with_entropy="entropy" in outputs)
         for name in filter(is_wide, outputs):
-            found |= wide_output(name, self._head_of(hidden), others, self._chunk_tokens(hidden))
-        return found
+            results |= wide_output(name, self._head_of(hidden), others, self._chunk_tokens(hidden))
+        return results
 
     def head_state(self, input_ids: torch.Tensor, layout: Layout, seen: Seen | None = None) -> Head:
-        """What this model's logits are made from, for another one that is compared with it: of this rank's tokens."""
-        own = self._head_of(self._states(input_ids, layout, seen))
-        return replace(own, weight=own.weight.detach(), bias=None if own.bias is None else own.bias.detach())
+        """Return the head's inputs and weights for this rank's tokens, for an engine that compares itself with it."""
+        head = self._head_of(self._states(input_ids, layout, seen))
+        return replace(head, weight=head.weight.detach(), bias=None if head.bias is None else head.bias.detach())
 
     def _head_of(self, hidden: torch.Tensor) -> Head:
         weight, bias = whole(self.head.weight), getattr(self.head, "bias", None)
@@ -173,21 +181,24 @@ class RoleModule(torch.nn.Module):
         return Head(hidden, weight, bias, self.temperature / self.final.scale, self.final.cap)
 
     def see(self, batch: PackedBatch, device: torch.device) -> Seen | None:
-        """The images of a batch, for `forward`; None for a model of text.
+        """Return the images of a batch for `forward`; None for a model that is trained from text.
 
         Raises:
-            RunError: the batch has images, and the model sees none; or they do not fit its tokens.
+            RunError: the batch has images and the model does not use them, or they do not fit the batch's tokens.
         """
         if self.vision is None:
             if "patches" in batch.multimodal:
                 kind = self.model.config.model_type
-                sees = "is trained from text alone" if is_vlm(self.model.config) else "sees none"
-                raise RunError(f"the batch has images, and the model type '{kind}' {sees}")
+                support = "is trained only from text" if is_vlm(self.model.config) else "supports none"
+                raise RunError(f"the batch has images, but the model type '{kind}' {support}")
             return None
         return self.vision.see(batch, device, self.model.dtype)
 
     def _states(self, input_ids: torch.Tensor, layout: Layout, seen: Seen | None) -> torch.Tensor:
-        """Return [T, hidden size] of this rank's tokens, in the head's dtype: some models keep a float32 residual."""
+        """Return hidden states [T, hidden size] of this rank's tokens in the head's dtype.
+
+        The cast matters for models with a float32 residual stream.
+        """
         return self._hidden(input_ids, layout, seen).to(self.head.weight.dtype)
 
     def _hidden(self, input_ids: torch.Tensor, layout: Layout, seen: Seen | None) -> torch.Tensor:
@@ -234,23 +245,23 @@ class RoleModule(torch.nn.Module):
 
     def _chunk_tokens(self, hidden: torch.Tensor) -> int:
         tokens = self.chunk_tokens or default_chunk_tokens(len(self.head.weight), hidden.device)
-        return tokens if self.final.cap is None else max(1, tokens // 2)  # the cap's slope is as large as the logits
+        return tokens if self.final.cap is None else max(1, tokens // 2)  # the cap's slope has the size of the logits
 
     def unpacked(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, FinalLogits]:
-        """Compute [B, T] int64 as transformers does: eager attention, experts one after another, the model's forward.
+        """Compute tokens [B, T] int64 with the model's own forward, eager attention and eager experts.
 
-        Only for checking `forward` on a few tokens.
+        The probe compares `forward` with it on a few tokens.
 
         Returns:
-            Logits [B, T, vocabulary] or values [B, T], float32; and what the model does to its logits.
+            Logits [B, T, vocabulary] or values [B, T], float32; and the scale and cap of the logits.
 
         Raises:
-            RunError: it does something to them that this engine cannot reproduce.
+            RunError: the model changes its logits in a way that this engine cannot reproduce.
         """
         self.mixers.layout = None
         input_ids = without_image_tokens(self.model.config, input_ids)
         set_attention(self.model, "eager")
-        products = self.model.get_experts_implementation()
+        experts_implementation = self.model.get_experts_implementation()
         if has_experts := next(moe_blocks(self.model), None) is not None:
             self.model.set_experts_implementation("eager")
         try:
@@ -263,7 +274,7 @@ class RoleModule(torch.nn.Module):
         finally:
             set_attention(self.model, self.attention)
             if has_experts:
-                self.model.set_experts_implementation(products)
+                self.model.set_experts_implementation(experts_implementation)
 
 
 def _scalar_head_name(model: PreTrainedModel) -> str:
@@ -274,8 +285,8 @@ def _scalar_head_name(model: PreTrainedModel) -> str:
     ]
     if len(heads) != 1:
         raise RunError(
-            f"model type {model.config.model_type}: no single linear head of one output was found ({heads}), so it can "
-            "be neither critic nor reward model in this engine"
+            f"model type {model.config.model_type} must have one linear head with one output to be a critic or reward "
+            f"model, but has {heads}"
         )
     return heads[0]
 
@@ -285,23 +296,21 @@ def load_model(
 ) -> tuple[PreTrainedModel, ModelFiles | None]:
     """Load a model on the CPU, in eval mode, with packed attention.
 
-    Norms in layers that will be compiled stay as they are: the compiler merges them with their neighbors.
-
-    A model that learns is held in float32 whatever `reference.dtype` says: small updates vanish in bfloat16. A frozen
-    one is held in the dtype that it computes in.
+    A model whose weights change is loaded in float32, because small updates vanish in bfloat16. A frozen model is
+    loaded in `reference.dtype`.
 
     Args:
-        reference: where it is.
-        role: what it is for.
-        compiled: whether its layers will be.
-        in_parts: whether its parameters shall stay in the files until ranks have divided them.
-        frozen: whether they stay as they are even in a role that learns, by an adapter.
+        reference: the model's path and dtype.
+        role: the model's role.
+        compiled: True if its layers will be compiled. Then their norms are not replaced: the compiler fuses them.
+        in_parts: True to leave parameters in the files until the ranks have sharded them.
+        frozen: True if an adapter learns instead of the model.
 
     Returns:
-        The model; and its files where its parameters are still there.
+        The model, and its files if its parameters are still to be read.
 
     Raises:
-        RunError: it cannot be read, its weights are quantized, or some that the role needs are missing.
+        RunError: the model cannot be read, its weights are quantized, or it lacks weights that the role needs.
     """
     register_packed_attention()
     register_checked_attention()
@@ -334,7 +343,7 @@ def _factory_of(config: Any, role: Role) -> Any:
 
 
 def _refuse_missing(reference: ModelReference, role: Role, model: PreTrainedModel, missing: list[str]) -> None:
-    """A critic may start with a new head, which was drawn in loading; nothing else may be made up."""
+    """Raise RunError if weights are missing. A critic may lack its head, which loading initializes."""
     if role.head == "scalar" and role.changes:
         head = _scalar_head_name(model)
         missing = [name for name in missing if not name.startswith(f"{head}.")]
@@ -348,6 +357,6 @@ def _refuse_missing(reference: ModelReference, role: Role, model: PreTrainedMode
 
 
 def decoder_of(model: PreTrainedModel, role: Role) -> Decoder | None:
-    """The sizes that memory and arithmetic follow from; None where the model's layers are not known."""
+    """Return the sizes that determine memory and FLOPs; None for unknown layers."""
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     return Decoder.of(model.config.to_dict(), shapes, scalar=role.head == "scalar")

@@ -1,14 +1,14 @@
-"""Checks at setup, on a few tokens, that this engine computes what transformers computes; and chooses how it does.
+"""Choose at setup how a model computes a batch, by comparing this engine with transformers on a few tokens.
 
-The ways that a model can compute a batch are the rungs of a ladder, from the fastest down:
+The methods are the rungs of a ladder, from the fastest down:
 
-    packed      one sequence behind another, with packed attention; other layers see where sequences begin
-    mixers      the same, with a padded row for each sequence around the layers that mix tokens outside attention
-    rows        a padded row for each sequence in the whole model, with transformers' own masks and attention
+    packed      sequences are concatenated, with packed attention; other layers may get the sequences' bounds
+    mixers      the same, except that layers which mix tokens outside attention compute a padded row per sequence
+    rows        the whole model computes a padded row per sequence, with transformers' own masks and attention
 
-A model takes the first rung on which it computes what it computes of each sequence alone, and is refused where no rung
-does. Three kinds of faults would pass a comparison of short sequences, so each has a check of its own: masks that look
-like causal ones at first (`CHECKED`), layers whose memory fades (`Leaks`), and logits far below their cap
+A model uses the first rung on which its results equal those for each sequence alone. Setup fails if there is none. A
+comparison on short sequences misses three kinds of faults, which have separate checks: masks that equal a causal mask
+at short distances (`CHECKED`), layers with a fading memory (`Leaks`), and logits far below their cap
 (`HeadMeasurement`).
 """
 
@@ -41,16 +41,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LENGTHS = (9, 5, 3)
-"""A layer's inputs and outputs are taken for packed tokens by their number, 17, which is no usual width."""
+"""Lengths of the probes. `Leaks` recognizes packed tokens by their total, 17, which is not a usual width."""
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
-"""How far two log-probabilities of the same token may lie apart, where none is below `-_MODERATE`; see `Tolerance`."""
+"""Largest difference of two log-probabilities of a token if none is below `-_MODERATE`; see `Tolerance`."""
 _MODERATE = 10.0
-"""Beyond it the tolerance grows with the largest log-probability: rounding is off by a share of a logit, and pretrained
-models give the probe's random tokens log-probabilities of -20 and less, from logits above 30."""
+"""Beyond it the tolerance grows with the largest log-probability, because rounding errors are relative to the logits.
+
+Pretrained models give the probe's random tokens log-probabilities of -20 and less, from logits above 30.
+"""
 
 
 class Rung(StrEnum):
-    """How a model computes a batch; see above."""
+    """A method to compute a batch; see the module's docstring."""
 
     PACKED = "packed"
     MIXERS = "mixers"
@@ -58,11 +60,11 @@ class Rung(StrEnum):
 
 
 class Choice(NamedTuple):
-    """A rung and why it is no higher one.
+    """The result of `choose_rung`.
 
     Attributes:
-        rung: that the model takes.
-        reasons: for each rung above it, the fault of the model there.
+        rung: the rung that the model uses.
+        reasons: for each rung above it, why it failed.
     """
 
     rung: Rung
@@ -70,11 +72,11 @@ class Choice(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What the model's own forward makes of the probes.
+    """Results of the model's own forward for the probes.
 
     Attributes:
-        values: [T] float32 of each probe: log-probabilities, or values of a scalar head.
-        final: what the model does to its logits.
+        values: for each probe, [T] float32: log-probabilities, or values of a scalar head.
+        final: scale and cap of the logits.
     """
 
     values: list[torch.Tensor]
@@ -82,41 +84,41 @@ class Expected(NamedTuple):
 
 
 class Tolerance(NamedTuple):
-    """How far values may lie from the expected ones: by rounding, which grows with the values.
+    """The largest allowed difference from the expected values.
 
-    In half precision only half of each sequence's tokens have to lie within it. Rounding turns choices of routers over,
-    and another expert moves a token by any amount.
+    In half precision, only half of each sequence's tokens must be within it: rounding may change a router's choice, and
+    another expert changes a token's value by any amount.
 
     Attributes:
-        allowed: the distance.
-        is_exact: whether every token has to be within it.
+        allowed: the largest allowed difference.
+        is_exact: True if every token must be within it.
     """
 
     allowed: float
     is_exact: bool
 
     def distance(self, computed: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
-        """Return the largest difference, or in half precision the largest median of a sequence; NaN is infinitely far.
+        """Return the largest difference, or in half precision the largest median of a sequence; infinite for NaN.
 
         Args:
-            computed: [T] of each sequence.
-            wanted: the same.
+            computed: [T] for each sequence.
+            wanted: the expected values, in the same form.
         """
         pairs = zip(computed, wanted, strict=True)
-        apart = [(mine - right).abs().nan_to_num(nan=torch.inf) for mine, right in pairs]
-        is_exact = self.is_exact or not all(bool(torch.isfinite(each).all()) for each in apart)
-        return max(float(each.max() if is_exact else each.median()) for each in apart)
+        differences = [(actual - expected).abs().nan_to_num(nan=torch.inf) for actual, expected in pairs]
+        is_exact = self.is_exact or not all(bool(torch.isfinite(row).all()) for row in differences)
+        return max(float(row.max() if is_exact else row.median()) for row in differences)
 
 
 class UnfitError(Exception):
-    """A rung does not compute what the model computes; the message is the reason."""
+    """A rung's results differ from the model's own; the message is the reason."""
 
 
 def expected_outputs(module: RoleModule, device: torch.device, *, together: bool = False) -> Expected:
-    """Compute each probe by the model's own forward: one by one, or all in one batch, padded on the right.
+    """Compute each probe with the model's own forward: one by one, or all in one batch with padding on the right.
 
     Raises:
-        RunError: transformers cannot compute the model, or it changes its logits in a way that is not known.
+        RunError: transformers cannot compute the model, or the model changes its logits in an unsupported way.
     """
     sequences = probes(module, device)
     batches = [sequences] if together else [[sequence] for sequence in sequences]
@@ -125,25 +127,26 @@ def expected_outputs(module: RoleModule, device: torch.device, *, together: bool
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             for batch in batches:
                 results, final = module.unpacked(pad_sequence(batch, batch_first=True))
-                values += _own_values(module, batch, results)
+                values += _values_of(module, batch, results)
     except (RunError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise RunError(
             f"transformers' own forward of model type '{module.model.config.model_type}' fails on {sum(_LENGTHS)} "
-            f"tokens: {_words(error)}",
+            f"tokens: {_reason(error)}",
             hints=[
                 "check that its config.json fits its weights, and that the libraries it needs are installed",
-                "if the error is of dtypes, set model.dtype to float32: some models compute in no other",
+                "if the error is about dtypes, set model.dtype to float32: some models support no other",
             ],
         ) from error
     return Expected(values, final)
 
 
 def expected_before_division(module: RoleModule, files: ModelFiles | None) -> Expected:
-    """`expected_outputs` of a model that ranks are about to divide; collective.
+    """Return `expected_outputs` of a model before its layers are split over ranks; collective.
 
-    A model that is still in its files runs through rank 0, layer by layer, and in one pass: files are read once.
+    If the parameters are still in the files, rank 0 streams the model layer by layer, in one pass for all probes, and
+    broadcasts the results.
     """
     device = torch.device("cpu")
     if files is None:
@@ -155,7 +158,7 @@ def expected_before_division(module: RoleModule, files: ModelFiles | None) -> Ex
             with files.streamed(module.model, decoder_layers(module.model)):
                 values, final = expected_outputs(module, device, together=True)
                 message = torch.cat([*values, torch.tensor([final.scale, final.cap or 0.0], dtype=torch.float64)])
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait in the next line
+        except Exception as error:  # noqa: BLE001 - the other ranks wait in fail_together
             failure = error
     fail_together(failure, f"computing a probe with the undivided model type '{module.model.config.model_type}'")
     dist.broadcast(message, 0)
@@ -172,55 +175,55 @@ def choose_rung(
     *,
     only_packed: str = "",
 ) -> Choice:
-    """Find the first rung on which `module` computes what the model's own forward does, and leave the module on it.
+    """Set `module` to the first rung whose results equal those of the model's own forward; collective.
 
-    All ranks take the same one; collective.
+    All ranks choose the same rung.
 
     Args:
-        module: on the device.
-        device: where it computes.
-        dtype: in which.
-        expected: what `expected_before_division` gave before ranks divided the model; None where they have not.
-        only_packed: the setting by which ranks divide tokens or heads, for which the other rungs are not made.
+        module: the module, on the device.
+        device: device of the computation.
+        dtype: dtype of the computation.
+        expected: result of `expected_before_division`; None if the model's layers are not split over ranks.
+        only_packed: name of a setting that works only with the rung `packed`; empty for none.
 
     Raises:
-        RunError: no rung does; it names the model type and the fault on each. Or the model's outputs are not finite.
+        RunError: all rungs fail (the error names the model type and each reason), or outputs are not finite.
     """
     kind = module.model.config.model_type
     expected = expected_outputs(module, device) if expected is None else expected
     module.final = expected.final
     expected = expected._replace(values=[values.to(device) for values in expected.values])
-    refuse_what_is_not_finite(module, dtype, expected)
+    refuse_infinite_outputs(module, dtype, expected)
     if module.rotary and only_packed:
         raise RunError(
-            f"model type '{kind}' chooses the frequencies of its rotary embedding by the length of a sequence, and "
-            f"ranks of {only_packed} do not know it",
+            f"model type '{kind}' chooses the frequencies of its rotary embedding by the length of a sequence, which "
+            f"{only_packed} does not support",
             hints=[f"set {only_packed} to 1"],
         )
     tolerance = tolerance_of(dtype, expected)
     reasons: list[str] = []
-    with torch.compiler.set_stance("force_eager"):  # a compiler tunes its code for the sizes of the first call
+    with torch.compiler.set_stance("force_eager"):  # the first call would tune compiled code for the probe's sizes
         for rung, attempt in _attempts(module, device, expected, tolerance):
             if rung is not Rung.PACKED and only_packed:
                 raise RunError(
-                    f"model type '{kind}' cannot be packed, and {only_packed} is made for packed models alone: "
+                    f"model type '{kind}' cannot be packed, but {only_packed} needs packed sequences: "
                     + "; ".join(reasons),
                     hints=[f"set {only_packed} to 1; more ranks, and parallel.expert, work with it"],
                 )
-            if not (reason := _fault(attempt)):
+            if not (reason := _failure(attempt)):
                 _report(module, rung, reasons)
                 return Choice(rung, reasons)
             reasons.append(f"{rung}: {reason}")
     raise RunError(
         f"this engine does not compute what transformers computes for model type '{kind}': " + "; ".join(reasons),
-        hints=["choose another model; docs/reference/models.md lists those that were tried"],
+        hints=["choose another model; docs/reference/models.md lists tested models"],
     )
 
 
 def _attempts(
     module: RoleModule, device: torch.device, expected: Expected, tolerance: Tolerance
 ) -> Iterator[tuple[Rung, Callable[[], None]]]:
-    """The rungs in their order, each with what raises an error where the model does not fit; one is tried at a time."""
+    """Yield the rungs in their order, each with a function that sets the module to the rung and raises if it fails."""
     sequences = probes(module, device)
     leaking: list[str] = []
 
@@ -247,7 +250,7 @@ def _attempts(
     def rows(attention: str) -> Callable[[], None]:
         def attempt() -> None:
             if module.vision is not None:
-                raise UnfitError("rows have no images, and this model sees some")
+                raise UnfitError("rows do not support images, and this model sees some")
             module.attend_by(attention)
             module.mixers.names = []
             with checked_sdpa():
@@ -263,21 +266,21 @@ def _attempts(
     yield Rung.ROWS, rows("eager")
 
 
-def _fault(attempt: Callable[[], None]) -> str:
-    """Return the reason for which an attempt fails on any rank; empty where it succeeds on all."""
+def _failure(attempt: Callable[[], None]) -> str:
+    """Return why an attempt fails on any rank; empty if it succeeds on all ranks."""
     reason = ""
     try:
         attempt()
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - a model may raise anything; it is reported, and the next rung is tried
-        reason = _words(error)
+    except Exception as error:  # noqa: BLE001 - a model's code may raise anything; the next rung is tried
+        reason = _reason(error)
     has_failed = on_any_rank(bool(reason))
     return reason or ("it fails on another rank" if has_failed else "")
 
 
-def _words(error: Exception) -> str:
-    """Return the first sentence of an error, with its type where the type is not ours."""
+def _reason(error: Exception) -> str:
+    """Return the first sentence of an error, with the type of errors from other libraries."""
     first = (str(error).splitlines() or [""])[0].split(". ")[0]
     return first if isinstance(error, RunError | UnfitError) else f"{type(error).__name__}: {first}"
 
@@ -285,28 +288,24 @@ def _words(error: Exception) -> str:
 def _report(module: RoleModule, rung: Rung, reasons: list[str]) -> None:
     if rank_and_ranks()[0]:
         return
-    how = {
+    method = {
         Rung.PACKED: "its sequences are packed",
         Rung.MIXERS: f"its sequences are packed, and {len(module.mixers.names)} mixers compute them in rows",
         Rung.ROWS: f"each sequence is a padded row, with attention '{module.attention}'",
     }[rung]
-    why = f", because {'; '.join(reasons)}" if reasons else ""
-    log.log(logging.INFO if rung is Rung.PACKED else logging.WARNING, "model type '%s': %s%s", _kind(module), how, why)
-
-
-def _kind(module: RoleModule) -> str:
-    kind: str = module.model.config.model_type
-    return kind
+    cause = f", because {'; '.join(reasons)}" if reasons else ""
+    level = logging.INFO if rung is Rung.PACKED else logging.WARNING
+    log.log(level, "model type '%s': %s%s", module.model.config.model_type, method, cause)
 
 
 def check_values(module: RoleModule, sequences: list[torch.Tensor], expected: Expected, tolerance: Tolerance) -> None:
     """Compare `module` with the model's own forward, on each sequence alone and on all in one batch.
 
     Raises:
-        UnfitError: they differ by more than is allowed; the message says which of the two comparisons failed.
+        UnfitError: they differ by more than the tolerance; the message names the comparison that failed.
     """
     targets, wanted = [sequence.roll(-1) for sequence in sequences], expected.values
-    alone = [_computed(module, [one], target) for one, target in zip(sequences, targets, strict=True)]
+    alone = [_computed(module, [sequence], target) for sequence, target in zip(sequences, targets, strict=True)]
     allowed = tolerance.allowed
     if not (error := tolerance.distance(alone, wanted)) <= allowed:
         raise UnfitError(f"a probe differs from transformers' by {error:.3g}, allowed are {allowed:.3g}")
@@ -319,8 +318,8 @@ def check_values(module: RoleModule, sequences: list[torch.Tensor], expected: Ex
 
 
 def _check_masks(module: RoleModule, sequence: torch.Tensor) -> None:
-    """Raise RunError where a layer asks for another mask than packed attention computes."""
-    if module.context is not None:  # no token fills the sequence up: transformers would take it for a second one
+    """Raise RunError if a layer asks for a mask that packed attention does not compute."""
+    if module.context is not None:  # padding would be a second sequence, for which transformers makes another mask
         sequence = sequence[:1].repeat(2 * module.context.size)
     set_attention(module.model, CHECKED)
     kernel, module.kernel = module.kernel, ""
@@ -332,23 +331,23 @@ def _check_masks(module: RoleModule, sequence: torch.Tensor) -> None:
 
 
 def _leaking(module: RoleModule, sequences: list[torch.Tensor]) -> list[str]:
-    """The layers that pass a NaN of the middle sequence on to others; empty where none does.
+    """Return the names of the layers that pass a NaN of the middle sequence on to other sequences.
 
-    Attention is PyTorch's here, sequence by sequence: a kernel may multiply what it masks by 0, which is NaN of NaN.
+    Attention does not use a kernel here: a kernel may multiply masked values by 0, and 0 x NaN is NaN.
 
     Raises:
-        UnfitError: tokens of others become NaN, and no layer does it that takes and gives packed tokens.
+        UnfitError: other sequences become NaN, but not in a layer that maps packed tokens to packed tokens.
     """
     lengths = [len(sequence) for sequence in sequences]
     poisoned = torch.zeros(sum(lengths), dtype=torch.bool, device=sequences[0].device)
     poisoned[lengths[0] : lengths[0] + lengths[1]] = True
     kernel, module.kernel = module.kernel, ""
-    own = poisoned
+    own_poisoned = poisoned
     if module.context is not None:
         total = len(module.layout(lengths, poisoned.device).position_ids)
-        own = module.context.own(poisoned, total)
+        own_poisoned = module.context.own(poisoned, total)
     try:
-        with Leaks(module.model, own) as leaks:
+        with Leaks(module.model, own_poisoned) as leaks:
             values = _computed(module, sequences, torch.cat([sequence.roll(-1) for sequence in sequences]))
     finally:
         module.kernel = kernel
@@ -358,43 +357,43 @@ def _leaking(module: RoleModule, sequences: list[torch.Tensor]) -> list[str]:
 
 
 def _check_causality(module: RoleModule, sequences: list[torch.Tensor], tolerance: Tolerance) -> None:
-    """Raise where a token's output changes with a later token: such a model is no language model, nor can it be padded.
+    """Raise UnfitError if a token's output changes with a later token: such a model is not causal.
 
-    The sizes of both passes are the same, so that they round alike: in float32 a tenth of the tolerance is enough.
-    Every token counts, in half precision too.
+    Both passes have the same sizes and round alike, so float32 uses a tenth of the tolerance. Every token counts, also
+    in half precision.
     """
     targets = torch.cat([sequence.roll(-1) for sequence in sequences])
     vocabulary = module.model.config.get_text_config().vocab_size
-    changed = [torch.cat([one[:-1], (one[-1:] + 1) % vocabulary]) for one in sequences]
-    seen, others = (_computed(module, ids, targets) for ids in (sequences, changed))
+    changed = [torch.cat([sequence[:-1], (sequence[-1:] + 1) % vocabulary]) for sequence in sequences]
+    values, values_changed = (_computed(module, ids, targets) for ids in (sequences, changed))
     ends = torch.tensor([len(sequence) for sequence in sequences]).cumsum(0) - 1
-    earlier = torch.ones_like(seen, dtype=torch.bool)
-    earlier[ends.to(seen.device)] = False
-    apart = float((seen[earlier] - others[earlier]).abs().nan_to_num(nan=torch.inf).max())
-    if apart > tolerance.allowed / (10 if tolerance.is_exact else 1):
+    earlier = torch.ones_like(values, dtype=torch.bool)
+    earlier[ends.to(values.device)] = False
+    difference = float((values[earlier] - values_changed[earlier]).abs().nan_to_num(nan=torch.inf).max())
+    if difference > tolerance.allowed / (10 if tolerance.is_exact else 1):
         raise UnfitError("its tokens see later ones: this engine trains causal language models")
 
 
-def refuse_what_is_not_finite(module: RoleModule, dtype: torch.dtype, expected: Expected) -> None:
-    """Raise RunError where the model's own outputs are not finite, and name the weight that is not, if one is."""
+def refuse_infinite_outputs(module: RoleModule, dtype: torch.dtype, expected: Expected) -> None:
+    """Raise RunError if the model's own outputs are not finite; name a weight that is not finite, if there is one."""
     if all(torch.isfinite(values).all() for values in expected.values):
         return
     refuse_damaged_weights(module.model)
     raise RunError(
-        f"a probe of model type '{module.model.config.model_type}' is not finite, and all of its weights are: the "
+        f"outputs of model type '{module.model.config.model_type}' are not finite, although its weights are: the "
         f"model, or its adapter, overflows in {str(dtype).removeprefix('torch.')}",
-        hints=["lower adapter.alpha, or take other weights or another adapter; see also model.dtype"],
+        hints=["lower adapter.alpha, use other weights or another adapter, or set model.dtype to float32"],
     )
 
 
 def tolerance_of(dtype: torch.dtype, expected: Expected) -> Tolerance:
-    """Return how far values computed in `dtype` may lie from the expected ones."""
+    """Return the tolerance of values that are computed in `dtype`."""
     largest = max(float(values.abs().max()) for values in expected.values)
     return Tolerance(_TOLERANCE[dtype] * max(1.0, largest / _MODERATE), dtype is torch.float32)
 
 
 def probes(module: RoleModule, device: torch.device) -> list[torch.Tensor]:
-    """Token ids of some short sequences."""
+    """Return token ids of some short sequences, [T] int64 each."""
     config = module.model.config.get_text_config()
     longest = getattr(config, "max_position_embeddings", None) or max(_LENGTHS)
     generator = torch.Generator().manual_seed(0)
@@ -402,16 +401,18 @@ def probes(module: RoleModule, device: torch.device) -> list[torch.Tensor]:
     return [torch.randint(config.vocab_size, (size,), generator=generator).to(device) for size in sizes]
 
 
-def _own_values(module: RoleModule, sequences: list[torch.Tensor], results: torch.Tensor) -> list[torch.Tensor]:
-    own = [result[: len(sequence)] for result, sequence in zip(results, sequences, strict=True)]
+def _values_of(module: RoleModule, sequences: list[torch.Tensor], results: torch.Tensor) -> list[torch.Tensor]:
+    """Return values or log-probabilities [T] of each sequence, from the results of the model's own forward."""
+    unpadded = [result[: len(sequence)] for result, sequence in zip(results, sequences, strict=True)]
     if module.head_name:
-        return own
-    scores = [torch.log_softmax(logits / module.temperature, -1) for logits in own]
+        return unpadded
+    scores = [torch.log_softmax(logits / module.temperature, -1) for logits in unpadded]
     targets = [sequence.roll(-1)[:, None] for sequence in sequences]
     return [score.gather(1, target)[:, 0] for score, target in zip(scores, targets, strict=True)]
 
 
 def _computed(module: RoleModule, sequences: Sequence[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    """Return values or log-probabilities [T] of the sequences in one batch, computed by `module`."""
     lengths = [len(sequence) for sequence in sequences]
     layout = module.layout(lengths, targets.device)
     ids = torch.cat(list(sequences))

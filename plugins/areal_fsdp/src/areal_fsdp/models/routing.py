@@ -1,14 +1,13 @@
-"""What an MoE's routers do in training: how evenly they use their experts, the loss that keeps it so, and replay.
+"""Routers of an MoE in training: load-balancing loss, metrics, and routing replay.
 
-The loss is that of Switch Transformer (arXiv 2101.03961, eq. 4), E x sum f_i P_i over the E experts of a layer, with
-f_i the share of the choices that went to expert i and P_i its mean probability, added up over layers. f and P are those
-of a sequence, not of whatever a rank has at once (the sequence-wise balance of DeepSeek-V3, arXiv 2412.19437, eq. 17 to
-20), so that its gradient is the same however an update is packed and split; sequences count by their tokens. At 1 a
-layer is even.
+The loss is that of Switch Transformer (arXiv 2101.03961, eq. 4), summed over layers: E x sum f_i P_i over the E experts
+of a layer, with f_i the share of tokens that chose expert i, and P_i its mean probability. It is 1 if balanced.
+f and P are computed for each sequence (DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20) and weighted by its tokens, so that
+the gradient does not depend on how an update is packed and split.
 
-Replay (R3, arXiv 2510.11370): where it is known which experts generated a token, it goes through these, each
-weighted by this model's own probability of it, so that gradients flow to the router as they do without. The choices
-that f counts are then those.
+Routing replay (R3, arXiv 2510.11370): if the batch has the experts that generated a token, the token uses these
+experts, weighted by this model's own probabilities. So gradients flow to the router as without replay. f then counts
+the replayed choices.
 """
 
 from __future__ import annotations
@@ -50,29 +49,31 @@ ROUTERS = {
     "Qwen3NextTopKRouter",
     "Qwen3_5MoeTopKRouter",
 }
-"""Routers whose probabilities are a softmax of logits, and which give logits, scores and choices, in this order. Others
-compute as they do in transformers: they have no metrics, and a loss or choices for them are refused."""
+"""Supported routers: their probabilities are a softmax of logits, and they return (logits, scores, choices).
+
+Other routers compute as in transformers: they have no metrics, and router_loss or replay raises an error.
+"""
 
 
 def choices_of(batch: PackedBatch) -> dict[str, torch.Tensor]:
-    """The column of a batch that says which experts its tokens went through, where it has it."""
+    """Return a batch's column with the experts that generated each token, by name; empty without it."""
     return {ROUTED_EXPERTS: batch[ROUTED_EXPERTS]} if ROUTED_EXPERTS in batch else {}
 
 
 def _choices(batch: PackedBatch, role: Role) -> torch.Tensor | None:
-    """[T, layers, choices], those of the policy: a role that generates nothing has none."""
+    """Return the experts [T, layers, choices] to replay; None for roles other than the policy."""
     return batch.get(ROUTED_EXPERTS) if role.trains and role.head == "vocabulary" else None
 
 
 class Routing:
-    """What all routers of a model share.
+    """State that all routers of a model share.
 
     Args:
-        model: an MoE, or any other model, of which nothing is watched.
-        weight: of the loss, 0 for none.
+        model: an MoE, or any other model, for which this does nothing.
+        weight: weight of the load-balancing loss, 0 for none.
 
     Raises:
-        RunError: a loss is asked for, and the model has no routers that are known.
+        RunError: the weight is not 0, and the model has no supported routers.
     """
 
     def __init__(self, model: PreTrainedModel, weight: float) -> None:
@@ -94,32 +95,32 @@ class Routing:
                 self._routers.append(module)
         if weight and not self._routers:
             raise RunError(
-                f"router_loss is {weight}, and model type {model.config.model_type} has no routers that are known",
+                f"router_loss is {weight}, but model type {model.config.model_type} has no supported routers",
                 hints=["set train_engine.router_loss to 0"],
             )
 
     def check(self, batch: PackedBatch, role: Role) -> None:
-        """Raise RunError where the choices of a batch, which is on the CPU, cannot be those of this model."""
+        """Raise RunError if the choices of a batch on the CPU do not fit this model's routers."""
         if (experts := _choices(batch, role)) is None or not len(experts):
             return
         routers = self._routers
-        here = [len(routers), routers[0].top_k, routers[0].num_experts] if routers else [0, 0, 0]
-        there = [*experts.shape[1:], int(experts.max())]
-        if there[:2] != here[:2] or there[2] > here[2]:
+        layers, choices, count = (len(routers), routers[0].top_k, routers[0].num_experts) if routers else (0, 0, 0)
+        largest = int(experts.max())
+        if list(experts.shape[1:]) != [layers, choices] or largest > count:
             raise RunError(
-                f"the batch has {there[1]} choices in each of {there[0]} layers, up to expert {there[2]}; the model "
-                f"has {here[1]} in {here[0]}, of {here[2]} experts",
-                hints=["generate with the model that is trained, or set inference_engine.routed_experts to false"],
+                f"the batch has {experts.shape[2]} experts per token in each of {experts.shape[1]} layers, up to "
+                f"expert {largest}; the model has {choices} of {count} experts in each of {layers} layers",
+                hints=["generate with the trained model, or set inference_engine.routed_experts to false"],
             )
 
     def replay(self, part: PackedBatch | None, role: Role, layout: Layout, context: Context | None) -> None:
-        """Have what is computed next go through the experts that it was generated by.
+        """Set the experts that the next forward pass replays, or none.
 
         Args:
-            part: on the device; None, or one without choices, routes by itself.
-            role: of the model; any but the policy's own, such as the reference, routes by itself.
-            layout: of the part, with what fills it up.
-            context: where this rank has a share of its tokens.
+            part: the micro-batch on the device; None, or one without choices, disables replay.
+            role: the model's role; replay is only for the policy.
+            layout: layout of the micro-batch, including padding.
+            context: context parallelism, or None.
         """
         chosen: Iterable[torch.Tensor | None] = repeat(None)
         if part is not None and (experts := _choices(part, role)) is not None:
@@ -127,36 +128,36 @@ class Routing:
             experts = layout.computed(F.pad(experts, (0, 0, 0, 0, 0, total - len(experts))), filling=0)
             experts = experts if context is None else context.own(experts, total)
             chosen = experts.unbind(1)
-        for router, own in zip(self._routers, chosen, strict=False):
-            # Each a tensor of its own: to a compiler layers with views at different places are not alike.
-            router.replayed = None if own is None else own.clone(memory_format=torch.contiguous_format)
-            if own is not None:
+        for router, experts in zip(self._routers, chosen, strict=False):
+            # A copy, because views with different offsets would make different compiled graphs for the layers.
+            router.replayed = None if experts is None else experts.clone(memory_format=torch.contiguous_format)
+            if experts is not None:
                 mark_dynamic(router.replayed, 0)
 
     def watch(
         self, lengths: torch.Tensor, layout: Layout, total: int, context: Context | None, *, counts: bool
     ) -> None:
-        """Count the routers' choices, and compute their loss, in the forward passes until `rest`.
+        """Count the routers' choices, and compute their loss, in forward passes until `rest` is called.
 
         Args:
             lengths: [B] int64 on the device, lengths of the sequences of a micro-batch.
-            layout: layout of the micro-batch, with its filling.
+            layout: layout of the micro-batch, including padding.
             total: tokens of the update, on all ranks.
-            context: set if this rank has a share of each sequence; then the balance of whole sequences is not known.
-            counts: whether the micro-batch counts; one that only takes part in other ranks' collectives does not.
+            context: context parallelism, or None. With it the balance of whole sequences is unknown.
+            counts: False for a dummy micro-batch.
         """
         if not self._routers:
             return
         tokens = len(layout.position_ids)
-        lengths = lengths * counts  # all tokens of a micro-batch that does not count are filling
-        places = torch.arange(len(lengths) + 1, device=lengths.device)
-        filling = (tokens - lengths.sum()).unsqueeze(0)
-        self.sequence = places.repeat_interleave(torch.cat([lengths, filling]), output_size=tokens)
+        lengths = lengths * counts  # all tokens of a dummy micro-batch are padding
+        numbers = torch.arange(len(lengths) + 1, device=lengths.device)
+        padding = (tokens - lengths.sum()).unsqueeze(0)
+        self.sequence = numbers.repeat_interleave(torch.cat([lengths, padding]), output_size=tokens)
         self.sequence = layout.computed(self.sequence, filling=len(lengths))
         if context is not None:
             self._knows_sequences = False
             self.sequence = context.own(self.sequence, tokens)
-        self.sizes = torch.zeros_like(places).index_add(0, self.sequence, torch.ones_like(self.sequence)).float()
+        self.sizes = torch.zeros_like(numbers).index_add(0, self.sequence, torch.ones_like(self.sequence)).float()
         self.share = torch.full((), self._weight / total, device=lengths.device)
         mark_dynamic(self.sequence, 0)
         mark_dynamic(self.sizes, 0)
@@ -170,12 +171,12 @@ class Routing:
         """Return metrics of all choices on all ranks since the last call; collective. Empty without routers."""
         if not self._routers:
             return {}
-        found = torch.stack([router.found for router in self._routers])
+        sums = torch.stack([router.found for router in self._routers])
         for router in self._routers:
             router.found.zero_()
         if rank_and_ranks()[1] > 1:
-            dist.all_reduce(found)
-        counts, (entropy, loss, tokens, replayed, differing) = found[:, :-5], found[:, -5:].T
+            dist.all_reduce(sums)
+        counts, (entropy, loss, tokens, replayed, differing) = sums[:, :-5], sums[:, -5:].T
         loads = counts.amax(1) * counts.shape[1] / counts.sum(1).clamp(min=1)
         values = {
             "router_load": float(loads.mean()),
@@ -191,7 +192,7 @@ class Routing:
 
 
 class _WithLoss(torch.autograd.Function):
-    """The scores as they are; a loss beside them gets the gradient 1."""
+    """Returns the scores unchanged, and gives the loss a gradient of 1 in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, scores: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
@@ -204,9 +205,9 @@ class _WithLoss(torch.autograd.Function):
 
 @cache
 def _watched_class(kind: Any) -> Any:
-    """A router of some kind, which gives logits [T, E], scores [T, K] and choices [T, K].
+    """Return a subclass of a router, which returns logits [T, E], scores [T, K] and choices [T, K].
 
-    One class for all layers: a compiler makes a graph for each class that it meets.
+    The class is cached, because the compiler makes a graph for each class.
     """
 
     class Watched(kind):
@@ -245,22 +246,22 @@ def _watched_class(kind: Any) -> Any:
 
 
 def _scores(router: Any, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """[T, K] float32: the weights of these experts [T, K], as the routers of `ROUTERS` compute those of their own."""
+    """Return the weights [T, K] float32 of experts [T, K], computed like those of the router's own choices."""
     chances = torch.softmax(logits.float(), -1).gather(1, chosen)
-    norms = getattr(router, "norm_topk_prob", True)  # routers without the setting always do
+    norms = getattr(router, "norm_topk_prob", True)  # routers without the attribute always normalize
     return chances / chances.sum(-1, keepdim=True) if norms else chances
 
 
 def _differences(
     replayed: torch.Tensor | None, own: torch.Tensor, picked: torch.Tensor, counted: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many choices were replayed; and how many of these are none that the router would have made by itself.
+    """Return the number of replayed choices, and of the router's own choices that replay replaced.
 
     Args:
-        replayed: [T, K], 0 where none was.
-        own: [T, K], the router's.
-        picked: [T, E] float32, 1 where an expert is gone through.
-        counted: [T] float32, 0 of tokens that do not count.
+        replayed: [T, K], 0 for choices that are not replayed.
+        own: [T, K], the router's own choices.
+        picked: [T, E] float32, 1 for the experts that a token uses.
+        counted: [T] float32, 0 for tokens that do not count.
     """
     if replayed is None:
         return picked.new_zeros(()), picked.new_zeros(())

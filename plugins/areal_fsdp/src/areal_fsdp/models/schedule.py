@@ -1,4 +1,4 @@
-"""What a training engine is told of learning, and the learning rate of each update. Imports no torch."""
+"""Settings of the optimizer, and the learning-rate schedule. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class LearningSettings(Settings):
-    """AdamW, its learning rate, and what is computed at once: of every training engine of ours."""
+    """Settings that all training engines share: AdamW, its learning rate, and micro-batches."""
 
     learning_rate: float | None = Field(
         None,
@@ -37,7 +37,7 @@ class LearningSettings(Settings):
         0,
         ge=0,
         description="Number of updates over which the learning rate rises linearly, from learning_rate / "
-        "warmup_steps. 0: no warm-up. Hugging Face's schedules begin at 0, one update behind.",
+        "warmup_steps. 0: no warm-up. Hugging Face's schedules start from 0 instead, one update later.",
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="Learning-rate schedule after the warm-up."
@@ -69,30 +69,33 @@ class LearningSettings(Settings):
 
     @property
     def tokens_at_once(self) -> int:
-        """Of a micro-batch, on all ranks that have its sequences together."""
+        """Tokens of a micro-batch on all ranks that share its sequences."""
         return self.max_tokens_per_microbatch
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """What is known to become too long is told before the start; what is not goes through alone."""
+        """Yield a problem if the longest sequence that the config allows exceeds a micro-batch."""
         if config.longest_sequence > self.tokens_at_once:
-            long = f"sequences may have {config.longest_sequence} tokens (sampling.max_new_tokens, workflow.max_tokens)"
-            yield f"{long}, and max_tokens_per_microbatch is {self.max_tokens_per_microbatch}: raise it"
+            yield (
+                f"sequences may have {config.longest_sequence} tokens (sampling.max_new_tokens, workflow.max_tokens), "
+                f"but max_tokens_per_microbatch is {self.max_tokens_per_microbatch}: raise it"
+            )
 
     def notes(self, config: RunConfig) -> Iterable[str]:
-        """A warm-up that never ends."""
-        if self.warmup_steps >= (updates := config.steps * config.training.updates):
-            yield f"warmup_steps is {self.warmup_steps}, and the run has {updates} updates: it ends before its warm-up"
+        """Yield a note if the run ends before its warm-up."""
+        updates = config.steps * config.training.updates
+        if self.warmup_steps >= updates:
+            yield f"warmup_steps is {self.warmup_steps}, but the run has {updates} updates: it ends before its warm-up"
 
 
 def learning_rate_at(update: int, settings: LearningSettings, total_updates: int) -> float:
-    """The learning rate of an update.
+    """Return the learning rate of an update.
 
     Args:
-        update: number of updates before it, those that changed nothing included.
+        update: number of earlier updates, including skipped ones.
         settings: warm-up, schedule and bounds.
-        total_updates: of the whole run; a decay ends there.
+        total_updates: number of updates of the whole run, at which the decay ends.
     """
-    assert settings.learning_rate  # an engine has put in the algorithm's by now
+    assert settings.learning_rate  # engines set a default at setup
     if update < settings.warmup_steps:
         return settings.learning_rate * (update + 1) / settings.warmup_steps
     if settings.schedule == "constant":

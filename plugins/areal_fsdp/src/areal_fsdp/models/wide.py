@@ -1,7 +1,7 @@
-"""Outputs that need whole distributions, or have more than one number a token; the latter never leave the device.
+"""Wide outputs: they need whole distributions, or have more than one number per token and stay on the device.
 
-As in `logprobs`, logits exist for a chunk of tokens at a time, and the backward pass makes them again. With z the
-logits over the temperature, q = softmax(z), and p of the role that is compared with, fixed:
+As in `logprobs`, logits exist for one chunk of tokens at a time, and the backward pass recomputes them. With z = logits
+/ temperature, q = softmax(z), and the fixed distribution p of the compared role:
 
     D = β KL(p ‖ m) + (1 - β) KL(q ‖ m), m = β p + (1 - β) q:   d D / d z_j = (1 - β) q_j (log q_j/m_j - KL(q ‖ m))
     KL(p ‖ q), for β = 0:                                       d D / d z_j = q_j - p_j
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 _TOPK = re.compile(r"topk:([1-9]\d*)")
 _DIVERGENCE = re.compile(r"divergence:([\w-]+):(\d+(?:\.\d*)?(?:e-\d+)?)")
 _LOGITS_AT_ONCE = 3
-"""How many times the memory of one model's logits a divergence takes, its gradient included."""
+"""Memory of a divergence, including its gradient, in multiples of the memory of one model's logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the logits of a role are made from.
+    """The inputs and weights of a role's head.
 
     Attributes:
         hidden: [T, hidden size].
         weight: [vocabulary, hidden size].
         bias: [vocabulary] or None.
         temperature: logits are divided by it.
-        cap: a soft cap of the logits, before the temperature; None for none.
+        cap: soft cap of the logits, applied before the temperature; None without one.
     """
 
     hidden: torch.Tensor
@@ -51,13 +51,13 @@ class Head:
     cap: float | None = None
 
     def first(self, ids: int) -> Head:
-        """Without the ids from this one on."""
+        """Return the head of a vocabulary of only the first `ids` tokens."""
         if ids == len(self.weight):
             return self
         return replace(self, weight=self.weight[:ids], bias=None if self.bias is None else self.bias[:ids])
 
     def log_distribution(self, part: slice) -> torch.Tensor:
-        """log softmax of some tokens, [tokens, vocabulary] float32, without gradients."""
+        """Return the log softmax of a slice of tokens, [tokens, vocabulary] float32, without gradients."""
         return self.distribution_of(self.logits(part))
 
     def logits(self, part: slice) -> torch.Tensor:
@@ -65,34 +65,41 @@ class Head:
         return logits_of(self.hidden[part], self.weight, self.bias, self.cap)
 
     def distribution_of(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the log-distribution that logits give; they are used up."""
+        """Return the log softmax of logits over the temperature; overwrite `logits`."""
         return (logits if self.temperature == 1 else logits.div_(self.temperature)).log_softmax(-1)
 
 
 def is_wide(name: str) -> bool:
-    """Whether this is the name of an output that is computed here."""
+    """Return True for the name of a wide output."""
     return name == "hidden" or topk_of(name) is not None or compared_role(name) is not None
 
 
 def topk_of(name: str) -> int | None:
-    """K of `topk:K`."""
-    found = _TOPK.fullmatch(name)
-    return int(found[1]) if found else None
+    """Return K of the output `topk:K`; None for other outputs."""
+    match = _TOPK.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def compared_role(name: str) -> str | None:
-    """The role that an output is compared with; None for all outputs but `divergence:ROLE:BETA`, 0 <= BETA <= 1."""
-    found = _DIVERGENCE.fullmatch(name)
-    return found[1] if found and float(found[2]) <= 1 else None
+    """Return the role of the output `divergence:ROLE:BETA` with 0 <= BETA <= 1; None for other outputs."""
+    match = _DIVERGENCE.fullmatch(name)
+    return match[1] if match and float(match[2]) <= 1 else None
 
 
 def compared_roles(names: Iterable[str]) -> list[str]:
-    """The roles that these outputs are compared with, each once."""
+    """Return the roles that these outputs compare with, without duplicates."""
     return list(dict.fromkeys(role for name in names if (role := compared_role(name)) is not None))
 
 
 def check_outputs(names: Iterable[str], role: Role, vocabulary: int, *, narrow: bool = False) -> None:
-    """Raise RunError for an output that a role does not compute, or, where `narrow` ones are wanted, a wide one."""
+    """Raise RunError for an output that a role does not compute.
+
+    Args:
+        names: names of the outputs.
+        role: the engine's role.
+        vocabulary: number of tokens of the vocabulary, the upper bound of K in `topk:K`.
+        narrow: True to refuse outputs with more than one number per token.
+    """
     is_scalar = role.head == "scalar"
     known = ["values"] if is_scalar else ["logprobs", "entropy"]
     wide = ["hidden"] if is_scalar else ["hidden", "topk:K", "divergence:ROLE:BETA"]
@@ -102,40 +109,44 @@ def check_outputs(names: Iterable[str], role: Role, vocabulary: int, *, narrow: 
         if (topk_of(name) or 0) > vocabulary:
             raise RunError(f"'{name}' asks for more tokens than the {vocabulary} of the vocabulary")
         if narrow and is_wide(name) and compared_role(name) is None:
-            raise RunError(f"'{name}' has more than one number a token: only a loss may ask for it, in `train`")
+            raise RunError(f"'{name}' has more than one number per token: only a loss in `train` may request it")
 
 
 def wide_output(name: str, own: Head, others: Mapping[str, Head], chunk_tokens: int) -> dict[str, torch.Tensor]:
-    """One output, by name, with gradients unless they are off.
+    """Compute one wide output, with gradients unless these are disabled.
 
     Args:
         name: `hidden`, `topk:K` or `divergence:ROLE:BETA`; see `TrainEngine.train`.
-        own: of the model.
-        others: of the roles that it is compared with; no gradient reaches them.
-        chunk_tokens: tokens whose log-probabilities may be computed at once.
+        own: the model's head.
+        others: heads of the compared roles, by role; they get no gradient.
+        chunk_tokens: tokens whose log-probabilities may exist at the same time.
+
+    Returns:
+        Tensors by name: `hidden` [T, hidden size]; `topk:K` [T, K] float32 and `topk:K:ids` [T, K] int64; a divergence
+        [T] float32, in nats.
     """
     if name == "hidden":
-        return {name: own.hidden.clone()}  # sharding hooks into what a module returns, and must not find a view
+        return {name: own.hidden.clone()}  # FSDP puts hooks on the output of a module, which must not be a view
     if (count := topk_of(name)) is not None:
         topk = TopK(count)
         values = _reduced(own, topk, chunk_tokens)
         return {name: values, f"{name}:ids": torch.cat([topk.ids[start] for start in sorted(topk.ids)])}
-    found = _DIVERGENCE.fullmatch(name)
-    assert found is not None
-    # Models of one family pad their vocabularies to different lengths: ids that one of the two lacks are left out.
-    shared = min(len(own.weight), len(others[found[1]].weight))
-    compared = Divergence(others[found[1]].first(shared), float(found[2]))
+    match = _DIVERGENCE.fullmatch(name)
+    assert match is not None
+    # Models of one family pad their vocabularies to different lengths: compare only the ids that both have.
+    shared = min(len(own.weight), len(others[match[1]].weight))
+    compared = Divergence(others[match[1]].first(shared), float(match[2]))
     return {name: _reduced(own.first(shared), compared, max(1, chunk_tokens // _LOGITS_AT_ONCE))}
 
 
 class Reduction(Protocol):
-    """What becomes of a chunk's log-distributions [tokens, vocabulary], which may be used up."""
+    """A function of a chunk's log-distributions [tokens, vocabulary]; both methods may overwrite these."""
 
     def values(self, log_q: torch.Tensor, part: slice) -> torch.Tensor:
-        """[tokens] or [tokens, K] float32."""
+        """Return [tokens] or [tokens, K] float32."""
 
     def gradient(self, log_q: torch.Tensor, part: slice, upstream: torch.Tensor) -> torch.Tensor:
-        """Of the logits over the temperature, given that of the values."""
+        """Return the gradient of logits / temperature, [tokens, vocabulary], from the gradient of the values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +183,20 @@ class Divergence:
 
 @dataclass(slots=True)
 class TopK:
-    """The log-probabilities of the likeliest tokens, the likeliest first; `ids` by the start of a chunk."""
+    """The log-probabilities of the likeliest tokens, in descending order.
+
+    Attributes:
+        count: K.
+        ids: ids [tokens, K] of the tokens, by the start of the chunk.
+    """
 
     count: int
     ids: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def values(self, log_q: torch.Tensor, part: slice) -> torch.Tensor:
         """See `Reduction`."""
-        found = log_q.topk(self.count)
-        self.ids[part.start] = found.indices
-        return found.values
+        values, self.ids[part.start] = log_q.topk(self.count)
+        return values
 
     def gradient(self, log_q: torch.Tensor, part: slice, upstream: torch.Tensor) -> torch.Tensor:
         """See `Reduction`."""
@@ -189,7 +204,7 @@ class TopK:
 
 
 def _kl(of: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
-    """KL(of ‖ to) from log-distributions; a token that `of` never gives counts 0, whatever `to` says."""
+    """Return KL(of ‖ to) from log-distributions; a token with probability 0 in `of` contributes 0."""
     return torch.where(of.isneginf(), 0.0, of.exp() * (of - to)).sum(-1)
 
 
@@ -232,5 +247,5 @@ class _Reduce(torch.autograd.Function):
             scaled: torch.Tensor = (of_logits if slope is None else of_logits.mul_(slope)).to(hidden.dtype)
             return scaled
 
-        found = head_gradients(hidden, weight, bias, ctx.chunk, gradient, ctx.needs_input_grad)
-        return *found, None, None, None, None
+        gradients = head_gradients(hidden, weight, bias, ctx.chunk, gradient, ctx.needs_input_grad)
+        return *gradients, None, None, None, None

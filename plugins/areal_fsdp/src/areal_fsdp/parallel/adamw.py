@@ -1,12 +1,11 @@
-"""AdamW's update of one tensor (Loshchilov and Hutter, arXiv 1711.05101), in float32 whatever its moments are kept in.
+"""AdamW's update of one tensor (Loshchilov and Hutter, arXiv 1711.05101), computed in float32 for moments of any dtype.
 
-Moments in bfloat16 have 8 bits of mantissa, and with a decay of 0.999 the second one changes by a thousandth of itself
-at most: rounded to the nearest, it would never fall again. They are rounded up or down at random instead, so that what
-is kept is right on average (stochastic rounding; Gupta et al., arXiv 1502.02551). Kahan's compensation would need the
-bytes that bfloat16 saves.
+Moments in bfloat16 have 8 bits of mantissa, and with a decay of 0.999 the second moment falls by at most a thousandth
+of itself in a step: rounded to the nearest, it would never fall. Stochastic rounding keeps it correct on average (Gupta
+et al., arXiv 1502.02551). Kahan summation would need the bytes that bfloat16 saves.
 
-The randomness is computed and not drawn: from the update's number, the tensor's and the element's place. So a resumed
-run rounds as it would have, and ranks that hold the same parameters go on holding the same.
+The random bits are a hash of the update's number, the tensor's number and the element's index. So a resumed run rounds
+as the original run, and ranks with copies of a parameter keep equal copies.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ _MASK = 0xFFFFFFFF
 def scalars_of(
     group: dict[str, Any], step: torch.Tensor, scale: torch.Tensor, applies: torch.Tensor
 ) -> tuple[Any, ...]:
-    """What `update` has to know beside tensors: of one group of parameters, in one step.
+    """Return the scalars that `update` takes, for one parameter group in one step.
 
     Args:
-        group: of the optimizer's.
-        step: [] float32, updates so far with this one; or [N], of N parameters (see `each_of`).
-        scale: [] float32, what gradients are multiplied by.
-        applies: [] bool, whether anything is changed.
+        group: a parameter group of the optimizer.
+        step: [] float32, number of updates including this one; or [N], for N parameters (see `each_of`).
+        scale: [] float32, factor of the gradients.
+        applies: [] bool; False leaves parameters and moments unchanged.
     """
     beta1, beta2 = group["betas"]
     corrections = [1 - beta ** step.double() for beta in (beta1, beta2)]
@@ -38,9 +37,11 @@ def scalars_of(
 
 
 def each_of(scalars: tuple[Any, ...], count: int) -> list[tuple[Any, ...]]:
-    """The scalars of each of so many parameters, which may have been updated a different number of times."""
-    own = (value.unbind() if isinstance(value, torch.Tensor) and value.dim() else (value,) * count for value in scalars)
-    return list(zip(*own, strict=True))
+    """Split scalars for `count` parameters, some of them [count], into the scalars of each parameter."""
+    columns = (
+        value.unbind() if isinstance(value, torch.Tensor) and value.dim() else (value,) * count for value in scalars
+    )
+    return list(zip(*columns, strict=True))
 
 
 @cache
@@ -49,7 +50,7 @@ def _numbers(count: int, device: torch.device) -> tuple[torch.Tensor, ...]:
 
 
 def numbers_of(count: int, moment: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """A number for each of so many tensors, where moments such as this one are rounded at random."""
+    """Return a number for each of `count` tensors, the seed of stochastic rounding; None for float32 moments."""
     return (None,) * count if moment.dtype == torch.float32 else _numbers(count, moment.device)
 
 
@@ -70,15 +71,27 @@ def update(
     epsilon: float,
     step: torch.Tensor,
 ) -> None:
-    """parameter x decay - size x mean / (sqrt(square) / root + epsilon), with both moments corrected, in place.
+    """Update a parameter and its moments in place: parameter x decay - size x mean / (sqrt(square) / root + epsilon).
+
+    All tensors have the same shape. `size` and `root` contain the bias corrections of the two moments; see `scalars_of`
+    for the other scalars.
 
     Args:
         parameter: float32.
-        mean, square: its moments, float32 or bfloat16.
-        gradient: of any dtype.
-        working: where the parameter is rounded to besides.
-        number: [] int64, of the tensor among all; None for moments in float32.
-        scale, applies, size, decay, root, beta1, beta2, epsilon, step: see `scalars_of`.
+        mean: first moment, float32 or bfloat16.
+        square: second moment, of the same dtype.
+        gradient: any floating-point dtype.
+        working: copy of the parameter in another dtype, which is updated too; or None.
+        number: [] int64, the tensor's number, for stochastic rounding; None for float32 moments.
+        scale: [] float32.
+        applies: [] bool.
+        size: [] float32.
+        decay: [] float32.
+        root: [] float32.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        epsilon: added to the denominator.
+        step: [] float32.
     """
     scaled, old_mean, old_square = gradient.float() * scale, mean.float(), square.float()
     new_mean = old_mean + (1 - beta1) * (scaled - old_mean)
@@ -97,20 +110,22 @@ def update(
 
 
 def _round(exact: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """To a float32 that bfloat16 has: the upper 16 bits, one more with the probability of what the lower ones are."""
+    """Round float32 stochastically to a value that bfloat16 represents: 16 random bits are added, 16 bits cut off."""
     raised = exact.view(torch.int32) + bits.to(torch.int32)
     return (raised & -0x10000).view(torch.float32)
 
 
 def _bits(shape: torch.Size, number: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-    """32 random bits for each element, int64."""
-    place = torch.arange(shape.numel(), device=number.device).view(shape)
-    return _mixed((place + _mixed(number + _mixed(step.long()))) & _MASK)
+    """Return 32 random bits for each element, int64."""
+    index = torch.arange(shape.numel(), device=number.device).view(shape)
+    return _hash((index + _hash(number + _hash(step.long()))) & _MASK)
 
 
-def _mixed(value: torch.Tensor) -> torch.Tensor:
-    """A bijection of 32 bits in which each bit depends on all (Wellons, hash-prospector), in int64, which never
-    overflows: both factors are below 2**31."""
+def _hash(value: torch.Tensor) -> torch.Tensor:
+    """Apply a bijection of 32 bits in which each bit depends on all others (Wellons, hash-prospector).
+
+    int64 does not overflow, because both factors are below 2**31.
+    """
     value = ((value ^ (value >> 16)) * 0x21F0AAAD) & _MASK
     value = ((value ^ (value >> 15)) * 0x735A2D97) & _MASK
     return value ^ (value >> 15)

@@ -1,7 +1,7 @@
-"""Sums and exchanges between ranks that have gradients, and that a compiler can take into its graph.
+"""Differentiable collectives that torch.compile can trace.
 
-Named by what goes forward; the backward pass is the transpose. `copied` and `summed` are the f and g of Megatron-LM
-(arXiv 1909.08053, section 3).
+Each is named after its forward pass; its backward pass is the transpose. `copied` and `summed` are the f and g of
+Megatron-LM (arXiv 1909.08053, section 3).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def group_name(mesh: DeviceMesh) -> str:
-    """Of a mesh with one dimension: what a compiled graph knows its group by."""
+    """Return the name of a one-dimensional mesh's process group, by which compiled graphs refer to it."""
     name: str = mesh.get_group().group_name
     return name
 
@@ -46,12 +46,12 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         start = mesh.get_local_rank() * len(part)
-        ctx.place = slice(start, start + len(part))
+        ctx.part = slice(start, start + len(part))
         return _gather(part, group_name(mesh), mesh.size())
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient[ctx.place], None
+        return gradient[ctx.part], None
 
 
 class _Exchanged(torch.autograd.Function):
@@ -67,9 +67,9 @@ class _Exchanged(torch.autograd.Function):
 
 class _Moved(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, taken: list[int], given: list[int], group: str) -> torch.Tensor:
-        ctx.moves = given, taken, group
-        return _move(rows, taken, given, group)
+    def forward(ctx: Any, rows: torch.Tensor, received: list[int], sent: list[int], group: str) -> torch.Tensor:
+        ctx.moves = sent, received, group
+        return _move(rows, received, sent, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
@@ -95,38 +95,45 @@ def _exchange(parts: torch.Tensor, group: str) -> torch.Tensor:
     return _move(parts, equal, equal, group)
 
 
-def _move(rows: torch.Tensor, taken: list[int], given: list[int], group: str) -> torch.Tensor:
+def _move(rows: torch.Tensor, received: list[int], sent: list[int], group: str) -> torch.Tensor:
     result: torch.Tensor = _operations.wait_tensor(
-        _operations.all_to_all_single(rows.contiguous(), taken, given, group)
+        _operations.all_to_all_single(rows.contiguous(), received, sent, group)
     )
     return result
 
 
 def copied(value: torch.Tensor, group: str) -> torch.Tensor:
-    """The same on every rank, each of which goes on with a part of the work: gradients are added up."""
+    """Return a value that is equal on all ranks; sum its gradients, because each rank does a part of the work."""
     result: torch.Tensor = _Copied.apply(value, group)  # type: ignore[no-untyped-call]
     return result
 
 
 def summed(value: torch.Tensor, group: str) -> torch.Tensor:
-    """The sum of what the ranks have, on each; all of them go on alike, so the gradient is each one's own."""
+    """Return the sum of the ranks' values on every rank; gradients are not summed, because all ranks use it alike."""
     result: torch.Tensor = _Summed.apply(value, group)  # type: ignore[no-untyped-call]
     return result
 
 
 def joined(part: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """All ranks' parts behind one another, on each; all of them go on alike, so each part keeps its own gradient."""
+    """Return all ranks' parts concatenated, on every rank; each rank gets the gradient of its own part."""
     result: torch.Tensor = _Joined.apply(part, mesh)  # type: ignore[no-untyped-call]
     return result
 
 
 def exchanged(parts: torch.Tensor, group: str) -> torch.Tensor:
-    """`parts[i]` goes to rank i of the group; what comes back at i is from rank i. [ranks, ...] both."""
+    """Send `parts[i]` to rank i of the group, and return the part from rank i at index i; [ranks, ...] both."""
     result: torch.Tensor = _Exchanged.apply(parts, group)  # type: ignore[no-untyped-call]
     return result
 
 
-def moved(rows: torch.Tensor, taken: list[int], given: list[int], group: str) -> torch.Tensor:
-    """The first `given[0]` rows go to rank 0 of the group, and so on; `taken[i]` of what comes back are from rank i."""
-    result: torch.Tensor = _Moved.apply(rows, taken, given, group)  # type: ignore[no-untyped-call]
+def moved(rows: torch.Tensor, received: list[int], sent: list[int], group: str) -> torch.Tensor:
+    """Send rows to the ranks of the group, and return the rows that they sent.
+
+    Args:
+        rows: [R, ...]; the first `sent[0]` rows go to rank 0, and so on.
+        received: number of rows that come from each rank.
+        sent: number of rows that go to each rank.
+        group: name of the process group.
+    """
+    result: torch.Tensor = _Moved.apply(rows, received, sent, group)  # type: ignore[no-untyped-call]
     return result

@@ -1,8 +1,8 @@
-"""Expert parallelism: each rank has some experts of every MoE; tokens go to their experts' ranks and come back.
+"""Expert parallelism: each rank has some experts of every MoE layer; tokens go to their experts' ranks and come back.
 
-The router and everything else of a layer sees a rank's own tokens alone. Each choice of a token travels by itself, in
-an exchange of as many rows as there are, so none is ever dropped (GShard, arXiv 2006.16668, section 3.2, without its
-capacity); it is weighted where its token is. Grouped matrix products compute a rank's experts.
+The router and the rest of a layer see only a rank's own tokens. Each (token, expert) pair is one row of an all-to-all
+without a capacity, so none is dropped (GShard, arXiv 2006.16668, section 3.2). Rows are weighted on the token's rank.
+Grouped matrix products compute a rank's experts.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DIVIDED = "areal_divided"
-"""What transformers knows the function below by."""
+"""Name under which `_divided` is registered with transformers."""
 
 
 def moe_blocks(model: torch.nn.Module) -> Iterator[Any]:
-    """The modules that hold the experts of a layer, all in one: parameters [experts, ...]."""
+    """Yield the modules that hold all experts of a layer, in parameters [experts, ...]."""
     for module in model.modules():
         if hasattr(module, "has_gate") and hasattr(module, "num_experts"):  # of `use_experts_implementation`
             yield module
 
 
 def divide_experts(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Keep this rank's experts of each MoE, and send tokens around from now on.
+    """Keep only this rank's experts of each layer, and make the model exchange tokens.
 
     Raises:
-        RunError: there are no MoE models of the kind that transformers lets others compute.
+        RunError: the model does not use transformers' interface for implementations of experts.
     """
-    if not (found := list(moe_blocks(model))):
+    if not (blocks := list(moe_blocks(model))):
         raise RunError(
             f"model type {model.config.model_type} computes its experts in a way of its own, which this engine does "
             "not divide",
             hints=["set train_engine.parallel.expert to 1; more ranks work for every model"],
         )
-    for module in found:
+    for module in blocks:
         for name, _ in list(module.named_parameters(recurse=False)):
             keep_part(module, name, 0, mesh)
         module.num_experts //= mesh.size()
@@ -56,7 +56,7 @@ def divide_experts(model: PreTrainedModel, mesh: DeviceMesh) -> None:
 
 
 class _OwnExperts:
-    """What a function of experts reads of their module, with this rank's part of its parameters."""
+    """A view of a module of experts whose parameters are this rank's part, for transformers' functions."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
@@ -67,36 +67,36 @@ class _OwnExperts:
 
 
 def _divided(module: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Compute an MoE of which each rank has some experts; collective.
+    """Compute the experts of a layer that are spread over ranks; collective.
 
     Args:
-        module: of the experts.
-        hidden: [T, H], of this rank's tokens.
-        chosen: [T, K] int64, their experts among those of all ranks.
-        weights: [T, K], of these.
+        module: the module of the experts.
+        hidden: [T, H], this rank's tokens.
+        chosen: [T, K] int64, the tokens' experts, numbered over all ranks.
+        weights: [T, K], weights of the experts.
 
     Returns:
-        [T, H].
+        [T, H], in the dtype of `hidden`.
     """
     tokens, choices = chosen.shape
     pairs = chosen.flatten()
     order = pairs.argsort(stable=True)
     sent = torch.bincount(pairs, minlength=module.ranks * module.num_experts).view(module.ranks, -1)
     received = exchanged(sent, module.group)
-    given, taken = torch.stack([sent.sum(1), received.sum(1)]).tolist()  # the device is waited for
-    rows = moved(hidden[order // choices], taken, given, module.group)
+    rows_sent, rows_received = torch.stack([sent.sum(1), received.sum(1)]).tolist()  # synchronizes with the device
+    rows = moved(hidden[order // choices], rows_received, rows_sent, module.group)
     numbers = torch.arange(module.num_experts, device=rows.device).repeat(module.ranks)
     experts = numbers.repeat_interleave(received.flatten(), output_size=len(rows))
     computed = _computed(module, rows, experts)
-    back = moved(computed, given, taken, module.group)
-    found = torch.zeros_like(back).index_copy(0, order, back).view(tokens, choices, -1)
-    return (found * weights.unsqueeze(-1)).sum(1).to(hidden.dtype)
+    returned = moved(computed, rows_sent, rows_received, module.group)
+    outputs = torch.zeros_like(returned).index_copy(0, order, returned).view(tokens, choices, -1)
+    return (outputs * weights.unsqueeze(-1)).sum(1).to(hidden.dtype)
 
 
 def _computed(module: torch.nn.Module, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-    """[R, H] of rows [R, H] through their experts [R] of this rank; where none came, gradients are 0, not absent."""
+    """Return the outputs [R, H] of rows [R, H] in this rank's experts [R]."""
     count = len(rows)
-    if not count:
+    if not count:  # a padding row makes gradients of 0, which the collectives of sharding need
         rows, experts = F.pad(rows, (0, 0, 0, 1)), F.pad(experts, (0, 1))
     ones = torch.ones_like(experts, dtype=rows.dtype).unsqueeze(-1)
     own: Any = _OwnExperts(module)

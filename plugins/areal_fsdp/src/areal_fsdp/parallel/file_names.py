@@ -1,8 +1,8 @@
-"""Parameters under the names of a model's files, where transformers joins or renames tensors while it loads them.
+"""Map a model's parameters to the tensors of its files, which transformers renames or joins while it loads them.
 
-An MoE's files have a matrix for each expert (`experts.3.gate_proj.weight`), as servers read them, and the model in
-memory one tensor for all of a layer (`experts.gate_up_proj`, [experts, 2 x intermediate, hidden]). transformers has a
-table for each family of models; reversed, and kept from copying, it makes views of what it joined.
+An MoE's files have a matrix for each expert (`experts.3.gate_proj.weight`), which servers read. The loaded model has
+one tensor for all experts of a layer (`experts.gate_up_proj`, [experts, 2 x intermediate, hidden]). transformers has a
+conversion table for each family of models; reversed, the table makes views of the joined tensors without a copy.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _LAYER = re.compile(r".*?\.\d+\.")
 def named_as_in_files(
     model: PreTrainedModel, parameters: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters of a model under the names and in the shapes of its files.
+    """Yield the tensors of a model's files, by name.
 
     Args:
-        model: loaded by transformers.
-        parameters: name in memory and whole tensor, in the model's order. They are asked for one by one; and layer by
-            layer, of a model whose tables join tensors, for a tensor of its files may be made from several.
+        model: the model as transformers loaded it.
+        parameters: name in the model and whole tensor, in the model's order. They are consumed one by one, or layer by
+            layer if the model's table joins tensors: then a tensor of the files may come from several parameters.
     """
     conversions = getattr(model, "_weight_conversions", None) or ()
     joins = any(isinstance(conversion, loading.WeightConverter) for conversion in conversions)
@@ -46,19 +46,20 @@ def named_as_in_files(
 
 
 def layer_of(name: str) -> str:
-    """The layer that a parameter belongs to; its own name where it is no layer's."""
+    """Return the prefix of the layer that a parameter belongs to, or the parameter's name if it is outside layers."""
     layer = _LAYER.match(name)
     return layer[0] if layer else name
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Where a tensor of the files lies in a parameter.
+    """Position of a tensor of the files inside a parameter.
 
     Attributes:
-        row: the index along the parameter's first dimension, to which all of it belongs.
-        shape, stride: as of `torch.Tensor`.
-        offset: in elements, from the row's beginning.
+        row: index along the parameter's first dimension; the tensor lies inside this row.
+        shape: see `torch.Tensor`.
+        stride: see `torch.Tensor`.
+        offset: elements between the beginning of the row and the tensor.
     """
 
     row: int
@@ -67,7 +68,7 @@ class Piece:
     offset: int
 
     def of(self, rows: torch.Tensor, first: int) -> torch.Tensor | None:
-        """The view of it in contiguous `rows`, the parameter's from `first` on; None where it is in none of them."""
+        """Return the tensor as a view of contiguous `rows`, the parameter's from `first` on; None if it is outside."""
         if not first <= self.row < first + len(rows):
             return None
         start = rows.storage_offset() + (self.row - first) * rows.stride(0) + self.offset
@@ -75,13 +76,13 @@ class Piece:
 
 
 def pieces_of(model: PreTrainedModel, name: str, parameter: torch.Tensor) -> dict[str, Piece] | None:
-    """By name in the files, what lies where in a parameter that transformers joins from them.
+    """Return the tensors of the files that transformers joins to a parameter, by name.
 
     Returns:
-        None where that cannot be said: a piece is no view of the parameter, or stands in several of its rows.
+        None if a tensor is not a view of the parameter, or spans several of its rows.
     """
     whole = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
-    found: dict[str, Piece] = {}
+    pieces: dict[str, Piece] = {}
     row = math.prod(whole.shape[1:])
     for key, view in views_by_file_name(model, {name: whole}).items():
         last = view.storage_offset() + sum((n - 1) * s for n, s in zip(view.shape, view.stride(), strict=True))
@@ -91,14 +92,15 @@ def pieces_of(model: PreTrainedModel, name: str, parameter: torch.Tensor) -> dic
         ):
             return None
         number, offset = divmod(int(view.storage_offset()), row)
-        found[key] = Piece(number, tuple(view.shape), view.stride(), offset)
-    complete = sum(math.prod(piece.shape) for piece in found.values()) == whole.numel()
-    return found if complete and name not in found else None
+        pieces[key] = Piece(number, tuple(view.shape), view.stride(), offset)
+    complete = sum(math.prod(piece.shape) for piece in pieces.values()) == whole.numel()
+    return pieces if complete and name not in pieces else None
 
 
 def own_rows(parameter: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """What this rank has of a parameter that is divided along its first dimension, and the number of its first row."""
+    """Return this rank's rows of a parameter that is sharded along its first dimension, and the first row's index."""
     if not isinstance(parameter, DTensor):
         return parameter.detach(), 0
-    place: Any = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-    return parameter.to_local().detach(), int(place[1][0])
+    mesh, placements = parameter.device_mesh, parameter.placements
+    _, offsets = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+    return parameter.to_local().detach(), int(offsets[0])

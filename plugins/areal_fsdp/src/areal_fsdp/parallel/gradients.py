@@ -1,4 +1,4 @@
-"""Gradients of all ranks together: their norm, and the sums that sharding does not make."""
+"""Gradients across ranks: their norm, and sums of gradients that FSDP does not reduce."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 
 def gradient_norm(gradients: Iterable[torch.Tensor], ranks: Ranks) -> torch.Tensor:
-    """Norm of all gradients of all ranks together, [] float32; collective where they are sharded."""
-    found = list(gradients)
+    """Return the L2 norm of all gradients on all ranks, [] float32; collective for sharded gradients."""
+    gradients = list(gradients)
     if ranks.shards is None:
-        return _norm(found)
-    # What the ranks of `tensor` divide lies on one more dimension than what each of them has whole.
-    whole = [g for g in found if not isinstance(g, DTensor)]
-    sharded = [g for g in found if isinstance(g, DTensor)]
+        return _norm(gradients)
+    # The mesh of a tensor-parallel gradient has one more dimension than that of a gradient which every rank of `tensor`
+    # has whole.
+    whole = [g for g in gradients if not isinstance(g, DTensor)]
+    sharded = [g for g in gradients if isinstance(g, DTensor)]
     divided = [g for g in sharded if ranks.tensor is not None and _dimensions(g) > ranks.shards.ndim]
     same = [g for g in sharded if ranks.tensor is None or _dimensions(g) == ranks.shards.ndim]
     total = _norm(map(own_part, same)).square()
@@ -44,21 +45,25 @@ def _dimensions(gradient: DTensor) -> int:
 
 
 def _summed(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """Over the ranks of a mesh; where parameters are offloaded, by way of the device that the mesh is of."""
+    """Return the sum over the ranks of a mesh; an offloaded value is reduced on the mesh's device."""
     moved = value.to(mesh.device_type, copy=True)
     dist.all_reduce(moved, group=mesh.get_group())
     return moved.to(value.device)
 
 
 def sum_gradients(parameters: Iterable[tuple[torch.nn.Parameter, DeviceMesh]]) -> None:
-    """Over the ranks of a mesh, of parameters that each of them has whole; collective."""
+    """Sum the gradients of parameters over the ranks of their mesh, in place; collective.
+
+    Args:
+        parameters: each with the mesh whose ranks all have the parameter, and a part of its gradient.
+    """
     by_mesh: dict[DeviceMesh, list[torch.Tensor]] = {}
     for parameter, mesh in parameters:
         if parameter.grad is not None:
             by_mesh.setdefault(mesh, []).append(own_part(parameter.grad))
     for mesh, gradients in by_mesh.items():
-        together = _summed(torch.cat([gradient.flatten() for gradient in gradients]), mesh)
+        total = _summed(torch.cat([gradient.flatten() for gradient in gradients]), mesh)
         start = 0
         for gradient in gradients:
-            gradient.copy_(together[start : start + gradient.numel()].view_as(gradient))
+            gradient.copy_(total[start : start + gradient.numel()].view_as(gradient))
             start += gradient.numel()

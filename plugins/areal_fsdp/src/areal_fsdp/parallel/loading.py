@@ -1,9 +1,11 @@
-"""Reading a Hugging Face model in parts: each rank its own shards, or one layer after another.
+"""Load a Hugging Face model in parts: each rank reads only its shards, or rank 0 reads one layer at a time.
 
-transformers builds the model without memory (on the `meta` device) and says which of its tensors stands under which
-name in the files; ranks divide it as it is; then PyTorch's reader of safetensors copies each rank's slices into place.
-Weights that the files lack, such as a new head, are there at once, whole, as transformers makes them; so are buffers,
-of which those that the files have are read.
+1. transformers builds the model on the `meta` device, which shows the name of each tensor in the files.
+2. The ranks shard the meta tensors.
+3. PyTorch's reader of safetensors copies each rank's slices into its shards.
+
+Weights that the files lack, such as a new head, are initialized whole by transformers on every rank. Buffers are whole
+on every rank too; those in the files are read.
 """
 
 from __future__ import annotations
@@ -43,15 +45,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 hub: Any = _hub
 transformers_logging: Any = _transformers_logging
-"""Its functions have no types, and those of `hub` neither."""
+"""Typed as Any: the functions of both modules have no types."""
 
 
 class ModelFiles:
-    """A model's safetensors files, and where its tensors stand in them.
+    """A model's safetensors files, and the parameters that are read from them.
 
     Args:
         source: the model's folder or hub name, for messages.
-        paths: of the files.
+        paths: the files' paths.
     """
 
     def __init__(self, source: str, paths: Sequence[str]) -> None:
@@ -62,7 +64,7 @@ class ModelFiles:
 
     @classmethod
     def find(cls, source: str) -> ModelFiles | None:
-        """Return the safetensors files of a folder or a hub name; None if there are none. Download those of the hub."""
+        """Return the safetensors files of a folder or a hub name, downloading the latter; None if there are none."""
         single = hub.cached_file(source, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
         if single is not None:
             return cls(source, [single])
@@ -75,14 +77,14 @@ class ModelFiles:
         return {key: Placeholder(entry.size) for key, entry in known.items()}
 
     def recognize(self, model: PreTrainedModel, placeholders: dict[str, Placeholder]) -> str:
-        """Find the files' tensors that each parameter of the model is read from: one of them, or several joined.
+        """Find the tensors of the files that each parameter of the model is read from: one tensor, or several joined.
 
         Args:
-            model: made by transformers from the placeholders.
-            placeholders: from `placeholders`.
+            model: the model that transformers made from the placeholders.
+            placeholders: the result of `placeholders`.
 
         Returns:
-            The name of a parameter or buffer that comes from no tensor of the files; empty if all are found.
+            The name of a parameter or buffer that no tensor of the files can fill; empty if there is none.
         """
         made = {_memory(tensor): key for key, entry in placeholders.items() for tensor in entry.made}
         self._keys, self._joined = {}, {}
@@ -96,30 +98,30 @@ class ModelFiles:
                     continue
                 pieces = pieces_of(model, name, parameter)
                 if not pieces or any(
-                    own not in placeholders or tuple(placeholders[own].shape) != piece.shape
-                    for own, piece in pieces.items()
+                    key not in placeholders or tuple(placeholders[key].shape) != piece.shape
+                    for key, piece in pieces.items()
                 ):
                     return name
                 self._joined[name] = pieces
         return next(iter(self._fill_buffers(model, made)), "")
 
     def _fill_buffers(self, model: PreTrainedModel, made: Mapping[int, str]) -> list[str]:
-        """Read the buffers whole on every rank, since they are small; return the names of those that the files lack."""
+        """Read whole buffers on every rank, since they are small; return the names of those that the files lack."""
         buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_meta}
         keys = {name: made[_memory(buffer)] for name, buffer in buffers.items() if _memory(buffer) in made}
         for name in keys:
-            place, _, own = name.rpartition(".")
-            model.get_submodule(place)._buffers[own] = torch.empty_like(buffers[name], device="cpu")
+            module_name, _, attribute = name.rpartition(".")
+            model.get_submodule(module_name)._buffers[attribute] = torch.empty_like(buffers[name], device="cpu")
         filled = dict(model.named_buffers())
         self._read({key: filled[name] for name, key in keys.items()}, alone=True)
         return [name for name in buffers if name not in keys]
 
     def unread_names(self, model: PreTrainedModel) -> list[str]:
-        """Return what a model of this class leaves in its files, such as layers of multi-token prediction, by name."""
+        """Return the tensors that a model of this class does not read, such as multi-token prediction layers."""
         placeholders = self.placeholders()
         kind: Any = type(model)
         config = deepcopy(model.config)
-        vars(config).pop("quantization_config", None)  # no longer true: the model's weights are plain
+        vars(config).pop("quantization_config", None)  # the loaded weights are dequantized
         kind.from_pretrained(None, config=config, state_dict=placeholders)
         known = model.state_dict().keys()
         return [key for key, entry in placeholders.items() if not entry.made and key not in known]
@@ -127,15 +129,15 @@ class ModelFiles:
     def read_whole(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """Read tensors by their names in the files; not collective."""
         entries: Any = self._reader.read_metadata().state_dict_metadata
-        found = {key: torch.empty(entries[key].size, dtype=entries[key].properties.dtype) for key in names}
-        self._read(dict(found), alone=True)
-        return found
+        tensors = {key: torch.empty(entries[key].size, dtype=entries[key].properties.dtype) for key in names}
+        self._read(dict(tensors), alone=True)
+        return tensors
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Follow a renaming of the model's parameters; parameters that are not named are no longer read.
+        """Update the names of the model's parameters; parameters that `names` lacks are no longer read.
 
         Args:
-            names: the new names of the parameters that have no memory yet, by the names that they were loaded under.
+            names: the new names of the parameters that are still on the meta device, by their old names.
         """
         self._keys = {names[name]: key for name, key in self._keys.items() if name in names}
 
@@ -146,70 +148,72 @@ class ModelFiles:
         device: torch.device,
         of_whole: torch.device | None = None,
     ) -> None:
-        """Give the model's parameters memory, and read what this rank has of each; collective.
+        """Allocate the model's parameters, and read this rank's shard of each; collective.
 
         Args:
-            module: the root of sharding, around `model`.
-            model: divided, and sharded: plain tensors that are tied would have to be tied again.
-            device: where shards are kept.
-            of_whole: where parameters are kept that ranks do not divide; None for the same place.
+            module: the root FSDP module around `model`.
+            model: the sharded model. The caller must tie unsharded tied parameters again.
+            device: device of the shards.
+            of_whole: device of parameters that are not sharded; None for `device`.
 
         Raises:
-            RunError: the files cannot be read, here or on another rank.
+            RunError: the files cannot be read, on this rank or another.
         """
         root: Any = module
 
-        def with_memory(tensor: torch.Tensor) -> torch.Tensor:
-            place = device if isinstance(tensor, DTensor) else of_whole or device
-            return torch.empty_like(tensor, device=place) if tensor.is_meta else tensor
+        def allocate(tensor: torch.Tensor) -> torch.Tensor:
+            target = device if isinstance(tensor, DTensor) else of_whole or device
+            return torch.empty_like(tensor, device=target) if tensor.is_meta else tensor
 
-        root._apply(with_memory)
+        root._apply(allocate)
         parameters = dict(model.named_parameters())
-        wanted: dict[str, Any] = {key: parameters[name] for name, key in self._keys.items()}
+        targets: dict[str, Any] = {key: parameters[name] for name, key in self._keys.items()}
         for name, pieces in self._joined.items():
             rows, first = own_rows(parameters[name])
-            own = {key: piece.of(rows, first) for key, piece in pieces.items()}
-            wanted |= {key: view for key, view in own.items() if view is not None}
-        self._read(wanted, alone=False)
+            views = {key: piece.of(rows, first) for key, piece in pieces.items()}
+            targets |= {key: view for key, view in views.items() if view is not None}
+        self._read(targets, alone=False)
 
     @contextmanager
     def streamed(self, model: PreTrainedModel, layers: torch.nn.ModuleList) -> Iterator[None]:
-        """Let a model without memory compute on the CPU, before it is divided.
+        """Let a model on the meta device compute on the CPU inside this context, before it is sharded.
 
-        Each layer is read before it runs and given up behind it, and so is each part that is not a layer's.
+        A forward hook reads each layer before it runs, and frees it afterwards. Modules outside the layers are read and
+        freed in the same way, one at a time.
         """
         known = {*self._keys, *self._joined}
         names = {parameter: name for name, parameter in model.named_parameters() if name in known}
         inside = set(layers.modules())
         units = [_Unit([module], names) for module in model.modules() if module not in inside]
         units += [_Unit(list(layer.modules()), names) for layer in layers]
-        units = [unit for unit in units if unit.places]
+        units = [unit for unit in units if unit.parameters]
         hooks = []
         for unit in units:
-            hooks.append(unit.modules[0].register_forward_pre_hook(lambda *_, unit=unit: unit.hold(self._whole(unit))))
-            hooks.append(unit.modules[0].register_forward_hook(lambda *_, unit=unit: unit.give_up()))
+            first = unit.modules[0]
+            hooks.append(first.register_forward_pre_hook(lambda *_, unit=unit: unit.fill(self._read_unit(unit))))
+            hooks.append(first.register_forward_hook(lambda *_, unit=unit: unit.free()))
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
             for unit in units:
-                unit.give_up()
+                unit.free()
 
-    def _whole(self, unit: _Unit) -> dict[str, torch.Tensor]:
-        found = {name: torch.empty_like(parameter, device="cpu") for _, _, parameter, name in unit.places}
-        wanted: dict[str, Any] = {}
-        for name, tensor in found.items():
+    def _read_unit(self, unit: _Unit) -> dict[str, torch.Tensor]:
+        tensors = {name: torch.empty_like(parameter, device="cpu") for _, _, parameter, name in unit.parameters}
+        targets: dict[str, Any] = {}
+        for name, tensor in tensors.items():
             pieces = self._joined.get(name)
-            wanted |= {self._keys[name]: tensor} if pieces is None else {k: p.of(tensor, 0) for k, p in pieces.items()}
-        self._read(wanted, alone=True)
-        return found
+            targets |= {self._keys[name]: tensor} if pieces is None else {k: p.of(tensor, 0) for k, p in pieces.items()}
+        self._read(targets, alone=True)
+        return tensors
 
     def _read(self, tensors: dict[str, Any], *, alone: bool) -> None:
-        """Copy from the files, by the files' names; collective unless `alone`."""
+        """Read into `tensors`, which have the files' names; collective unless `alone`."""
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "torch.distributed is disabled")  # what `alone` asks for
+                warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended if `alone`
                 read(tensors, storage_reader=self._reader, no_dist=alone)
         except CheckpointException as error:
             causes = {str(cause) for cause, _ in error.failures.values()}
@@ -219,7 +223,7 @@ class ModelFiles:
 
 
 class _Reader(HuggingFaceStorageReader):
-    """Reads some of a folder's files, and their headers once."""
+    """Reads the given files, and caches their headers."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         super().__init__(str(Path(paths[0]).parent))
@@ -233,7 +237,7 @@ class _Reader(HuggingFaceStorageReader):
 
 
 class _Files(FileSystem):
-    """A file system that lists given files in any folder."""
+    """A file system that lists the given files for every folder."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = list(paths)
@@ -243,58 +247,59 @@ class _Files(FileSystem):
 
 
 class _Unit:
-    """Modules whose parameters have memory at the same time."""
+    """Modules whose parameters are read and freed together; `parameters` has (module, attribute, parameter, name)."""
 
     def __init__(self, modules: list[torch.nn.Module], names: dict[torch.nn.Parameter, str]) -> None:
         self.modules = modules
-        self.places = [
-            (module, own, parameter, names[parameter])
+        self.parameters = [
+            (module, attribute, parameter, names[parameter])
             for module in modules
-            for own, parameter in module.named_parameters(recurse=False)
+            for attribute, parameter in module.named_parameters(recurse=False)
             if parameter in names
         ]
 
-    def hold(self, tensors: dict[str, torch.Tensor]) -> None:
-        for module, own, _, name in self.places:
-            module._parameters[own] = torch.nn.Parameter(tensors[name], requires_grad=False)
+    def fill(self, tensors: dict[str, torch.Tensor]) -> None:
+        for module, attribute, _, name in self.parameters:
+            module._parameters[attribute] = torch.nn.Parameter(tensors[name], requires_grad=False)
 
-    def give_up(self) -> None:
-        for module, own, parameter, _ in self.places:
-            module._parameters[own] = parameter
+    def free(self) -> None:
+        for module, attribute, parameter, _ in self.parameters:
+            module._parameters[attribute] = parameter
 
 
 class _OnlyWholeError(RuntimeError):
-    """Why a model cannot be read in parts."""
+    """A model cannot be read in parts; the message is the reason."""
 
 
 _DAMAGE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
-"""Errors of reading that say that a model's files are at fault."""
+"""Errors of reading that mean damaged files."""
 _ONLY_WHOLE = (RuntimeError, TypeError, AttributeError)
-"""Errors of reading in parts after which all ranks read the whole model: an error in its files comes up again then."""
+"""Errors of reading in parts after which all ranks read the whole model. Damaged files raise again there."""
 
 
 def load(factory: Any, source: str, *, in_parts: bool, **options: Any) -> _Loaded:
-    """Call `factory.from_pretrained` without its messages; collective. All ranks draw the same weights where the files
-    lack some, all read the model in the same way, and all fail where one does.
+    """Call `factory.from_pretrained` without its messages; collective.
+
+    All ranks read the model in the same way, initialize missing weights with the same values, and fail if one fails.
 
     Args:
         factory: such as `AutoModelForCausalLM`.
         source: folder or hub name.
-        in_parts: whether parameters shall stay in the files, where that is possible; the log says where it is not.
-        options: `dtype`, `attn_implementation`, `trust_remote_code`; and those of the config.
+        in_parts: True to leave the parameters in the files if possible; otherwise a warning is logged.
+        options: `dtype`, `attn_implementation`, `trust_remote_code`; and fields of the config.
 
     Returns:
-        The model; the report of its loading; its files, if its parameters are still there. Then it is on the `meta`
-        device, but for buffers and for what the files lack.
+        The model, the report of its loading, and its files if the parameters are still to be read. In that case the
+        model is on the `meta` device, except for buffers and for weights that the files lack.
 
     Raises:
-        RunError: it cannot be read, here or on another rank.
+        RunError: the model cannot be read, on this rank or another.
     """
     with _quiet(), torch.random.fork_rng(devices=[]):
         if in_parts and (loaded := _on_all_ranks(_load_in_parts, factory, source, options, _ONLY_WHOLE)) is not None:
             return loaded
         loaded = _on_all_ranks(_load_whole, factory, source, options)
-        assert loaded is not None  # nothing declines here
+        assert loaded is not None  # without `declines`, every error raises
         return loaded
 
 
@@ -305,28 +310,29 @@ def _on_all_ranks(
     options: dict[str, Any],
     declines: tuple[type[Exception], ...] = (),
 ) -> _Loaded | None:
-    """Read a model in one way on every rank; None on all of them where one of `declines` is raised on any."""
-    loaded, why, error = None, None, None
+    """Call `read` on every rank; return None on all ranks if one of the errors in `declines` is raised on any."""
+    loaded, declined, error = None, None, None
     torch.manual_seed(0)
     try:
         loaded = read(factory, source, **options)
-    except declines as found:
-        why = found
-    except Exception as found:  # noqa: BLE001 - whatever it is, the other ranks wait in the next line
-        error = found
+    except declines as reason:
+        declined = reason
+    except Exception as reason:  # noqa: BLE001 - the other ranks wait in on_any_rank
+        error = reason
     if on_any_rank(error is not None):
         if isinstance(error, _DAMAGE):
             raise _unreadable(source, str(error)) from error
-        raise error or _unreadable(source, "it failed on another rank, whose own message says why")
-    if on_any_rank(why is not None):
-        cause = why or "another rank cannot read it in parts"
+        raise error or _unreadable(source, "it failed on another rank; see that rank's error")
+    if on_any_rank(declined is not None):
+        cause = declined or "another rank cannot read it in parts"
         log.warning("'%s': %s. Each rank reads the whole model into its memory", source, cause)
         return None
     return loaded
 
 
 def _load_whole(factory: Any, source: str, **options: Any) -> _Loaded:
-    options["ignore_mismatched_sizes"] = True  # transformers names neither tensor nor shapes; the report does
+    # transformers' own error names neither tensor nor shapes; the report does.
+    options["ignore_mismatched_sizes"] = True
     model, report = factory.from_pretrained(source, output_loading_info=True, **options)
     if wrong := sorted(report.get("mismatched_keys", ())):
         raise _unreadable(source, _of_another_shape(wrong))
@@ -336,11 +342,11 @@ def _load_whole(factory: Any, source: str, **options: Any) -> _Loaded:
 def _load_in_parts(factory: Any, source: str, **options: Any) -> _Loaded:
     files = ModelFiles.find(source)
     if files is None:
-        raise _OnlyWholeError(f"there is neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}")
+        raise _OnlyWholeError(f"it has neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}")
     of_model = {name: options.pop(name) for name in ("dtype", "attn_implementation")}
     config = AutoConfig.from_pretrained(source, **options)
     if getattr(config, "quantization_config", None) or getattr(config, "transformers_weights", None):
-        raise _OnlyWholeError("its config asks for other weights than those of the files")
+        raise _OnlyWholeError("its weights are quantized, or its config names other files")
     with torch.device("meta"):
         empty = factory.from_config(config, trust_remote_code=options["trust_remote_code"], **of_model)
     placeholders = files.placeholders()
@@ -348,10 +354,12 @@ def _load_in_parts(factory: Any, source: str, **options: Any) -> _Loaded:
         None, config=empty.config, state_dict=placeholders, output_loading_info=True, **of_model
     )
     if unknown := files.recognize(model, placeholders):
-        raise _OnlyWholeError(f"'{unknown}' is neither one of the files' tensors nor joined of whole ones in its rows")
+        raise _OnlyWholeError(
+            f"'{unknown}' is neither one of the files' tensors nor made of several, each inside one of its rows"
+        )
     model.name_or_path = model.config.name_or_path = source
     if model.can_generate():
-        with suppress(OSError):  # few have this file; those without go by their config
+        with suppress(OSError):  # without generation_config.json, the defaults from the config stay
             model.generation_config = GenerationConfig.from_pretrained(source)
     return model, report, files
 
@@ -360,8 +368,8 @@ def unread_weights(model: PreTrainedModel, source: str, *, trust_remote_code: bo
     """Read the tensors of a model's files that its class does not read.
 
     Returns:
-        The tensors by their names in the files. Empty if the model has another class than its files, as a critic has,
-        or if the names cannot be found out, which is logged.
+        The tensors by their names in the files. Empty if the model is not of the class that its config names, such as
+        a critic, or if the names cannot be determined, which is logged.
     """
     names = unread_names(model, source, trust_remote_code=trust_remote_code)
     files = ModelFiles.find(source) if names else None
@@ -377,18 +385,18 @@ def unread_names(model: PreTrainedModel, source: str, *, trust_remote_code: bool
     try:
         with _quiet():
             return files.unread_names(model)
-    except (RuntimeError, TypeError, AttributeError) as why:
-        log.warning("'%s': the export lacks weights that its class does not read, if there are some: %s", source, why)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        log.warning("'%s': the export lacks weights that its class does not read, if there are any: %s", source, error)
         return []
 
 
 def refuse_damaged_weights(model: PreTrainedModel) -> None:
-    """Raise `RunError` where a tensor of this rank's holds NaN or infinity; for models whose outputs are not finite."""
+    """Raise `RunError` if a parameter, or this rank's shard of it, holds NaN or infinity."""
     parameters: dict[str, Any] = dict(model.named_parameters())
-    own = {name: value.to_local() if hasattr(value, "to_local") else value for name, value in parameters.items()}
-    if odd := [name for name, value in own.items() if not torch.isfinite(value).all()]:
-        more = f", and so do {len(odd) - 1} more" if len(odd) > 1 else ""
-        raise _unreadable(str(model.name_or_path), f"its tensor '{odd[0]}' holds NaN or infinity{more}")
+    local = {name: value.to_local() if hasattr(value, "to_local") else value for name, value in parameters.items()}
+    if damaged := [name for name, value in local.items() if not torch.isfinite(value).all()]:
+        others = f", and so do {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        raise _unreadable(str(model.name_or_path), f"its tensor '{damaged[0]}' holds NaN or infinity{others}")
 
 
 @contextmanager
@@ -405,18 +413,19 @@ def _quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _unreadable(source: str, why: str) -> RunError:
+def _unreadable(source: str, reason: str) -> RunError:
     return RunError(
-        f"the model '{source}' cannot be loaded: {why}",
+        f"the model '{source}' cannot be loaded: {reason}",
         hints=["check the folder: config.json, *.safetensors; or download it again"],
     )
 
 
 def _of_another_shape(wrong: list[tuple[str, Any, Any]]) -> str:
     (name, stored, needed), *more = wrong
-    others = f", and {len(more)} more tensors differ" if more else ""
-    return f"'{name}' has shape {list(stored)} in its files, and its config.json needs {list(needed)}{others}"
+    others = f"; {len(more)} more tensors differ" if more else ""
+    return f"'{name}' has shape {list(stored)} in its files, but its config.json needs {list(needed)}{others}"
 
 
 def _memory(tensor: torch.Tensor) -> int:
+    """Return an id of the memory behind a tensor; meta tensors have distinct ids too."""
     return tensor.untyped_storage()._cdata

@@ -1,7 +1,8 @@
-"""How the ranks of an engine stand: who shares a batch, who shares a sequence, who shares a layer.
+"""The device mesh of an engine: process groups of data, context, tensor and expert parallelism.
 
-Rank numbers run over replicas, then data, then context, then tensor, so that ranks that talk most are neighbors, on
-one node. Ranks along `context` and `tensor` work on the same sequences: for a batch they count as one.
+The mesh's dimensions are, from the outermost, replicas, data, context and tensor, so that the ranks that communicate
+most are neighbors on one node. Ranks along `context` and `tensor` work on the same sequences: they get the same part of
+a batch.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank's place among all.
+    """This rank's position and process groups.
 
     Attributes:
-        share: which part of a batch is this rank's.
-        shares: how many parts there are.
-        leads: whether this rank speaks for those that work on the same sequences.
-        shards: the ranks that parameters are sharded over, [replicas, shards] where there are replicas; None for a
+        share: index of this rank's part of a batch.
+        shares: number of parts of a batch.
+        leads: True for the first of the ranks that work on the same sequences; it reports their results.
+        shards: mesh over which parameters are sharded, [shards], or [replicas, shards] for hybrid sharding; None for a
             single rank.
-        context: those that have one sequence together, None where there is one.
-        tensor: those that have one layer together, None where there is one.
-        experts: the ranks of `shards` in groups that have all experts together, [replicas, expert_shards, experts], or
-            without replicas; None where each has all of them.
+        context: context-parallel group, None without context parallelism.
+        tensor: tensor-parallel group, None without tensor parallelism.
+        experts: the ranks of `shards` as [expert_shards, experts], or [replicas, expert_shards, experts]; None without
+            expert parallelism.
     """
 
     share: int = 0
@@ -45,7 +46,7 @@ class Ranks:
 
 
 def place_ranks(settings: ParallelSettings, device: torch.device) -> Ranks:
-    """Form the groups, for a number of ranks that the settings allow; collective."""
+    """Create the process groups; collective. `ParallelSettings.problem` must accept the number of ranks."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     context, tensor = settings.context, settings.tensor
     data = ranks // (context * tensor)

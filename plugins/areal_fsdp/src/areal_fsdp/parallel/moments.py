@@ -1,8 +1,7 @@
-"""AdamW whose moments are in bfloat16, in host memory, or both.
+"""AdamW with moments in bfloat16, in host memory, or both.
 
-An update goes through what this rank has of each parameter piece by piece. Pieces bound what the computation needs
-beside the parameters; and of moments in host memory one piece is computed with while the next one is fetched and the
-last one goes back.
+An update processes this rank's part of each parameter in pieces, which bounds its temporary memory. With moments in
+host memory, the update of one piece overlaps the fetch of the next piece and the write-back of the previous one.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ if TYPE_CHECKING:
     _Tensors = tuple[torch.Tensor, ...]
 
 PIECE = 1 << 24
-"""Elements of a piece: 64 MiB in float32, which a bus brings in a few milliseconds."""
+"""Elements of a piece: 64 MiB in float32, which PCIe transfers in a few milliseconds."""
 
 
 class PiecewiseAdamW(torch.optim.AdamW):
     """AdamW on local parts of parameters, plain or sharded.
 
-    As the fused one of PyTorch it reads `found_inf` (nothing is changed unless it is 0) and `grad_scale` (gradients
-    are divided by it, unless it is None).
+    Like PyTorch's fused AdamW, it reads `found_inf` (a step is skipped unless it is 0) and `grad_scale` (gradients are
+    divided by it, unless it is None).
 
     Args:
-        groups: of parameters.
-        update: `areal_fsdp.parallel.adamw.update`, or the same compiled for tensors [any].
-        settings: AdamW's own.
+        groups: parameter groups.
+        update: `areal_fsdp.parallel.adamw.update`, or the same function compiled for one-dimensional tensors.
+        settings: arguments of `torch.optim.AdamW`.
     """
 
     found_inf: torch.Tensor
@@ -45,7 +44,7 @@ class PiecewiseAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update all parameters that have a gradient; moments in host memory are there when it returns."""
+        """Update all parameters that have a gradient. Moments in host memory are complete when this returns."""
         del closure
         applies = self.found_inf == 0
         scale = torch.ones_like(self.found_inf) if self.grad_scale is None else 1 / self.grad_scale
@@ -55,8 +54,10 @@ class PiecewiseAdamW(torch.optim.AdamW):
             steps = [self.state[p]["step"] for p in learns]
             if steps:
                 torch._foreach_add_(steps, applies.float())
-                every = each_of(scalars_of(group, torch.stack(steps), scale, applies), len(steps))
-                work += [(piece, own) for p, own in zip(learns, every, strict=True) for piece in self._pieces(p)]
+                scalars = each_of(scalars_of(group, torch.stack(steps), scale, applies), len(steps))
+                work += [
+                    (piece, values) for p, values in zip(learns, scalars, strict=True) for piece in self._pieces(p)
+                ]
         if not work:
             return
         (parameter, mean, *_), _ = work[0]
@@ -68,7 +69,7 @@ class PiecewiseAdamW(torch.optim.AdamW):
         )
 
     def _pieces(self, parameter: torch.nn.Parameter) -> Iterator[_Tensors]:
-        """Parameter, moments and gradient, [PIECE] each but for the last."""
+        """Yield (parameter, mean, square, gradient) of each piece, [PIECE] each; the last piece is shorter."""
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
         whole = (parameter.detach(), state["exp_avg"], state["exp_avg_sq"])
@@ -86,7 +87,7 @@ def _on_device(work: _Work, function: Callable[..., None]) -> None:
 
 @dataclass(slots=True)
 class _Slot:
-    """A place on the device for the moments of one piece, and how far they are."""
+    """Device memory for the moments of one piece, and events that mark its progress."""
 
     moments: torch.Tensor
     fetched: torch.cuda.Event = field(default_factory=torch.cuda.Event)
@@ -95,19 +96,22 @@ class _Slot:
 
 
 def _streamed(work: _Work, function: Callable[..., None]) -> None:
-    """Two slots take turns, and two streams copy, so that both ways of the bus and the device are busy at once."""
+    """Update pieces with moments in host memory.
+
+    Two slots alternate, and two streams copy, so that both directions of PCIe and the device are busy at the same time.
+    """
     (parameter, mean, *_), _ = work[0]
     device = parameter.device
-    stream: Any = torch.cuda.Stream  # which has no types
+    stream: Any = torch.cuda.Stream  # its constructor has no types
     current, fetching, storing = torch.cuda.current_stream(device), stream(device), stream(device)
     size = max(len(tensors[0]) for tensors, _ in work)
     slots = [_Slot(torch.empty(2, size, dtype=mean.dtype, device=device)) for _ in range(2)]
-    fetching.wait_stream(current)  # what used the slots' memory before
+    fetching.wait_stream(current)  # earlier kernels may still use the slots' memory
     for number, ((parameter, mean, square, gradient), others) in enumerate(work):
         slot = slots[number % 2]
         near_mean, near_square = slot.moments[:, : len(mean)]
         with torch.cuda.stream(fetching):
-            fetching.wait_event(slot.stored)  # which nothing has to wait for in the first turn
+            fetching.wait_event(slot.stored)  # returns immediately for a slot's first piece
             near_mean.copy_(mean, non_blocking=True)
             near_square.copy_(square, non_blocking=True)
             slot.fetched.record(fetching)
@@ -119,4 +123,4 @@ def _streamed(work: _Work, function: Callable[..., None]) -> None:
             mean.copy_(near_mean, non_blocking=True)
             square.copy_(near_square, non_blocking=True)
             slot.stored.record(storing)
-    storing.synchronize()  # a checkpoint reads host memory, and asks no stream
+    storing.synchronize()  # a checkpoint reads host memory without waiting for a stream

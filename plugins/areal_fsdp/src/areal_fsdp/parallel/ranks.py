@@ -1,4 +1,4 @@
-"""The ranks of the trainer: who this process is among them, and failing together."""
+"""The trainer's ranks: this process's rank and device, and errors that all ranks raise together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from areal_core.errors import RunError
 
 
 def join_group_of_one(device: torch.device) -> None:
-    """Initialize `torch.distributed` with this process alone, where nobody has; shards and checkpoints need a group."""
+    """Initialize `torch.distributed` with only this process, unless it is initialized.
+
+    Sharding and checkpoints need a process group even on one rank.
+    """
     if not dist.is_initialized():
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
@@ -25,7 +28,7 @@ def _leave_group() -> None:
 
 
 def own_device() -> torch.device:
-    """This process's GPU, which becomes the current one; the CPU where there is none."""
+    """Return this process's GPU, and make it the current device; the CPU if there is no GPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -34,26 +37,30 @@ def own_device() -> torch.device:
 
 
 def rank_and_ranks() -> tuple[int, int]:
-    """This process's rank, and how many there are."""
+    """Return this process's rank and the number of ranks."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def on_any_rank(condition: bool) -> bool:
-    """Return whether a condition holds on at least one rank; collective."""
-    held = torch.tensor([condition], dtype=torch.uint8)
+    """Return True if a condition holds on at least one rank; collective."""
+    holds = torch.tensor([condition], dtype=torch.uint8)
     if rank_and_ranks()[1] > 1:
-        dist.all_reduce(held, dist.ReduceOp.MAX)
-    return bool(held.item())
+        dist.all_reduce(holds, dist.ReduceOp.MAX)
+    return bool(holds.item())
 
 
-def fail_together(error: Exception | None, what: str) -> None:
-    """Raise on every rank when one failed, so that no rank waits for another that is gone; collective.
+def fail_together(error: Exception | None, action: str) -> None:
+    """Raise an error on every rank if one rank failed, so that no rank waits for it; collective.
+
+    Args:
+        error: this rank's error, or None.
+        action: the action that failed, for the message, such as `exporting to '/x'`.
 
     Raises:
-        RunError: on the failed rank with its error, on the others with a pointer to it.
+        RunError: the failed rank raises its own error, the others name another rank.
     """
     failed = on_any_rank(error is not None)
     if error is not None:
-        raise RunError(f"{what} failed: {error}") from error
+        raise RunError(f"{action} failed: {error}") from error
     if failed:
-        raise RunError(f"{what} failed on another rank; its own message says why")
+        raise RunError(f"{action} failed on another rank; see that rank's error")

@@ -44,28 +44,28 @@ class ParallelSettings(Settings):
 
     @property
     def layout(self) -> tuple[int, ...]:
-        """Equal for engines whose ranks have the same tokens and the same parameters."""
+        """Degrees that determine a rank's tokens and parameters; engines that exchange tensors need equal ones."""
         return self.context, self.tensor, self.replicas, self.expert
 
     @property
     def needs_packing(self) -> str:
-        """The setting by which ranks divide heads or tokens, which is made for packed attention; empty for none."""
+        """Name of a setting that requires packed attention, because ranks divide heads or tokens; empty for none."""
         names = [name for name in ("tensor", "context") if getattr(self, name) > 1]
         return f"train_engine.parallel.{names[0]}" if names else ""
 
     def problem(self, ranks: int) -> str:
-        """What is wrong for so many ranks; empty where nothing is."""
-        together = self.context * self.tensor
-        data = self.data or max(1, ranks // together)
-        if data * together != ranks:
+        """Return the problem with these settings for a number of ranks; empty if there is none."""
+        ranks_per_sequence = self.context * self.tensor
+        data = self.data or max(1, ranks // ranks_per_sequence)
+        if data * ranks_per_sequence != ranks:
             return (
                 f"parallel: data {self.data or 'null'} x context {self.context} x tensor {self.tensor} does not give "
-                f"the {ranks} ranks that the trainer has (launcher.trainer_processes)"
+                f"the {ranks} ranks of the trainer (launcher.trainer_processes)"
             )
         if data % self.replicas:
             return f"parallel.replicas: {self.replicas} does not divide the {data} ranks that share a batch"
         if self.expert > 1 and self.tensor > 1:
-            return f"parallel: expert {self.expert} and tensor {self.tensor} do not go together: set one of them to 1"
+            return f"parallel: expert {self.expert} and tensor {self.tensor} cannot be combined: set one of them to 1"
         if (shards := data // self.replicas * self.context) % self.expert:
             fitting = max(n for n in range(1, self.expert) if not shards % n)
             return (
@@ -74,27 +74,30 @@ class ParallelSettings(Settings):
             )
         return ""
 
-    def must_stand_as(self, other: ParallelSettings, why: str) -> None:
-        """Two engines have the same share of tokens and parameters on each rank.
+    def require_same_layout(self, other: ParallelSettings, why: str) -> None:
+        """Check that two engines have the same tokens and parameters on each rank.
 
         Args:
-            other: the other one's.
-            why: they must, and who they are.
+            other: settings of the other engine.
+            why: names both roles, and why they must match; begins the error.
 
         Raises:
-            RunError: they do not.
+            RunError: their layouts differ.
         """
         if self.layout != other.layout:
             raise RunError(
-                f"{why}, and their ranks stand differently: parallel is {self} and {other}",
-                hints=["give both the same parallel, in train_engine and in roles"],
+                f"{why}, but their ranks are arranged differently: parallel is {self} and {other}",
+                hints=["set the same parallel for both, in train_engine and in roles"],
             )
 
     def experts(self, experts: int) -> int:
-        """Of so many experts, 0 for a model without, those that one rank has.
+        """Return the number of experts on one rank.
+
+        Args:
+            experts: experts of a layer; 0 for a model that is no MoE.
 
         Raises:
-            RunError: they cannot be divided.
+            RunError: the ranks do not divide the experts.
         """
         if self.expert == 1:
             return experts
@@ -113,34 +116,38 @@ class ParallelSettings(Settings):
         return experts // self.expert
 
     def refuse_images(self, kind: str) -> None:
-        """Of a VLM, ranks divide neither sequences nor layers.
+        """Refuse context and tensor parallelism for a VLM.
 
         Args:
-            kind: its type.
+            kind: the model's type, for the message.
 
         Raises:
-            RunError: they would.
+            RunError: context or tensor is greater than 1.
         """
         if self.context > 1 or self.tensor > 1:
             raise RunError(
-                f"model type '{kind}' sees images, and is not divided over ranks of context or tensor",
-                hints=["set train_engine.parallel to data alone; sequences with images go to one rank each"],
+                f"model type '{kind}' sees images, and VLMs support neither context nor tensor parallelism",
+                hints=["set train_engine.parallel.context and .tensor to 1; each sequence with images has one rank"],
             )
 
     def heads(self, heads: int, key_heads: int) -> tuple[int, int]:
-        """Of so many heads and key heads of attention, those that one rank has.
+        """Return the numbers of attention heads and key heads on one rank.
 
         Raises:
-            RunError: they cannot be divided.
+            RunError: the ranks do not divide the heads.
         """
-        together, own = self.tensor * self.context, key_heads // self.tensor
-        if heads % together or key_heads % self.tensor or (own % self.context and self.context % own):
+        together, key_heads_per_rank = self.tensor * self.context, key_heads // self.tensor
+        if (
+            heads % together
+            or key_heads % self.tensor
+            or (key_heads_per_rank % self.context and self.context % key_heads_per_rank)
+        ):
             raise RunError(
                 f"{heads} heads of attention with {key_heads} key heads cannot be divided among tensor {self.tensor} "
                 f"x context {self.context} ranks (train_engine.parallel)",
                 hints=[
-                    "tensor must divide both, tensor x context the heads; and context the key heads that are left to "
-                    "a rank of tensor, or these it"
+                    "tensor x context must divide the heads, and tensor the key heads; of context and key heads / "
+                    "tensor, one must divide the other"
                 ],
             )
-        return heads // together, max(1, own // self.context)
+        return heads // together, max(1, key_heads_per_rank // self.context)

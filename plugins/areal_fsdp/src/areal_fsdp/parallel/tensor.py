@@ -1,8 +1,8 @@
 """Tensor parallelism: each rank has some heads of attention, some columns of the MLP, some words of the vocabulary.
 
-Which matrix is split in which direction is the model's own plan (`base_model_tp_plan` of its config): `colwise` ones
-give each rank a part of the output, `rowwise` ones take such a part, and their results are summed (Megatron-LM, arXiv
-1909.08053). Between the two every rank works for itself; what enters such a block is the same on all.
+The model's own plan (`base_model_tp_plan` of its config) says how each matrix is split. A `colwise` matrix gives each
+rank a part of the output. A `rowwise` matrix takes such a part, and the ranks' results are summed (Megatron-LM, arXiv
+1909.08053). Between the two, the ranks do not communicate. The input of a colwise matrix is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -30,28 +30,31 @@ log = logging.getLogger(__name__)
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 _WHOLE_WITH_PARTIAL_GRADIENT = "replicated_with_grad_allreduce"
-"""Of a norm over heads: each rank has the whole weight, and the gradient of its own heads."""
+"""Style of a norm over heads: each rank has the whole weight, and the gradient of only its own heads."""
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a parameter, while sharding has it gathered."""
+    """Return this rank's part of a tensor; a plain tensor is returned unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a parameter, likewise; its gradient is the part's own, for all ranks go on alike."""
+    """Return the parts of all ranks as one tensor.
+
+    The backward pass gives each rank the gradient of its part, without a sum: the ranks use the result in the same way.
+    """
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class _Columns(torch.nn.Linear):
-    """[.., in] to this rank's part of [.., out]."""
+    """Maps [.., in] to this rank's part of [.., out]."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return F.linear(input, own_part(self.weight), None if self.bias is None else own_part(self.bias))
 
 
 class _Rows(torch.nn.Linear):
-    """This rank's part of [.., in] to [.., out]."""
+    """Maps this rank's part of [.., in] to [.., out]."""
 
     group: str
 
@@ -61,24 +64,24 @@ class _Rows(torch.nn.Linear):
 
 
 class _Words(torch.nn.Embedding):
-    """Token ids to whole embeddings, from a table of which each rank has some rows."""
+    """Maps token ids to whole embeddings. Each rank has some rows of the table."""
 
     mesh: DeviceMesh
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = own_part(self.weight)
         first = self.mesh.get_local_rank() * len(rows)
-        places = input - first
-        inside = (places >= 0) & (places < len(rows))
-        # The row of the padding token, which learns nothing, is one rank's.
+        indices = input - first
+        inside = (indices >= 0) & (indices < len(rows))
+        # One rank has the row of the padding token, which gets no gradient.
         padding = None if self.padding_idx is None else self.padding_idx - first
         padding = padding if padding is not None and 0 <= padding < len(rows) else None
-        found = F.embedding(places.clamp(0, len(rows) - 1), rows, padding) * inside.unsqueeze(-1)
-        return summed(found, group_name(self.mesh))
+        embeddings = F.embedding(indices.clamp(0, len(rows) - 1), rows, padding) * inside.unsqueeze(-1)
+        return summed(embeddings, group_name(self.mesh))
 
 
 class _Logits(torch.nn.Linear):
-    """Whole logits [1, T, vocabulary], for the model's own forward; the engine's has no use for them."""
+    """Computes whole logits [1, T, vocabulary] for the model's own forward, which the engine itself does not use."""
 
     mesh: DeviceMesh
 
@@ -89,36 +92,36 @@ class _Logits(torch.nn.Linear):
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Which words of the vocabulary a rank has.
+    """A vocabulary that is split over ranks.
 
     Attributes:
-        mesh: of the ranks that have all of them together.
+        mesh: the tensor-parallel group.
     """
 
     mesh: DeviceMesh
 
-    def places(self, ids: torch.Tensor, words: int) -> torch.Tensor:
-        """Where ids stand among the `words` of this rank; below 0 or beyond, where another one has them."""
+    def local_ids(self, ids: torch.Tensor, words: int) -> torch.Tensor:
+        """Return the indices of ids among this rank's `words`; ids of other ranks are outside [0, words)."""
         return ids - self.mesh.get_local_rank() * words
 
     def combine(
         self, normalizer: torch.Tensor, chosen: torch.Tensor, entropy: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """From what ranks know of their words to what holds of all.
+        """Combine the ranks' results for their words to those for the whole vocabulary; collective.
 
-        With L_r the logarithm of a rank's denominator and H_r the entropy among its words, L = log Σ exp L_r and, with
-        p_r = exp(L_r - L), H = L - Σ p_r (L_r - H_r).
+        With L_r the logarithm of rank r's softmax denominator and H_r the entropy over its words, L = log Σ exp L_r
+        and, with p_r = exp(L_r - L), H = L - Σ p_r (L_r - H_r).
 
         Args:
             normalizer: [T] float32, L_r.
-            chosen: [T], the chosen token's logit, 0 where another rank has it.
-            entropy: [T], H_r, or None.
+            chosen: [T] float32, the chosen token's logit, 0 if another rank has it.
+            entropy: [T] float32, H_r, or None.
 
         Returns:
-            Logarithm of the denominator, log-probability of the chosen token, entropy.
+            Logarithm of the denominator, log-probability of the chosen token, and entropy or None; [T] float32 each.
         """
-        known = torch.stack([normalizer, chosen, *([] if entropy is None else [normalizer - entropy])])
-        gathered = joined(known, self.mesh).view(self.mesh.size(), len(known), -1)
+        local = torch.stack([normalizer, chosen, *([] if entropy is None else [normalizer - entropy])])
+        gathered = joined(local, self.mesh).view(self.mesh.size(), len(local), -1)
         whole = gathered[:, 0].logsumexp(0)
         logprobs = gathered[:, 1].sum(0) - whole
         if entropy is None:
@@ -126,23 +129,23 @@ class Vocabulary:
         return whole, logprobs, whole - ((gathered[:, 0] - whole).exp() * gathered[:, 2]).sum(0)
 
     def sum(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Of hidden states, over the words of all ranks."""
+        """Return the sum of a gradient of hidden states over the words of all ranks; collective."""
         return summed(gradient, group_name(self.mesh))
 
 
 def body_of(model: PreTrainedModel) -> torch.nn.Module:
-    """Return the part of a model that gives the last hidden states: all but its head."""
+    """Return the part of a model that computes the last hidden states: everything except its head."""
     body: torch.nn.Module = model.base_model
-    return body if body is not model else getattr(model, "model", model)  # some name another part as their body
+    return body if body is not model else getattr(model, "model", model)  # base_model_prefix may name no attribute
 
 
 def text_of(model: PreTrainedModel) -> torch.nn.Module:
-    """Return the part of a model that gives the last hidden states of text: of a composite one its language model."""
+    """Return the part of a model that computes the last hidden states of text: a composite model's language model."""
     return body_of(model.get_decoder()) if _is_composite(model) else body_of(model)
 
 
 def beside_text(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters that text does not go through, such as a vision tower's, by name."""
+    """Return the parameters that text does not use, such as a vision tower's, by name."""
     if not _is_composite(model):
         return {}
     used = {*text_of(model).parameters(), *model.get_output_embeddings().parameters()}
@@ -150,40 +153,49 @@ def beside_text(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
 
 
 def _is_composite(model: PreTrainedModel) -> bool:
-    """Whether a language model with a config of its own is a part of it; one that has a scalar head is none."""
+    """Return True if a language model with its own config is a part of the model; False with a scalar head."""
     return model.config.get_text_config() is not model.config and model.get_output_embeddings() is not None
 
 
 def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
     """Return the model's layers, which are sharded, compiled and checkpointed one by one.
 
-    They are the outermost list of layers that transformers can checkpoint. Code from the hub may have none: there it is
-    a list of as many modules as the config has layers.
+    They are the outermost list of layers that transformers can checkpoint. A model without such layers, as in code from
+    the hub, has a list of as many modules as its config has layers.
 
     Raises:
-        RunError: the model has neither.
+        RunError: the model has neither list.
     """
     count = model.config.get_text_config().num_hidden_layers
     body = body_of(model)
-    decoder: torch.nn.Module = getattr(body, "language_model", body)  # else a vision tower's may be as many
+    decoder: torch.nn.Module = getattr(body, "language_model", body)  # a vision tower may have as many layers
     lists = [module for module in decoder.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
-    checkpointed = (each for each in lists if all(isinstance(layer, GradientCheckpointingLayer) for layer in each))
-    counted = (each for each in lists if len(each) == count)
-    if (found := next(checkpointed, None) or next(counted, None)) is None:
+    checkpointed = (part for part in lists if all(isinstance(x, GradientCheckpointingLayer) for x in part))
+    counted = (part for part in lists if len(part) == count)
+    if (layers := next(checkpointed, None) or next(counted, None)) is None:
         raise RunError(f"model type {model.config.model_type}: no list of its {count} decoder layers was found")
-    return found
+    return layers
 
 
 def divide_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> Vocabulary | None:
-    """Split the embedding and the head, tied or not; None where the head has to stay whole on every rank."""
+    """Split the embedding and the head, tied or not, over the ranks of a mesh.
+
+    Returns:
+        None if the head stays whole on every rank: a scalar head, or a vocabulary that the ranks do not divide.
+
+    Raises:
+        RunError: the embedding or the head computes more than the module it is derived from.
+    """
     words: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()
     for part, kind in ((words, torch.nn.Embedding), (head, torch.nn.Linear)):
-        if part is not None and type(part) is not kind:  # such as one that scales what it finds
+        if part is not None and type(part) is not kind:  # such as an embedding that scales its result
             raise _not_divided(model, f"has a {type(part).__name__} of its own")
     if words.num_embeddings % mesh.size():
         log.warning(
-            "a vocabulary of %d does not divide by %d: each rank computes all of it", words.num_embeddings, mesh.size()
+            "parallel.tensor %d does not divide the vocabulary of %d: each rank computes all of it",
+            mesh.size(),
+            words.num_embeddings,
         )
         return None
     tied = head is not None and head.weight is words.weight
@@ -201,14 +213,14 @@ def divide_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> Vocabulary | 
 
 
 def divide_layers(model: PreTrainedModel, layers: torch.nn.ModuleList, mesh: DeviceMesh) -> list[str]:
-    """Split the matrices of every layer.
+    """Split the matrices of every layer over the ranks of a mesh.
 
     Returns:
-        Names (as of `model.named_parameters`) of parameters that are whole on every rank, each of which has a part of
-        the gradient.
+        Names, as in `model.named_parameters`, of the parameters that every rank has whole, with a part of the gradient:
+        the caller must sum their gradients.
 
     Raises:
-        RunError: the model has no plan, or one that asks for more than splitting matrices.
+        RunError: the model has no plan, or a plan with other styles than `colwise` and `rowwise`.
     """
     plan = _plan(model)
     inside = set(layers.modules())
@@ -219,7 +231,7 @@ def divide_layers(model: PreTrainedModel, layers: torch.nn.ModuleList, mesh: Dev
             continue
         style = plan.get(_NUMBER.sub(".*", name))
         if style == _WHOLE_WITH_PARTIAL_GRADIENT:
-            partial += [f"{prefix}{name}.{own}" for own, _ in module.named_parameters(recurse=False)]
+            partial += [f"{prefix}{name}.{attribute}" for attribute, _ in module.named_parameters(recurse=False)]
         elif style is not None:
             _divide(model, module, style, mesh)
     for block in _blocks(model, plan, inside):
@@ -251,15 +263,15 @@ def _divide(model: PreTrainedModel, module: Any, style: str, mesh: DeviceMesh) -
         keep_part(module, "weight", 1, mesh)
 
 
-def _not_divided(model: PreTrainedModel, why: str) -> RunError:
+def _not_divided(model: PreTrainedModel, reason: str) -> RunError:
     return RunError(
-        f"model type {model.config.model_type} {why}: this engine's tensor parallelism does not divide it",
+        f"model type {model.config.model_type} {reason}: this engine's tensor parallelism does not divide it",
         hints=["set train_engine.parallel.tensor to 1; context parallelism and more ranks work for every model"],
     )
 
 
 def keep_part(module: torch.nn.Module, name: str, dimension: int, mesh: DeviceMesh) -> None:
-    """Keep this rank's part of a parameter, where there is one, in memory of its own."""
+    """Replace a parameter by this rank's part of it, in memory of its own; do nothing if the parameter is None."""
     whole = getattr(module, name, None)
     if whole is None:
         return
@@ -269,10 +281,10 @@ def keep_part(module: torch.nn.Module, name: str, dimension: int, mesh: DeviceMe
 
 
 def _blocks(model: PreTrainedModel, plan: dict[str, str], inside: set[torch.nn.Module]) -> Iterator[torch.nn.Module]:
-    """The modules whose input every rank uses a part of: the parents of matrices that are split by columns.
+    """Yield the parents of colwise matrices: the gradient of their input must be summed over the ranks.
 
     Raises:
-        RunError: one of them has a part without a plan, which would see the input whole.
+        RunError: such a module has a child with parameters but without a style: its gradient would be summed too.
     """
     for name, module in model.base_model.named_modules():
         kinds = {child: plan.get(_NUMBER.sub(".*", f"{name}.{child}")) for child, _ in module.named_children()}
@@ -286,7 +298,7 @@ def _blocks(model: PreTrainedModel, plan: dict[str, str], inside: set[torch.nn.M
 
 @dataclass(frozen=True, slots=True)
 class _Copies:
-    """A hook before such a module: the gradients of its hidden states, its first input, are added up."""
+    """A forward pre-hook that sums the gradients of a module's hidden states, its first input, over the ranks."""
 
     group: str
 

@@ -1,1 +1,1 @@
-"""What a training step takes: memory and arithmetic, from a model's config; and who does it."""
+"""Estimate a training step's memory and FLOPs from a model's config, and split batches over ranks."""

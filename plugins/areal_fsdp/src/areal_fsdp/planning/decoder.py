@@ -1,4 +1,4 @@
-"""The sizes of a decoder that memory and arithmetic follow from."""
+"""The sizes of a decoder that determine its memory and FLOPs."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ if TYPE_CHECKING:
 
 _LAYER = re.compile(r".*?\.(\d+)\.")
 _QUERIES = re.compile(r"\b(q_proj|q_b_proj|qkv_proj|query_key_value|query|c_attn|qkv|Wqkv)\b")
-"""Names of the projections that only a layer with attention has."""
-_BEHIND = re.compile(r"\b(mlp|feed_forward|experts|shared_expert|block_sparse_moe|moe|out_proj|o_proj)\b")
-"""Names of what a layer has behind its mixer."""
+"""Names of projections that only layers with attention have."""
+_AFTER_MIXER = re.compile(r"\b(mlp|feed_forward|experts|shared_expert|block_sparse_moe|moe|out_proj|o_proj)\b")
+"""Names of modules that come after a layer's mixer."""
 _DENSE_LAYERS = ("mlp_only_layers", "first_k_dense_replace")
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model of equal layers, each attention and a gated MLP or an MoE of such experts.
+    """Sizes of a model of equal layers: attention, and a gated MLP or an MoE of such MLPs.
 
     Attributes:
-        layers: how many.
-        hidden, intermediate: width of the residual stream and of the MLP; of an MoE, of all experts that a token
-            goes through.
-        query, key: width of all heads together, and of all key heads.
-        heads: of attention.
-        vocabulary: rows of the head; 0 where the head is a single number.
+        layers: number of layers.
+        hidden: width of the residual stream.
+        intermediate: width of the MLP; in an MoE, of all experts together that a token uses.
+        query: width of all query heads.
+        key: width of all key heads.
+        heads: number of query heads.
+        vocabulary: rows of the head; 0 for a scalar head.
         words: rows of the embedding.
-        layer_parameters: of all layers.
-        root_parameters: of everything else: embeddings, head, last norm.
+        layer_parameters: parameters of all layers.
+        root_parameters: parameters outside the layers: embeddings, head, last norm.
         largest_layer: parameters of the largest layer.
-        norms_heads: whether queries and keys go through norms of their own.
+        norms_heads: True if queries and keys have norms.
         attention_layers: layers with attention; the others of a hybrid model have a convolution or a recurrence.
-        experts: of an MoE, 0 where there are none; shared ones, which every token goes through, do not count.
-        choices: of these, how many a token goes through.
-        expert_parameters: of these, in all layers.
-        mixed: width of what the other layers mix tokens by: the outputs of their projections from the residual stream.
-        window_layers: of those with attention, those whose tokens see only `window` tokens.
-        window: in tokens, 0 where there is none.
+        experts: routed experts of an MoE layer, without shared experts; 0 for other models.
+        choices: routed experts per token.
+        expert_parameters: parameters of the routed experts in all layers.
+        mixed: mean width of the projections from the residual stream in layers without attention.
+        window_layers: layers with attention whose tokens see only `window` tokens.
+        window: sliding window in tokens, 0 without one.
     """
 
     layers: int
@@ -67,12 +68,12 @@ class Decoder:
 
     @property
     def parameters(self) -> int:
-        """All of them, tied ones once."""
+        """Number of parameters; tied parameters count once."""
         return self.layer_parameters + self.root_parameters
 
     @property
     def active_parameters(self) -> int:
-        """Those that a token is computed with: of an MoE, its choices of experts alone."""
+        """Number of parameters that a token uses: in an MoE, only those of its experts."""
         idle = self.expert_parameters * (self.experts - self.choices) // self.experts if self.experts else 0
         return self.parameters - idle
 
@@ -80,18 +81,17 @@ class Decoder:
     def of(
         cls, description: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, scalar: bool = False
     ) -> Decoder | None:
-        """Read the sizes; None where the config lacks some. Of a composite model they are the language model's.
+        """Read the sizes of a model, or of a composite model's language model; None if the config lacks some.
 
         Args:
             description: a Hugging Face model's config.json.
-            shapes: of its tensors, by name.
-            scalar: whether its head gives one number and not a vocabulary's logits.
+            shapes: shapes of its tensors, by name.
+            scalar: True for a head with one output instead of a vocabulary's logits.
         """
         text = text_config(description)
         of_text = {name: shape for name, shape in shapes.items() if is_of_text(description, name)}
-        if shapes and not any(
-            map(_LAYER.match, of_text)
-        ):  # older composite files name layers as those of a plain model
+        # Older composite files name the layers like those of a plain model.
+        if shapes and not any(map(_LAYER.match, of_text)):
             return None
         shapes = of_text
         try:
@@ -105,8 +105,8 @@ class Decoder:
         counted = {n: math.prod(shape) for n, shape in shapes.items() if not ((tied or scalar) and "lm_head" in n)}
         by_layer: dict[str, int] = {}
         for name, count in counted.items():
-            place = _LAYER.match(name)
-            key = place[0] if place else ""
+            layer = _LAYER.match(name)
+            key = layer[0] if layer else ""
             by_layer[key] = by_layer.get(key, 0) + count
         root = by_layer.pop("", 0)
         return cls(
@@ -130,10 +130,14 @@ class Decoder:
         )
 
     def divided(self, tensors: int, experts: int = 1) -> Decoder:
-        """What one rank has of so many of tensor parallelism, or of expert parallelism.
+        """Return the sizes of one rank's part under tensor or expert parallelism.
 
-        A vocabulary that they do not divide it has whole. Experts are sharded over all ranks in any case; those of a
-        layer that a rank gathers are fewer.
+        A vocabulary that the ranks do not divide stays whole. Expert parallelism changes only `largest_layer`: experts
+        are sharded over all ranks with or without it, but a rank gathers fewer of them for a layer.
+
+        Args:
+            tensors: tensor-parallel degree.
+            experts: expert-parallel degree.
         """
         elsewhere = self.expert_parameters * (experts - 1) // (experts * self.layers)
         of_words = 1 if self.words % tensors else tensors
@@ -150,37 +154,38 @@ class Decoder:
         )
 
     def training_flops(self, lengths: Iterable[int], learning: int | None = None) -> float:
-        """Of a forward and a backward pass over sequences of these lengths: 6 N T for the products with N parameters
-        (those of the layers that a token is computed with, and the head; a look-up in the embeddings is none), and
-        causal attention's own products, 12 x width of the heads for each pair of tokens that see each other in a layer.
-        What is computed again does not count, nor do the products of a recurrence with its state.
+        """Return the FLOPs of a forward and a backward pass over sequences of these lengths.
+
+        The N parameters that a token uses, without the embedding, take 6 N per token. Causal attention takes 12 x width
+        of the query heads for each layer and pair of tokens that see each other. Recomputation and the products of a
+        recurrence with its state do not count.
 
         Args:
-            lengths: in tokens.
-            learning: parameters of an adapter, which alone learns: then the others' products are 4 N T, for nobody
-                computes the gradient of a frozen matrix.
+            lengths: lengths of the sequences in tokens.
+            learning: number of an adapter's parameters, which alone learn; None without an adapter. Frozen parameters
+                take 4 N per token, because their gradients are not computed.
         """
         tokens, pairs = 0, 0.0
         for length in lengths:
-            seen = min(length, self.window)
+            visible = min(length, self.window)
             tokens += length
             pairs += (self.attention_layers - self.window_layers) * length**2 / 2
-            pairs += self.window_layers * (length * seen - seen**2 / 2)
+            pairs += self.window_layers * (length * visible - visible**2 / 2)
         products = self.active_parameters - self.root_parameters + self.vocabulary * self.hidden
         of_products = 6.0 * products if learning is None else 4.0 * products + 6.0 * learning
         return of_products * tokens + 12.0 * self.query * pairs
 
 
 def is_of_text(description: Mapping[str, Any], name: str) -> bool:
-    """Whether text goes through the tensor of a model of this config; through a vision tower's it does not."""
+    """Return True if the named tensor is used for text; a vision tower's tensors are not."""
     return "text_config" not in description or ".language_model." in f".{name}" or "lm_head" in name
 
 
 def head_sizes(text: Mapping[str, Any]) -> tuple[int, int]:
-    """Size of a head's queries and keys, and of its values, from a config with `hidden_size` and heads.
+    """Return the size of a head's queries and keys, and the size of its values.
 
-    Latent attention (DeepSeek-V2, arXiv 2405.04434) has two parts in a key, and values of a size of their own; its
-    `head_dim` is the part with positions alone.
+    In latent attention (DeepSeek-V2, arXiv 2405.04434) a key has two parts, and values have another size; `head_dim` is
+    only the part with rotary positions.
     """
     size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     if (plain := text.get("qk_nope_head_dim")) is None:
@@ -189,24 +194,24 @@ def head_sizes(text: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _layers_of_each_kind(shapes: Mapping[str, tuple[int, ...]], layers: int, hidden: int) -> dict[str, int]:
-    """Layers with a projection of queries; and the width by which the others mix tokens, on average over these.
+    """Return `attention_layers` and `mixed` of `Decoder`.
 
-    All layers count as such with attention where no projection has a known name.
+    All layers count as layers with attention if no query projection has a known name.
     """
     by_layer: dict[str, list[str]] = {}
     for name in shapes:
-        if place := _LAYER.match(name):
-            by_layer.setdefault(place[0], []).append(name)
+        if layer := _LAYER.match(name):
+            by_layer.setdefault(layer[0], []).append(name)
     others = [names for names in by_layer.values() if not any(map(_QUERIES.search, names))]
     if len(others) == len(by_layer):
         return {"attention_layers": layers}
-    mixers = [name for names in others for name in names if not _BEHIND.search(name)]
-    wide = sum(shapes[name][0] for name in mixers if len(shapes[name]) == 2 and shapes[name][1] == hidden)
-    return {"attention_layers": layers - len(others), "mixed": wide // max(1, len(others))}
+    mixers = [name for names in others for name in names if not _AFTER_MIXER.search(name)]
+    width = sum(shapes[name][0] for name in mixers if len(shapes[name]) == 2 and shapes[name][1] == hidden)
+    return {"attention_layers": layers - len(others), "mixed": width // max(1, len(others))}
 
 
 def _windows(text: Mapping[str, Any], layers: int) -> dict[str, int]:
-    """Layers whose attention has a window, and how many tokens it shows."""
+    """Return `window_layers` and `window` of `Decoder`."""
     window = text.get("sliding_window") or 0
     kinds = text.get("layer_types") or ["sliding_attention"] * layers
     if not window or text.get("use_sliding_window") is False:
@@ -215,7 +220,7 @@ def _windows(text: Mapping[str, Any], layers: int) -> dict[str, int]:
 
 
 def _mlp(text: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Width of the MLP that a token goes through, at most; experts, and how many of them a token goes through.
+    """Return `intermediate` of the widest layer, `experts` and `choices` of `Decoder`.
 
     Raises:
         KeyError: a size is missing.
@@ -231,5 +236,5 @@ def _mlp(text: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def experts_of(text: Mapping[str, Any]) -> int:
-    """Of an MoE, from its config; 0 for a model without."""
+    """Return the number of routed experts of a layer from a config; 0 for a model that is no MoE."""
     return next((int(text[name]) for name in EXPERTS if text.get(name)), 0)

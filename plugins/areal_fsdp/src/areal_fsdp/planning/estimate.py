@@ -1,4 +1,4 @@
-"""What a run will take, known before it starts and without torch: what each rank of the trainer will hold."""
+"""Estimate the memory of each rank of the trainer before a run starts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
 
 MOST_RANKS: Final = 1024
 SPARED: Final = 0.1
-"""Of a GPU, by what is proposed: for CUDA itself, what the allocator cannot use, and the plan's own error."""
+"""Share of a GPU that proposals leave free: for CUDA, fragmentation, and the estimate's error."""
 PARTS: Final = ("parameters", "gradients", "optimizer", "activations", "head")
 
 
 class PlansMemory(Protocol):
-    """Settings of an engine that know what it will take."""
+    """Settings of an engine that can estimate its memory."""
 
     def memory(self, load: RankLoad) -> Memory | None:
-        """What the engine will hold with these settings; None for a model whose layers it does not know.
+        """Return the peak memory of a rank with these settings; None for a model with unknown layers.
 
         Raises:
-            RunError: the engine cannot train this model with these settings, and why.
+            RunError: the engine cannot train this model with these settings.
         """
 
     def remedies(self, load: RankLoad, room: int) -> list[str]:
-        """Changes of these settings that bring it below `room` bytes: each `key=value`, or several and blanks."""
+        """Return changes that bring a rank below `room` bytes: each `key=value`, or several separated by blanks."""
 
     def longest_sequence(self, load: RankLoad, room: int) -> int:
-        """Tokens of the longest sequence with which it stays below `room` bytes; 0 for none."""
+        """Return the tokens of the longest sequence that fits `room` bytes; 0 if none fits."""
 
 
 def estimate(config: RunConfig, models: Mapping[str, StoredModel], engines: Mapping[str, PlansMemory]) -> Estimate:
-    """What the plan of a run shows of memory; a mistake where it cannot fit.
+    """Return the rows about memory of a run's plan, and a problem if the run does not fit.
 
     Args:
-        config: of the run.
-        models: by role.
-        engines: the settings of the engine of each role that can tell.
+        config: the run's config.
+        models: the models, by role.
+        engines: the settings of engines that can estimate their memory, by role.
 
     Raises:
         RunError: an engine cannot train its model with its settings.
@@ -64,23 +64,23 @@ def estimate(config: RunConfig, models: Mapping[str, StoredModel], engines: Mapp
 
 
 def _rows(config: RunConfig, plan: MemoryPlan) -> Iterator[tuple[str, str]]:
-    """What a rank holds, part by part for each role, and where."""
+    """Yield name and text of the plan's rows about memory: each role's parts, the sum, and the longest sequences."""
     if not plan.roles:
-        yield "memory", "not known: config.json lacks sizes, or the model sees images"
+        yield "memory", "unknown: config.json lacks sizes, or the model sees images"
         return
     for role in plan.roles:
         yield "memory", plan.parts(role)
     if plan.gpu_bytes is None:
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        place = f"this machine has {machine / GIB:.0f} (placement.gpu_memory_gib plans for GPUs elsewhere)"
+        available = f"this machine has {machine / GIB:.0f} (set placement.gpu_memory_gib to plan for other GPUs)"
     else:
-        place = f"its GPU has {plan.gpu_bytes / GIB:.1f}, of which CUDA itself takes some"
-    yield "", f"{plan.peak / GIB:.1f} GiB for each of {plan.ranks} rank(s) in all; {place}"
+        available = f"its GPU has {plan.gpu_bytes / GIB:.1f}, of which CUDA uses some"
+    yield "", f"{plan.peak / GIB:.1f} GiB for each of {plan.ranks} rank(s) in total; {available}"
     servers = None if config.inference_engine is None else config.inference_engine.settings
-    keeps_memory = getattr(servers, "needs_gpu", False) and not config.takes_turns  # then the plan has its own row
-    beside = "; the servers on its GPU are not counted" if config.placement.colocated and keeps_memory else ""
+    keeps_memory = getattr(servers, "needs_gpu", False) and not config.takes_turns  # time-sharing has a row below
+    uncounted = "; the servers on its GPU are not counted" if config.placement.colocated and keeps_memory else ""
     for role, tokens in plan.longest_sequences.items():
-        yield "longest", f"{role}: {tokens:,} tokens of a sequence or a micro-batch fit with a tenth to spare{beside}"
+        yield "longest", f"{role}: a sequence or micro-batch of {tokens:,} tokens fits with a tenth to spare{uncounted}"
     if config.placement.colocated and plan.gpu_bytes is not None and not keeps_memory:
         held = plan.resident if config.takes_turns else plan.peak
         left = (plan.gpu_bytes - held) / GIB
@@ -88,16 +88,16 @@ def _rows(config: RunConfig, plan: MemoryPlan) -> Iterator[tuple[str, str]]:
 
 
 class MemoryPlan:
-    """What a rank of the trainer will hold, for every role whose engine and model are known.
+    """The memory of a rank of the trainer, for every role whose engine and model are known.
 
     Args:
-        config: of the run.
-        models: by role.
-        engines: settings, by role.
-        gpu_bytes: of a rank's GPU, None for a CPU.
+        config: the run's config.
+        models: the models, by role.
+        engines: the engines' settings, by role.
+        gpu_bytes: memory of a rank's GPU, None for a CPU.
 
     Attributes:
-        roles: what each takes by itself, by name.
+        roles: the peak memory of each role alone, by name.
     """
 
     def __init__(
@@ -114,35 +114,37 @@ class MemoryPlan:
 
     @property
     def resident(self) -> int:
-        """Bytes of a rank between steps."""
+        """Bytes that a rank keeps between steps."""
         return sum(memory.resident for memory in self.roles.values())
 
     @property
     def peak(self) -> int:
-        """Bytes of a rank when they are most: one role computes at a time, and the others stay."""
+        """Peak bytes of a rank. One role computes at a time; the others keep their resident memory."""
         return _peak(self.roles)
 
     def problems(self) -> Iterator[str]:
-        """That it cannot fit, and what would."""
+        """Yield a problem, with changes of settings that would fit, if a rank needs more than its GPU has."""
         if self.gpu_bytes is None or self.peak <= self.gpu_bytes:
             return
         name = max(self.roles, key=lambda role: self.roles[role].total - self.roles[role].resident)
         need, room = f"{self.peak / GIB:.1f}", f"{self.gpu_bytes / GIB:.1f}"
         spared = round((1 - SPARED) * self.gpu_bytes)
-        cures = [*self._remedies(name, spared - self.resident + self.roles[name].resident), *self._more_ranks(spared)]
-        message = (
-            "; or ".join(cures) or "none of fewer tokens at once, checkpointing, host memory and more ranks is enough"
+        remedies = [
+            *self._remedies(name, spared - self.resident + self.roles[name].resident),
+            *self._more_ranks(spared),
+        ]
+        changes = (
+            f"to fit with a tenth to spare: {'; or '.join(remedies)}"
+            if remedies
+            else "smaller micro-batches, checkpointing, host memory and more ranks do not suffice"
         )
-        yield (
-            f"a rank needs {need} GiB and its GPU has {room} ({self.parts(name)}); "
-            f"what fits with a tenth to spare: {message}"
-        )
+        yield f"a rank needs {need} GiB and its GPU has {room} ({self.parts(name)}); {changes}"
 
     @cached_property
     def longest_sequences(self) -> dict[str, int]:
-        """Tokens of the longest sequence of each role that learns, by name.
+        """Tokens of the longest sequence that fits, for each role that learns, by name; empty for a CPU.
 
-        A tenth of the GPU is spared, and the other roles' memory is in it. Without a GPU nothing is said.
+        A tenth of the GPU and the other roles' resident memory are left free.
         """
         if self.gpu_bytes is None:
             return {}
@@ -155,14 +157,14 @@ class MemoryPlan:
         }
 
     def parts(self, role: str) -> str:
-        """What a role takes, in words."""
+        """Return a description of a role's memory, part by part."""
         memory = self.roles[role]
         choices = {"activations": f" ({memory.recomputing})" if memory.recomputing else ""}
         parts = (f"{name} {size / GIB:.1f}{choices.get(name, '')}" for name in PARTS if (size := getattr(memory, name)))
         return f"{role} {memory.total / GIB:.1f} GiB: {', '.join((*parts, *filter(None, [memory.learning])))}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs, in bytes."""
+        """Return the plan in bytes, for `--json`."""
         roles = {
             role: {name: getattr(memory, name) for name in (*PARTS, "resident", "total")}
             for role, memory in self.roles.items()
@@ -176,11 +178,8 @@ class MemoryPlan:
         }
 
     def _of_ranks(self, ranks: int) -> dict[str, Memory]:
-        found = {}
-        for name, settings in self._engines.items():
-            if (memory := settings.memory(self._load(name, ranks))) is not None:
-                found[name] = memory
-        return found
+        memories = {name: settings.memory(self._load(name, ranks)) for name, settings in self._engines.items()}
+        return {name: memory for name, memory in memories.items() if memory is not None}
 
     def _load(self, name: str, ranks: int) -> RankLoad:
         config, model = self._config, self._models[name]
@@ -199,29 +198,29 @@ class MemoryPlan:
         )
 
     def _remedies(self, role: str, room: int) -> Iterator[str]:
-        place = f"roles.{role}" if role in self._config.roles else "train_engine"
+        section = f"roles.{role}" if role in self._config.roles else "train_engine"
         for changes in self._engines[role].remedies(self._load(role, self.ranks), room):
-            yield " ".join(f"{place}.{change}" for change in changes.split())
+            yield " ".join(f"{section}.{change}" for change in changes.split())
 
     def _more_ranks(self, room: int) -> Iterator[str]:
         ranks, named = 1 << self.ranks.bit_length(), self._config.placement.training
         while ranks <= MOST_RANKS:
-            if self._may_be(ranks) and _peak(self._of_ranks(ranks)) <= room:
-                has_place = named is None or ranks <= len(named)
-                yield f"launcher.trainer_processes={ranks}" if has_place else f"{ranks} GPUs for training in placement"
+            if self._accepts(ranks) and _peak(self._of_ranks(ranks)) <= room:
+                has_gpus = named is None or ranks <= len(named)
+                yield f"launcher.trainer_processes={ranks}" if has_gpus else f"{ranks} GPUs for training in placement"
                 return
             ranks *= 2
 
-    def _may_be(self, ranks: int) -> bool:
-        """Whether the engines would take so many ranks, however these are told to divide the work."""
-        launcher, asked = self._config.launcher, {"trainer_processes": ranks}
-        held = launcher.settings
-        settings = held.model_copy(update=asked) if isinstance(held, Settings) else {**held, **asked}
+    def _accepts(self, ranks: int) -> bool:
+        """Return True if no engine's check finds a problem with this number of ranks."""
+        launcher, changes = self._config.launcher, {"trainer_processes": ranks}
+        current = launcher.settings
+        settings = current.model_copy(update=changes) if isinstance(current, Settings) else {**current, **changes}
         config = self._config.model_copy(update={"launcher": replace(launcher, settings=settings)})
         engines = (chosen.settings for chosen in (config.train_engine, *config.roles.values()))
         return not any(list(engine.check(config)) for engine in engines if isinstance(engine, Settings))
 
 
 def _peak(roles: Mapping[str, Memory]) -> int:
-    moving = max((memory.total - memory.resident for memory in roles.values()), default=0)
-    return moving + sum(memory.resident for memory in roles.values())
+    temporary = max((memory.total - memory.resident for memory in roles.values()), default=0)
+    return temporary + sum(memory.resident for memory in roles.values())

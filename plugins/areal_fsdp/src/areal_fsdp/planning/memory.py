@@ -1,7 +1,8 @@
-"""What one rank holds at its fullest moment, from what the code keeps and makes.
+"""Estimate the peak memory of one rank from the tensors that the engine allocates.
 
-The moments that are compared: the head's backward pass, when all activations are there; the backward pass of the last
-layer; the end of it, when all gradients are. What layers keep stands in `areal_fsdp.planning.recomputing`.
+The peak is the largest of three moments: the head's backward pass, when all activations exist; the backward pass of the
+last layer; and the end of the backward pass, when all gradients exist. `areal_fsdp.planning.recomputing` lists the
+activations that layers keep.
 """
 
 from __future__ import annotations
@@ -26,34 +27,36 @@ if TYPE_CHECKING:
 
 _FLOAT = 4
 _GATHERED_LAYERS = 2
-"""Of sharded parameters: the layer that computes, and the one that is fetched meanwhile."""
+"""Sharded layers that are gathered at the same time: the current one, and the next one, which is prefetched."""
 _FULL: Final = {"activation_checkpointing": "full", "activation_memory_gib": None}
 _SELECTIVE: Final = {"activation_checkpointing": "selective", "activation_memory_gib": None}
 _BUDGET_STEP = 0.01
-"""Budgets of activations are proposed in multiples of so many GiB."""
+"""Proposed values of activation_memory_gib are multiples of this, in GiB."""
 _CHUNK_ON_CPU = 1024
 _SHARE_OF_GPU = 1 / 16
-"""Of a GPU's memory, for a chunk's logits and their gradient: 8,192 tokens of 152,000 words on 141 GB. A product over
-fewer tokens spends its time on the weight's gradient, which is read and written for each chunk."""
+"""Share of a GPU's memory for a chunk's logits and their gradient: 8,192 tokens of 152,000 words on 141 GB.
+
+The weight's gradient is read and written for each chunk. With fewer tokens this would dominate the time.
+"""
 _MOST_STEPS = 4096
 _TOKEN_STEP = 1024
-"""Budgets of tokens are proposed in multiples of it."""
+"""Proposed values of max_tokens_per_microbatch are multiples of this."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankLoad:
-    """What one rank of the trainer is to hold and compute in a role.
+    """The model and the work of one rank in a role.
 
     Attributes:
         description: the model's config.json.
-        shapes: of the tensors in its safetensors, by name.
-        role: what it is for.
-        dtype: what is computed in.
-        ranks: over which the model may be sharded.
-        tokens: of an update on a rank, at most; None where nobody knows.
-        longest: tokens of the longest sequence, as far as the config says.
-        gpu_bytes: memory of its GPU, None for a CPU.
-        shows_images: whether the model's vision tower computes. If not, its parameters stay as they are.
+        shapes: shapes of the tensors in its safetensors, by name.
+        role: the model's role.
+        dtype: dtype of the computation.
+        ranks: number of ranks over which the model may be sharded.
+        tokens: upper bound of the tokens of an update on a rank; None if unknown.
+        longest: tokens of the longest sequence that the config allows.
+        gpu_bytes: memory of the rank's GPU, None for a CPU.
+        shows_images: True if the model's vision tower computes. If not, its parameters are frozen.
     """
 
     description: Mapping[str, Any]
@@ -69,17 +72,18 @@ class RankLoad:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of one rank's device at the moment of a step at which they are most.
+    """Bytes on one rank's device at the peak of a step.
 
     Attributes:
-        parameters: that are computed with, their float32 masters, and those that are gathered from other ranks.
-        gradients: of parameters.
-        optimizer: its state.
-        activations: what is kept for the backward pass, and what a layer computes with.
-        head: logits, their gradient, and what the head's gradients are summed in.
-        resident: of all these, what stays between steps.
-        recomputing: the choice of activation checkpointing that was reckoned with, in words; empty where none counts.
-        learning: what learns, in words, where that is not the model itself.
+        parameters: parameters in the dtype of the computation, float32 masters, and parameters gathered from other
+            ranks.
+        gradients: gradients of parameters.
+        optimizer: optimizer state.
+        activations: activations kept for the backward pass, and temporaries of a layer.
+        head: logits, their gradient, and the float32 gradient of the head's weight.
+        resident: the part of the total that stays allocated between steps.
+        recomputing: description of the activation checkpointing; empty for a role that does not learn.
+        learning: description of the adapter that learns; empty without an adapter.
     """
 
     parameters: int
@@ -93,7 +97,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All parts together."""
+        """Sum of all parts."""
         return self.parameters + self.gradients + self.optimizer + self.activations + self.head
 
 
@@ -102,15 +106,15 @@ class Computing:
     """How an engine computes.
 
     Attributes:
-        tokens: of a micro-batch.
-        rounds: micro-batches of an update; only whether it is one matters.
-        is_compiled: layers, head and update.
+        tokens: tokens of a micro-batch.
+        rounds: micro-batches of an update; it matters only whether this is 1.
+        is_compiled: True if layers, head and update are compiled.
         recomputing: activation checkpointing.
-        chunk_tokens: whose logits exist at once.
-        shards: whether parameters are gathered layer by layer, be it from one rank.
-        offloads: whether parameters, gradients and optimizer are in host memory.
-        moment_bytes: of one element of one of AdamW's two moments, on the device.
-        learning: parameters of an adapter, which alone learns; None where all do.
+        chunk_tokens: tokens whose logits exist at the same time.
+        shards: True if `fully_shard` gathers parameters layer by layer, even on a single rank.
+        offloads: True if parameters, gradients and optimizer state are in host memory.
+        moment_bytes: bytes on the device of one element of one of AdamW's moments.
+        learning: number of an adapter's parameters; None without an adapter.
     """
 
     tokens: int
@@ -126,18 +130,18 @@ class Computing:
 
 @dataclass(frozen=True, slots=True)
 class MemoryChoices:
-    """What an engine's settings say about memory.
+    """The settings of an engine that determine its memory.
 
     Attributes:
         budget: `max_tokens_per_microbatch`.
-        compiles: None for whatever the device is best with.
-        checkpointing: `activation_checkpointing`; None for selective where layers are compiled, or else none.
-        activations: bytes that layers may keep where checkpointing is selective, None for what is nearly free.
-        chunk: `logprob_chunk_tokens`, None for the device's own number.
-        offloads: `offload_parameters`, of which a CPU knows nothing.
-        half_moments: whether AdamW's moments are in bfloat16.
-        offloads_moments: whether they are in host memory, of which a CPU knows nothing either.
-        learning: parameters of an adapter, which alone learns; None where all do.
+        compiles: `compile`; None for the device's default.
+        checkpointing: `activation_checkpointing`; None: selective if layers are compiled, otherwise none.
+        activations: `activation_memory_gib` in bytes; None if no whole layer is recomputed.
+        chunk: `logprob_chunk_tokens`, None for the device's default.
+        offloads: `offload_parameters`; ignored on a CPU.
+        half_moments: True if AdamW's moments are in bfloat16.
+        offloads_moments: `offload_optimizer`; ignored on a CPU.
+        learning: number of an adapter's parameters; None without an adapter.
     """
 
     budget: int
@@ -151,23 +155,23 @@ class MemoryChoices:
     learning: int | None = None
 
     def recomputing(self, model: Decoder | None, layers: int, dtype: str, *, is_compiled: bool) -> Recomputing:
-        """What layers compute again.
+        """Return the activation checkpointing that these settings choose.
 
         Args:
-            model: what a rank has of it, None where its layers are not known.
-            layers: of the model.
-            dtype: that is computed in.
-            is_compiled: whether layers are.
+            model: a rank's part of the model, None for unknown layers.
+            layers: number of the model's layers.
+            dtype: dtype of the computation.
+            is_compiled: True if layers are compiled.
 
         Raises:
-            RunError: there is a budget, and nobody knows what the layers keep.
+            RunError: activation_memory_gib is set, and the layers are unknown.
         """
         sizes = None
         if self.checkpointing == "selective" and self.activations is not None:
             if model is None:
                 raise RunError(
-                    "activation_memory_gib is a budget for layers of attention and one MLP, and this model has others: "
-                    "what they keep is not known",
+                    "activation_memory_gib needs a model whose layers are attention and one MLP: the activations of "
+                    "this model's layers are not known",
                     hints=["leave activation_memory_gib out, or set activation_checkpointing=full"],
                 )
             sizes = kept_by_a_layer(model, element_bytes(dtype), self.budget, is_compiled=is_compiled)
@@ -176,7 +180,10 @@ class MemoryChoices:
 
 
 def chunk_tokens(vocabulary: int, gpu_bytes: int | None) -> int:
-    """Tokens whose logits may exist at once: a power of two, by the GPU's memory; on a CPU (None) by its cache."""
+    """Return the number of tokens whose logits may exist at the same time.
+
+    It is a power of two that fits a share of the GPU's memory; for a CPU (None) it is chosen for the cache.
+    """
     if gpu_bytes is None:
         return _CHUNK_ON_CPU
     tokens = int(gpu_bytes * _SHARE_OF_GPU / (6 * max(1, vocabulary)))  # float32 logits, half-precision gradient
@@ -184,18 +191,18 @@ def chunk_tokens(vocabulary: int, gpu_bytes: int | None) -> int:
 
 
 def memory_of(load: RankLoad, parallel: ParallelSettings, choices: MemoryChoices) -> Memory | None:
-    """The fullest moment, from an engine's settings; None for a model whose layers are not known.
+    """Return the peak memory of a rank from an engine's settings; None for a model with unknown layers.
 
     Args:
-        load: of the rank.
-        parallel: how ranks divide the work.
-        choices: the settings.
+        load: the rank's model and work.
+        parallel: the engine's parallelism.
+        choices: the settings that determine memory.
 
     Raises:
-        RunError: the ranks cannot divide the model's heads or experts, or a VLM.
+        RunError: the ranks cannot divide the model's heads or experts, or the model is a VLM and they would have to.
     """
     text = text_config(load.description)
-    parallel.experts(experts_of(text))  # which, like the others, the engine would refuse
+    parallel.experts(experts_of(text))  # raises if the engine's setup would
     if load.shows_images and load.description.get("vision_config") is not None:
         parallel.refuse_images(str(load.description.get("model_type")))
         return None
@@ -207,12 +214,12 @@ def memory_of(load: RankLoad, parallel: ParallelSettings, choices: MemoryChoices
     tokens = None if load.tokens is None else load.tokens * parallel.tensor
     part, budget = model.divided(parallel.tensor, parallel.expert), choices.budget
     is_compiled = on_gpu if choices.compiles is None else choices.compiles
-    again = choices.recomputing(part, model.layers, load.dtype, is_compiled=is_compiled)
-    way = Computing(
+    recomputing = choices.recomputing(part, model.layers, load.dtype, is_compiled=is_compiled)
+    computing = Computing(
         tokens=min(budget, tokens or budget),
         rounds=2 if tokens is None else -(-tokens // budget),
         is_compiled=is_compiled,
-        recomputing=again if load.role.trains else Recomputing(),
+        recomputing=recomputing if load.role.trains else Recomputing(),
         chunk_tokens=choices.chunk or chunk_tokens(model.vocabulary, load.gpu_bytes),
         shards=load.ranks > 1 or (choices.offloads and on_gpu),
         offloads=choices.offloads and on_gpu,
@@ -220,57 +227,68 @@ def memory_of(load: RankLoad, parallel: ParallelSettings, choices: MemoryChoices
         learning=choices.learning,
     )
     holders = max(1, load.ranks // (parallel.replicas * parallel.tensor))
-    message = again.words(model.layers) if load.role.trains else ""
-    if message and (mixers := model.layers - model.attention_layers):
-        message += f"; an estimate, {mixers} of {model.layers} layers have no attention"
-    peak = peak_memory(part, replace(load, ranks=holders), way)
+    recomputed = recomputing.describe(model.layers) if load.role.trains else ""
+    if recomputed and (mixers := model.layers - model.attention_layers):
+        recomputed += f"; an estimate, {mixers} of {model.layers} layers have no attention"
+    peak = peak_memory(part, replace(load, ranks=holders), computing)
     beside = [shape for name, shape in load.shapes.items() if not is_of_text(load.description, name)]
-    frozen = element_bytes(load.dtype) * sum(map(prod, beside)) // (holders if way.shards else 1)
-    return replace(peak, parameters=peak.parameters + frozen, resident=peak.resident + frozen, recomputing=message)
+    frozen = element_bytes(load.dtype) * sum(map(prod, beside)) // (holders if computing.shards else 1)
+    return replace(peak, parameters=peak.parameters + frozen, resident=peak.resident + frozen, recomputing=recomputed)
 
 
 def remedies(need: Callable[..., Memory | None], load: RankLoad, room: int, choices: MemoryChoices) -> list[str]:
-    """Which of fewer tokens at once and checkpointing bring a rank below `room` bytes; host memory where neither does.
+    """Return changes of settings that bring a rank below `room` bytes.
+
+    They are fewer tokens per micro-batch, checkpointing, or both; offloading to host memory if these do not suffice.
 
     Args:
-        need: memory with other settings, by keyword.
-        load: of the rank; its longest sequence as long as the part that a rank has.
-        room: bytes.
-        choices: the settings as they are.
+        need: returns the memory with other settings, given by keyword.
+        load: the rank's model and work, with `longest` for the rank's part of a sequence.
+        room: bytes that are available.
+        choices: the current settings.
+
+    Returns:
+        Alternatives, each `key=value` or several of these separated by blanks; empty if nothing fits.
     """
 
     def fits(**changes: Any) -> bool:
         return _total(need(**changes)) <= room
 
-    def words(changes: Mapping[str, Any]) -> str:
-        said = {k: "null" if v is None else v for k, v in changes.items() if v is not None or choices.activations}
-        return " ".join(f"{key}={value}".lower() for key, value in said.items())
+    def arguments(changes: Mapping[str, Any]) -> str:
+        shown = {k: "null" if v is None else v for k, v in changes.items() if v is not None or choices.activations}
+        return " ".join(f"{key}={value}".lower() for key, value in shown.items())
 
-    def largest(**changes: Any) -> int | None:
-        place = bisect_left(  # fewer tokens always take less
+    def most_fitting_tokens(**changes: Any) -> int | None:
+        index = bisect_left(  # fewer tokens always need less memory
             budgets, True, key=lambda tokens: fits(max_tokens_per_microbatch=tokens, **changes)
         )
-        return budgets[place] if place < len(budgets) else None
+        return budgets[index] if index < len(budgets) else None
 
-    most = choices.budget
-    budgets = range((most - 1) // _TOKEN_STEP * _TOKEN_STEP, max(load.longest, _TOKEN_STEP) - 1, -_TOKEN_STEP)
-    fewer = largest()
-    found = [] if fewer is None else [f"max_tokens_per_microbatch={fewer}"]
+    first_budget = (choices.budget - 1) // _TOKEN_STEP * _TOKEN_STEP
+    budgets = range(first_budget, max(load.longest, _TOKEN_STEP) - 1, -_TOKEN_STEP)
+    fewer = most_fitting_tokens()
+    alternatives = [] if fewer is None else [f"max_tokens_per_microbatch={fewer}"]
     if choices.checkpointing != "full":
         if fits(**_FULL):
-            found.append(words(_checkpointing(need, room, choices)))
-        elif (both := largest(**_FULL)) is not None:
-            found.append(words({**_FULL, "max_tokens_per_microbatch": both}))
-    moves: Any = ({key: True, **more} for more in ({}, _FULL) for key in ("offload_optimizer", "offload_parameters"))
-    return found or next(([words(move)] for move in moves if fits(**move)), [])
+            alternatives.append(arguments(_checkpointing(need, room, choices)))
+        elif (both := most_fitting_tokens(**_FULL)) is not None:
+            alternatives.append(arguments({**_FULL, "max_tokens_per_microbatch": both}))
+    if alternatives:
+        return alternatives
+    for checkpointing in ({}, _FULL):
+        for key in ("offload_optimizer", "offload_parameters"):
+            changes: dict[str, Any] = {key: True, **checkpointing}
+            if fits(**changes):
+                return [arguments(changes)]
+    return []
 
 
 def most_tokens(need: Callable[..., Memory | None], room: int) -> int:
-    """Tokens of the largest micro-batch with which a rank stays below `room` bytes, a multiple of 1,024; 0 for none.
+    """Return the tokens of the largest micro-batch that fits `room` bytes, a multiple of 1,024; 0 if none fits.
 
     Args:
-        need: memory with other settings, by keyword.
-        room: bytes.
+        need: returns the memory with other settings, given by keyword.
+        room: bytes that are available.
     """
 
     def is_too_large(steps: int) -> bool:
@@ -280,33 +298,33 @@ def most_tokens(need: Callable[..., Memory | None], room: int) -> int:
 
 
 def _checkpointing(need: Callable[..., Memory | None], room: int, choices: MemoryChoices) -> dict[str, Any]:
-    """What costs the least time of all that fits, where `full` does."""
+    """Return the checkpointing that fits `room` bytes and costs the least time; `full` must fit."""
     if choices.checkpointing == "none" and _total(need(**_SELECTIVE)) <= room:
         return _SELECTIVE
-    steps = range(int(room / GIB / _BUDGET_STEP), 0, -1)  # the least of these keeps no more than full does
+    steps = range(int(room / GIB / _BUDGET_STEP), 0, -1)  # with the smallest budget, layers keep as little as with full
     budgets = [{**_SELECTIVE, "activation_memory_gib": round(step * _BUDGET_STEP, 2)} for step in steps]
-    place = bisect_left(budgets, True, key=lambda budget: _total(need(**budget)) <= room)
-    return _FULL if place == len(budgets) or need(**budgets[place]) == need(**_FULL) else budgets[place]
+    index = bisect_left(budgets, True, key=lambda budget: _total(need(**budget)) <= room)
+    return _FULL if index == len(budgets) or need(**budgets[index]) == need(**_FULL) else budgets[index]
 
 
 def _total(memory: Memory | None) -> float:
     return inf if memory is None else memory.total
 
 
-def peak_memory(model: Decoder, load: RankLoad, way: Computing) -> Memory:
-    """The fullest moment of a step of a role that learns, of a forward pass of one that does not."""
+def peak_memory(model: Decoder, load: RankLoad, computing: Computing) -> Memory:
+    """Return the peak memory of a training step; of a forward pass for a role that does not learn."""
     if not load.role.trains:
-        return forward_memory(model, load, way)
-    held, element = _held(model, load, way), _element(load)
-    former, last = _gradients(model, load, way)
-    kept = kept_activations(model, load, way)
+        return forward_memory(model, load, computing)
+    held, element = _held(model, load, computing), _element(load)
+    former, last = _gradients(model, load, computing)
+    kept = kept_activations(model, load, computing)
     head_weight = model.vocabulary * model.hidden
     moments = (
-        replace(held, gradients=former, activations=kept, head=_head(model, load, way)),
+        replace(held, gradients=former, activations=kept, head=_head(model, load, computing)),
         replace(
             held,
-            gradients=former + (element + (_FLOAT if way.shards else 0)) * _learning_layer(model, way),
-            activations=kept + _of_a_layer(model, load, way),
+            gradients=former + (element + (_FLOAT if computing.shards else 0)) * _learning_layer(model, computing),
+            activations=kept + _of_a_layer(model, load, computing),
             head=element * head_weight,
         ),
         replace(held, gradients=last),
@@ -314,10 +332,10 @@ def peak_memory(model: Decoder, load: RankLoad, way: Computing) -> Memory:
     return max(moments, key=lambda moment: moment.total)
 
 
-def forward_memory(model: Decoder, load: RankLoad, way: Computing) -> Memory:
-    """The fullest moment of a forward pass without gradients."""
-    held, element, tokens = _held(model, load, way), _element(load), way.tokens
-    logits = _chunk(way) * model.vocabulary * (_FLOAT if way.is_compiled else 3 * _FLOAT)
+def forward_memory(model: Decoder, load: RankLoad, computing: Computing) -> Memory:
+    """Return the peak memory of a forward pass without gradients."""
+    held, element, tokens = _held(model, load, computing), _element(load), computing.tokens
+    logits = _chunk(computing) * model.vocabulary * (_FLOAT if computing.is_compiled else 3 * _FLOAT)
     layer = element * tokens * (3 * model.intermediate + (2 + 2 * model.choices) * model.hidden)
     states = element * tokens * model.hidden
     at_head = replace(held, activations=states, head=logits)
@@ -325,7 +343,7 @@ def forward_memory(model: Decoder, load: RankLoad, way: Computing) -> Memory:
 
 
 def element_bytes(dtype: str) -> int:
-    """Of a number that is computed with: bfloat16 or float32."""
+    """Return the bytes of an element of `bfloat16` or `float32`."""
     return 2 if dtype == "bfloat16" else _FLOAT
 
 
@@ -333,72 +351,76 @@ def _element(load: RankLoad) -> int:
     return element_bytes(load.dtype)
 
 
-def _held(model: Decoder, load: RankLoad, way: Computing) -> Memory:
-    """Parameters and optimizer: sharded float32 ones with what is gathered of them, or the whole."""
+def _held(model: Decoder, load: RankLoad, computing: Computing) -> Memory:
+    """Return parameters, gathered layers and optimizer state; other parts are 0."""
     role, element, gathered = load.role, _element(load), 0
-    stored = _FLOAT if role.changes and way.learning is None else element
-    if way.shards:
+    stored = _FLOAT if role.changes and computing.learning is None else element
+    if computing.shards:
         gathered = element * (model.root_parameters + _GATHERED_LAYERS * model.largest_layer)
-    elif role.changes and way.learning is None and element < _FLOAT:
-        stored += element  # what is computed with, beside its master
-    count = 0 if way.offloads else model.parameters / load.ranks
-    learning = count if way.learning is None else 0 if way.offloads else way.learning / load.ranks
-    own = 0 if way.learning is None else learning * (_FLOAT + element)  # masters, and what is computed with
-    parameters, optimizer = round(stored * count + own), round(2 * way.moment_bytes * learning) if role.trains else 0
+    elif role.changes and computing.learning is None and element < _FLOAT:
+        stored += element  # the copy in the dtype of the computation, in addition to the master
+    count = 0 if computing.offloads else model.parameters / load.ranks
+    learning = count if computing.learning is None else 0 if computing.offloads else computing.learning / load.ranks
+    adapter = 0 if computing.learning is None else learning * (_FLOAT + element)  # masters, and copies in the dtype
+    parameters = round(stored * count + adapter)
+    optimizer = round(2 * computing.moment_bytes * learning) if role.trains else 0
     return Memory(parameters + gathered, 0, optimizer, 0, 0, resident=parameters + optimizer)
 
 
-def _gradients(model: Decoder, load: RankLoad, way: Computing) -> tuple[int, int]:
-    """Gradients at the beginning and at the end of the last micro-batch's backward pass.
+def _gradients(model: Decoder, load: RankLoad, computing: Computing) -> tuple[int, int]:
+    """Return the bytes of gradients at the beginning and at the end of the last micro-batch's backward pass.
 
-    Those of several micro-batches add up in float32, shard by shard as they come. Of a single one they stay as the
-    backward pass made them, where the update is compiled and nothing is sharded.
+    Gradients of several micro-batches are accumulated in float32, sharded if parameters are. Gradients of a single
+    micro-batch stay in the dtype of the computation if the update is compiled and nothing is sharded.
     """
-    learning = model.parameters if way.learning is None else way.learning
+    learning = model.parameters if computing.learning is None else computing.learning
     whole = _FLOAT * learning
-    added = whole if not way.shards else 0 if way.offloads else round(whole / load.ranks)
-    if way.rounds > 1:
-        return added, added
-    is_fused = way.is_compiled and way.moment_bytes > 0  # moments elsewhere are not updated by the masters' own kernel
-    return 0, added if way.shards or not is_fused else _element(load) * learning
+    accumulated = whole if not computing.shards else 0 if computing.offloads else round(whole / load.ranks)
+    if computing.rounds > 1:
+        return accumulated, accumulated
+    is_fused = computing.is_compiled and computing.moment_bytes > 0  # offloaded moments have another update kernel
+    return 0, accumulated if computing.shards or not is_fused else _element(load) * learning
 
 
-def _learning_layer(model: Decoder, way: Computing) -> int:
-    """Parameters that learn of the largest layer; of an adapter nearly an equal share of all."""
-    return model.largest_layer if way.learning is None else way.learning // model.layers
+def _learning_layer(model: Decoder, computing: Computing) -> int:
+    """Return the number of trained parameters of the largest layer; an adapter has nearly the same in each layer."""
+    return model.largest_layer if computing.learning is None else computing.learning // model.layers
 
 
-def kept_activations(model: Decoder, load: RankLoad, way: Computing) -> int:
-    """Activations of all layers, the last hidden states before and behind their norm."""
-    sizes = kept_by_a_layer(model, _element(load), way.tokens, is_compiled=way.is_compiled)
-    return way.recomputing.kept(model.layers, sizes) + 2 * _element(load) * model.hidden * way.tokens
+def kept_activations(model: Decoder, load: RankLoad, computing: Computing) -> int:
+    """Return the bytes of the activations of all layers, and of the last hidden states before and after the norm."""
+    sizes = kept_by_a_layer(model, _element(load), computing.tokens, is_compiled=computing.is_compiled)
+    return computing.recomputing.kept(model.layers, sizes) + 2 * _element(load) * model.hidden * computing.tokens
 
 
-def _of_a_layer(model: Decoder, load: RankLoad, way: Computing) -> int:
-    """What the last layer's backward pass makes: its activations, where they are computed again, and their gradients.
+def _of_a_layer(model: Decoder, load: RankLoad, computing: Computing) -> int:
+    """Return the bytes that the last layer's backward pass allocates: recomputed activations, and gradients.
 
-    The first layers, of which more may be computed again, come when the others' activations are gone.
+    The first layers may recompute more, but their backward pass comes when the other layers' activations are freed.
     """
     element = _element(load)
-    sizes = kept_by_a_layer(model, element, way.tokens, is_compiled=way.is_compiled)
-    again = sizes["nothing"] - sizes[way.recomputing.of_layers(model.layers)[-1]]
-    if way.recomputing.whole == model.layers:
+    sizes = kept_by_a_layer(model, element, computing.tokens, is_compiled=computing.is_compiled)
+    again = sizes["nothing"] - sizes[computing.recomputing.of_layers(model.layers)[-1]]
+    if computing.recomputing.whole == model.layers:
         again = sizes["nothing"]
-    return again + way.tokens * element * (3 * model.intermediate + (2 + 2 * model.choices) * model.hidden)
+    return again + computing.tokens * element * (3 * model.intermediate + (2 + 2 * model.choices) * model.hidden)
 
 
-def _head(model: Decoder, load: RankLoad, way: Computing) -> int:
-    """The head's backward pass: a chunk's float32 logits and their gradient (where nothing is compiled, three times
-    float32); the weight's gradient, which is summed in float32, where it learns; the hidden states' own."""
+def _head(model: Decoder, load: RankLoad, computing: Computing) -> int:
+    """Return the bytes that the head's backward pass allocates.
+
+    They are a chunk's float32 logits and their gradient (three times float32 if not compiled), the float32 gradient of
+    a trained weight, and the gradient of the hidden states.
+    """
     if not model.vocabulary:
         return 0
     element = _element(load)
-    logit = _FLOAT + element if way.is_compiled else 3 * _FLOAT
-    of_weight = _FLOAT * model.vocabulary if way.learning is None else 0  # nobody computes a frozen head's
-    states = model.hidden * (of_weight + element * way.tokens)
-    return _chunk(way) * model.vocabulary * logit + states
+    logit = _FLOAT + element if computing.is_compiled else 3 * _FLOAT
+    of_weight = _FLOAT * model.vocabulary if computing.learning is None else 0  # a frozen head has no gradient
+    states = model.hidden * (of_weight + element * computing.tokens)
+    return _chunk(computing) * model.vocabulary * logit + states
 
 
-def _chunk(way: Computing) -> int:
-    """Tokens of a chunk: as few chunks as possible, of nearly the same length."""
-    return -(-way.tokens // -(-way.tokens // way.chunk_tokens))
+def _chunk(computing: Computing) -> int:
+    """Return the tokens of a chunk: the chunks are as few as possible and of nearly equal length."""
+    return -(-computing.tokens // -(-computing.tokens // computing.chunk_tokens))

@@ -1,4 +1,4 @@
-"""What an engine has done between two questions: the figures `engine/...` of a run's metrics."""
+"""Throughput, FLOPs and memory of an engine: the metrics `engine/...` of a run."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ PEAK_FLOPS: Final = {
     "L4": 121e12,
     "A10": 125e12,
 }
-"""Dense bfloat16 products a second by a part of the device's name, from its data sheet."""
+"""Dense bfloat16 FLOP/s by a part of the device's name, from its data sheet."""
 GIB: Final = 1 << 30
 
 
 def peak_flops(device: str) -> float | None:
-    """Of a device by its name, such as `NVIDIA H100 80GB HBM3`; None where it is not known."""
+    """Return the bfloat16 FLOP/s of a device by its name, such as `NVIDIA H100 80GB HBM3`; None if unknown."""
     words = f" {device} ".replace("-", " ")
     return next((rate for name, rate in PEAK_FLOPS.items() if f" {name} " in words), None)
 
 
 @dataclass(slots=True)
 class Meter:
-    """Adds up what was done.
+    """Accumulates times, tokens, FLOPs and peak memory until `take` is called.
 
     Args:
-        model: whose arithmetic is counted, None where its layers are not known.
-        ranks: of the trainer.
-        peak: FLOP/s of a rank's device in the dtype that is computed in, None where it is not known.
+        model: sizes of the model, for its FLOPs; None for unknown layers.
+        ranks: number of the trainer's ranks.
+        peak: FLOP/s of a rank's device in the dtype of the computation, None if unknown.
         memory: bytes of the device, 0 for a CPU.
-        learning: parameters of an adapter, which alone learns; None where all do.
+        learning: number of an adapter's parameters; None without an adapter.
     """
 
     model: Decoder | None
@@ -61,16 +61,16 @@ class Meter:
     _held: float = field(default=0.0, init=False)
 
     def passed(self, seconds: float) -> None:
-        """A forward pass without gradients."""
+        """Count a forward pass without gradients."""
         self._forward_s += seconds
 
     def trained(self, seconds: float, done: Iterable[tuple[Sequence[int], Split]], held: float) -> None:
-        """An update.
+        """Count an update.
 
         Args:
-            seconds: it took.
-            done: for each batch the lengths of all its sequences, and how it was split.
-            held: bytes that a rank has held at most, 0 where nobody counts.
+            seconds: duration of the update.
+            done: for each batch, the lengths of all its sequences, and its split.
+            held: peak bytes of a rank, 0 if they are not measured.
         """
         self._train_s += seconds
         self._held = max(self._held, held)
@@ -81,20 +81,20 @@ class Meter:
             self._flops += self.model.training_flops(lengths, self.learning) if self.model is not None else 0.0
 
     def take(self) -> dict[str, float]:
-        """What was done since the last call, by name; what does not apply is left out."""
-        found = {"forward_s": self._forward_s} if self._forward_s else {}
+        """Return the metrics since the last call, by name, and reset them. Metrics that do not apply are left out."""
+        metrics = {"forward_s": self._forward_s} if self._forward_s else {}
         if self._train_s:
-            found |= {
+            metrics |= {
                 "train_s": self._train_s,
                 "tokens_per_s": self._tokens / self._train_s,
                 "microbatches": float(self._rounds),
                 "waste": 1 - self._tokens / self._slots,
             }
             rate = self._flops / self._train_s / self.ranks
-            found |= {"tflops_per_s": rate / 1e12} if rate else {}
-            found |= {"mfu": rate / self.peak} if rate and self.peak is not None else {}
+            metrics |= {"tflops_per_s": rate / 1e12} if rate else {}
+            metrics |= {"mfu": rate / self.peak} if rate and self.peak is not None else {}
         if self._held:
-            found |= {"peak_memory_gib": self._held / GIB, "peak_memory_share": self._held / self.memory}
+            metrics |= {"peak_memory_gib": self._held / GIB, "peak_memory_share": self._held / self.memory}
         self._train_s = self._forward_s = self._flops = self._held = 0.0
         self._tokens = self._slots = self._rounds = 0
-        return found
+        return metrics

@@ -1,30 +1,31 @@
-"""What layers keep for the backward pass, and which of them compute what again so that they keep less.
+"""Activations that layers keep for the backward pass, and the choice of layers that recompute some of them.
 
-In bytes for each token and layer, e bytes an element, the backward pass finds (each tensor once):
+With e bytes an element, a layer keeps these bytes of each token. The last column names their use in the backward pass:
 
-    e x hidden          the layer's input                        norm, and the sum behind attention
+    e x hidden          the layer's input                        norm, and the sum after attention
     e x hidden          the normed input                      *  weights of query, key and value
     e x query           the rotated query                        attention
     e x 2 key           the rotated key, the value               attention
-    e x query           attention's result                       attention, and the weight behind it
+    e x query           attention's result                       attention, and the weight after it
     4 x heads           logarithm of the softmax's denominator   attention
     e x hidden          attention's contribution to the sum      norm of the MLP
     e x hidden          the normed sum                        *  weights of gate and up
     e x 3 intermediate  gate, up, and silu(gate) x up (*)        the MLP; the last for the weight of down
     4 x 2               each norm's scale                     *
 
-Where layers are not compiled, silu(gate) is one more. Norms of heads keep their inputs, query and key before rotation.
-Of an MoE, intermediate is that of all a token's choices together, and each choice has two rows of its own: the
-token's, which is elementwise to make again, and what down gives; where layers are not compiled, that weighted besides.
-What the router gave, and the order of its choices, come to 4 x experts + 5 x 8 x choices, half of it elementwise.
+Layers that are not compiled also keep silu(gate). Norms of heads keep their inputs: query and key before rotation.
 
-A layer that mixes tokens without attention keeps 5 e x mixed in the place of query, key and attention's result, `mixed`
-being the width of its projections from the residual stream. This is measured and no count: Qwen3.5-2B on an H200,
-compiled, with the kernels of flash-linear-attention. Without these kernels it keeps several times as much.
+In an MoE, intermediate is that of all experts of a token together. Each of these experts has two more rows: the token's
+input, which is recomputed elementwise, and the output of down; layers that are not compiled also keep the weighted
+output. The router's outputs and the order of its choices take 4 x experts + 5 x 8 x choices, half of it elementwise.
 
-A layer may compute again what is marked by a star, all of it `elementwise`: a third of the bytes for a few percent of
-the time, because no matrix product and no attention is among it. A layer that is computed again `whole` keeps its input
-and, compiled, attention's result with its denominator.
+A layer without attention keeps 5 e x mixed instead of query, key and attention's result; `mixed` is the width of its
+projections from the residual stream. The factor 5 is measured: Qwen3.5-2B on an H200, compiled, with the kernels of
+flash-linear-attention. Without these kernels a layer keeps several times as much.
+
+`elementwise` recomputes all tensors with a star. This saves a third of the bytes for a few percent of the time, because
+it repeats neither matrix products nor attention. `whole` keeps only the layer's input and, if compiled, attention's
+result with its denominator.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 Checkpointing = Literal["none", "selective", "full"]
 """The setting `activation_checkpointing`."""
 Amount = Literal["nothing", "elementwise", "whole"]
-"""What of a layer is computed again."""
+"""The part of a layer that is recomputed."""
 _KEPT_BY_MIXERS = 5
 _FLOAT = 4
 _INDEX = 8
@@ -46,26 +47,26 @@ _INDEX = 8
 
 @dataclass(frozen=True, slots=True)
 class Recomputing:
-    """How many layers compute what again; the others keep everything.
+    """Numbers of layers that recompute something; the other layers keep everything.
 
-    The first layers are those that keep least: the backward pass comes to them when the others' activations are gone.
+    The first layers recompute the most: when the backward pass reaches them, the others' activations are freed.
 
     Attributes:
-        elementwise: layers that compute everything but matrix products and attention again.
-        whole: layers that are computed again whole.
+        elementwise: layers that recompute everything except matrix products and attention.
+        whole: layers that recompute everything.
     """
 
     elementwise: int = 0
     whole: int = 0
 
     def of_layers(self, count: int) -> list[Amount]:
-        """Of each of so many layers."""
+        """Return the part that each of `count` layers recomputes, the first layer first."""
         amounts: list[tuple[Amount, int]] = [("whole", self.whole), ("elementwise", self.elementwise)]
         amounts.append(("nothing", count - self.whole - self.elementwise))
         return [amount for amount, layers in amounts for _ in range(layers)]
 
-    def words(self, count: int) -> str:
-        """The choice for so many layers: `no checkpointing`, `selective`, `full`, and where a budget lies between."""
+    def describe(self, count: int) -> str:
+        """Return a description for `count` layers, such as `full` or `selective, 3 of 28 layers whole`."""
         if self.whole == count:
             return "full"
         if self.whole:
@@ -76,14 +77,16 @@ class Recomputing:
 
     @classmethod
     def of(cls, mode: Checkpointing, layers: int, sizes: dict[Amount, int] | None, budget: int | None) -> Recomputing:
-        """The least that keeps within `budget`: first what is elementwise in ever more layers, then whole layers.
+        """Return the least recomputation that keeps within `budget`.
+
+        More and more layers recompute elementwise, then more and more layers recompute everything.
 
         Args:
-            mode: none or full, whatever the budget is.
-            layers: of the model.
-            sizes: bytes that a layer keeps of a micro-batch; not needed where there is no budget.
-            budget: bytes of all layers together; None takes what is nearly free. One below what whole layers keep
-                takes these.
+            mode: the setting. `none` and `full` ignore the budget.
+            layers: number of the model's layers.
+            sizes: result of `kept_by_a_layer` for a micro-batch; needed only with a budget.
+            budget: bytes that all layers together may keep. None: all layers recompute elementwise. If it is smaller
+                than any choice needs, all layers recompute everything.
         """
         if mode != "selective":
             return cls(whole=layers if mode == "full" else 0)
@@ -93,14 +96,14 @@ class Recomputing:
         return next((step for step in steps if step.kept(layers, sizes) <= budget), steps[-1])
 
     def kept(self, layers: int, sizes: dict[Amount, int]) -> int:
-        """Bytes of all layers, from those of one of each kind."""
+        """Return the bytes that all layers keep, from the bytes that one layer of each kind keeps."""
         return sum(sizes[amount] for amount in self.of_layers(layers))
 
 
 def kept_by_a_layer(model: Decoder, element: int, tokens: int, *, is_compiled: bool) -> dict[Amount, int]:
-    """Bytes that a layer keeps of so many tokens, by what it computes again; the table above.
+    """Return the bytes that a layer keeps of `tokens`, by the part that it recomputes; see the table above.
 
-    A hybrid model's layers are of two kinds, and this is their mean.
+    For a hybrid model it is the mean of the two kinds of layers.
     """
     rotated = model.query + 2 * model.key
     denominators = _FLOAT * model.heads
@@ -111,7 +114,7 @@ def kept_by_a_layer(model: Decoder, element: int, tokens: int, *, is_compiled: b
     products += (1 if is_compiled else 2) * rows
     routes = _FLOAT * model.experts + 5 * _INDEX * model.choices
     if not is_compiled:
-        products += model.hidden  # what down gives, which only a compiler sees that nobody needs
+        products += model.hidden  # the output of down: only a compiler sees that the backward pass does not use it
     sizes: dict[Amount, int] = {
         "nothing": element * (everything + (3 if is_compiled else 4) * model.intermediate)
         + routes

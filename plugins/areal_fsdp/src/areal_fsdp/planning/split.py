@@ -1,4 +1,4 @@
-"""Who computes what: the split of a batch over ranks and micro-batches."""
+"""The split of a batch over ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ class Split:
     """One rank's part of a batch.
 
     Attributes:
-        microbatches: rows of the batch, for each micro-batch; fewer than `rounds` where other ranks have more.
-        rounds: micro-batches that every rank runs; this rank fills up with `dummy`, because collectives of sharded
-            parameters need every rank.
-        dummy: rows of a micro-batch that does not count: the shortest sequence.
-        slots: tokens that all ranks could have computed while they computed the batch: in each round all wait for the
-            one with the most.
+        microbatches: rows of the batch in each micro-batch of this rank; there may be fewer than `rounds`.
+        rounds: micro-batches that every rank runs, because collectives of sharded parameters need every rank. A rank
+            with fewer runs `dummy` for the rest.
+        dummy: row of a micro-batch that does not count: the shortest sequence.
+        slots: token slots of all ranks: in each round, all ranks wait for the rank with the most tokens.
     """
 
     microbatches: list[list[int]]
@@ -31,7 +30,7 @@ class Split:
     slots: int
 
     def rows_by_round(self) -> Iterator[tuple[list[int], bool]]:
-        """The rows of each round, and whether they count, or only keep other ranks company."""
+        """Yield the rows of each round, and True if they count, or False for a dummy micro-batch."""
         for number in range(self.rounds):
             counts = number < len(self.microbatches)
             yield (self.microbatches[number] if counts else self.dummy), counts
@@ -48,52 +47,52 @@ class Split:
         longest: int | None,
         is_padded: bool = False,
     ) -> Split:
-        """Plan a batch of at least one sequence; every rank plans for all, so nothing has to be sent.
+        """Split a batch of at least one sequence. Every rank computes the same split, without communication.
 
         Args:
             lengths: tokens of each sequence.
-            units: the sequences of each unit, which stay together.
-            rank: this one.
-            ranks: how many.
-            max_tokens: budget of a micro-batch; a unit that is over it is one by itself.
-            longest: positions that the model has, None if it does not say.
-            is_padded: whether a micro-batch is computed as rows as wide as its longest sequence, so that padding
-                counts in the budget. Sequences of similar length then go together.
+            units: rows of each sequence group; a group stays in one micro-batch.
+            rank: this rank.
+            ranks: number of ranks.
+            max_tokens: token budget of a micro-batch. A larger group gets a micro-batch of its own.
+            longest: the model's max_position_embeddings, None if it has none.
+            is_padded: True if a micro-batch is computed as rows, padded to its longest sequence. Then padding counts in
+                the budget, and sequences of similar length share a micro-batch.
 
         Raises:
-            RunError: a sequence is longer than the model's positions.
+            RunError: a sequence is longer than `longest`.
         """
         if longest is not None and max(lengths) > longest:
             raise RunError(
                 f"a sequence of {max(lengths)} tokens is beyond the model's max_position_embeddings of {longest}",
-                hints=["shorten prompts or answers (sampling.max_new_tokens), or take a model with a longer context"],
+                hints=["shorten prompts or answers (sampling.max_new_tokens), or use a model with a longer context"],
             )
         sizes = [sum(lengths[row] for row in unit) for unit in units]
         if is_padded:
-            dealt = _deal_padded(lengths, units, ranks, max_tokens)
-            rounds = -(-len(dealt) // ranks)
+            parts = _split_padded(lengths, units, ranks, max_tokens)
+            rounds = -(-len(parts) // ranks)
         else:
             rounds = -(-len(split_into_microbatches(sizes, max_tokens)) // ranks)
-            # All are of like sizes: in each round all ranks wait for the largest, and compiled graphs depend on sizes.
-            dealt = split_by_tokens(sizes, rounds * ranks)
-        own = [sorted(row for unit in part for row in units[unit]) for part in dealt[rank::ranks] if part]
+            # Equal sizes: in each round all ranks wait for the largest, and compiled graphs depend on sizes.
+            parts = split_by_tokens(sizes, rounds * ranks)
+        rows = [[row for unit in part for row in units[unit]] for part in parts]
+        microbatches = [sorted(part) for part in rows[rank::ranks] if part]
         shortest = min(range(len(lengths)), key=lengths.__getitem__)
-        rows = [[row for unit in part for row in units[unit]] for part in dealt]
-        held = [_padded(lengths, part) if is_padded else sum(lengths[row] for row in part) for part in rows]
-        slots = ranks * sum(max(held[first : first + ranks]) for first in range(0, len(held), ranks))
-        return cls(own, rounds, [shortest], slots)
+        tokens = [_padded(lengths, part) if is_padded else sum(lengths[row] for row in part) for part in rows]
+        slots = ranks * sum(max(tokens[first : first + ranks]) for first in range(0, len(tokens), ranks))
+        return cls(microbatches, rounds, [shortest], slots)
 
 
 def _padded(lengths: list[int], rows: list[int]) -> int:
-    """Tokens of these sequences with each as long as the longest."""
+    """Return the tokens of these sequences, each padded to the longest."""
     return len(rows) * max((lengths[row] for row in rows), default=0)
 
 
-def _deal_padded(lengths: list[int], units: list[list[int]], ranks: int, max_tokens: int) -> list[list[int]]:
-    """Deal units to micro-batches within a budget that counts padding, largest micro-batch first.
+def _split_padded(lengths: list[int], units: list[list[int]], ranks: int, max_tokens: int) -> list[list[int]]:
+    """Assign units to micro-batches within a budget that counts padding; return the largest micro-batch first.
 
-    Units are taken in the order of their longest sequences, so that few tokens are padding. As long as ranks would have
-    nothing to do in the last round, the largest micro-batch that can be halved is.
+    Units are sorted by their longest sequence, to keep padding small. While some ranks would be idle in the last round,
+    the largest micro-batch with several units is halved.
     """
 
     def cost(part: list[int]) -> int:
