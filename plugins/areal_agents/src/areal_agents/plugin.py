@@ -33,6 +33,12 @@ def areal_workflows() -> list[Component]:
             target="areal_agents.nemo_gym.workflow:NemoGymWorkflow",
             config="areal_agents.nemo_gym.config:NemoGymSettings",
         ),
+        Component(
+            "openenv",
+            "an environment of OpenEnv, in an interpreter of its own or at an address",
+            target="areal_agents.openenv.workflow:OpenEnvWorkflow",
+            config="areal_agents.openenv.config:OpenEnvSettings",
+        ),
     ]
 
 
@@ -71,12 +77,6 @@ def areal_environments() -> list[Component]:
             target="areal_agents.environments.textarena_games:TextArenaEnvironment",
             config="areal_agents.environments.config:TextArenaSettings",
         ),
-        Component(
-            "openenv",
-            "a session of an OpenEnv server",
-            target="areal_agents.environments.openenv_sessions:OpenEnvEnvironment",
-            config="areal_agents.environments.config:OpenEnvSettings",
-        ),
     ]
 
 
@@ -101,5 +101,11 @@ def areal_datasets() -> list[Component]:
             "rows for a resources server of NeMo Gym",
             target="areal_agents.nemo_gym.dataset:NemoGymDataset",
             config="areal_agents.nemo_gym.config:NemoGymDataSettings",
+        ),
+        Component(
+            "openenv",
+            "the tasks of an OpenEnv environment's split",
+            target="areal_agents.openenv.dataset:OpenEnvDataset",
+            config="areal_agents.openenv.config:OpenEnvDataSettings",
         ),
     ]
