@@ -13,7 +13,7 @@ from policies import Policy
 from session_server import SessionServer
 
 from areal_agents.foreign_process import EnvironmentServerError
-from areal_agents.interpreter.areal_openenv_tasks import list_tasks
+from areal_agents.interpreter._areal_tasks import list_tasks
 from areal_agents.openenv import server as openenv_server
 from areal_agents.openenv.config import OpenEnvDataSettings, OpenEnvSettings
 from areal_agents.openenv.dataset import OpenEnvDataset

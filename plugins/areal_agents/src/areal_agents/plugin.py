@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_core.plugins import Component, hookimpl
+from areal_core.plugins import Command, Component, hookimpl
 
 
 @hookimpl
@@ -38,6 +38,12 @@ def areal_workflows() -> list[Component]:
             "an environment of OpenEnv, in an interpreter of its own or at an address",
             target="areal_agents.openenv.workflow:OpenEnvWorkflow",
             config="areal_agents.openenv.config:OpenEnvSettings",
+        ),
+        Component(
+            "harbor",
+            "a task of Harbor without a container image: the policy works in a sandbox, and the task's tests reward it",
+            target="areal_agents.harbor.workflow:HarborWorkflow",
+            config="areal_agents.harbor.config:HarborSettings",
         ),
     ]
 
@@ -108,4 +114,18 @@ def areal_datasets() -> list[Component]:
             target="areal_agents.openenv.dataset:OpenEnvDataset",
             config="areal_agents.openenv.config:OpenEnvDataSettings",
         ),
+        Component(
+            "harbor",
+            "the tasks of Harbor in a folder",
+            target="areal_agents.harbor.tasks:HarborTasks",
+            config="areal_agents.harbor.config:HarborDataSettings",
+        ),
+    ]
+
+
+@hookimpl
+def areal_commands() -> list[Command]:
+    """The command `areal environments`."""
+    return [
+        Command("environments", "list the environments that are installed", target="areal_agents.listing:main"),
     ]

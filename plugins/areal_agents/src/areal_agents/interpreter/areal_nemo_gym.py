@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import areal_serving
+import _areal_serving  # type: ignore[import-not-found]
 
 
 def folder_of(server: str) -> Path:
@@ -99,9 +99,9 @@ def main() -> None:
     if sys.argv[1] == "rows":
         copy_rows(request["server"], Path(sys.argv[2]))
         return
-    listening = areal_serving.listen()
+    listening = _areal_serving.listen()
     app = make_app(request["server"], request["settings"], listening.getsockname()[1])
-    areal_serving.serve(app, listening, output)
+    _areal_serving.serve(app, listening, output)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import areal_openenv_tasks
-import areal_serving
+import _areal_serving  # type: ignore[import-not-found]
+import _areal_tasks  # type: ignore[import-not-found]
 
 
 def load_app(name: str) -> Any:
@@ -47,7 +47,7 @@ def main() -> None:
     request = json.loads(sys.stdin.readline())
     app = load_app(request["app"])
     if sys.argv[1] == "serve":
-        areal_serving.serve(app, areal_serving.listen(), output)
+        _areal_serving.serve(app, _areal_serving.listen(), output)
         return
     from fastapi.testclient import TestClient
 
@@ -58,7 +58,7 @@ def main() -> None:
         return answer.status_code, answer.text
 
     try:
-        rows = areal_openenv_tasks.list_tasks(ask, request["split"], request["first"], request["size"])
+        rows = _areal_tasks.list_tasks(ask, request["split"], request["first"], request["size"])
     except ValueError as error:
         raise SystemExit(str(error)) from None
     with Path(sys.argv[2]).open("w") as file:

@@ -8,7 +8,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 from areal_agents.environments.rows import ListedRows
-from areal_agents.interpreter.areal_openenv_tasks import list_tasks
+from areal_agents.interpreter._areal_tasks import list_tasks
 from areal_agents.openenv.process import app_program
 from areal_core.errors import RunError
 
@@ -27,9 +27,9 @@ class OpenEnvDataset(ListedRows):
     """
 
     def __init__(self, settings: OpenEnvDataSettings) -> None:
-        part = {"split": settings.split, "first": settings.first, "size": settings.size}
+        split, first, size = settings.split, settings.first, settings.size
         if settings.address is None:
-            super().__init__(app_program(settings, **part).list_rows("tasks"))
+            super().__init__(app_program(settings, split=split, first=first, size=size).list_rows("tasks"))
             return
         address, limit = settings.address.rstrip("/"), settings.start_timeout_s
         # A proxy of the environment variables would be asked for addresses of this machine, too.
@@ -45,6 +45,6 @@ class OpenEnvDataset(ListedRows):
                 return error.code, error.read().decode(errors="replace")
 
         try:
-            super().__init__(list_tasks(ask, **part))
+            super().__init__(list_tasks(ask, split, first, size))
         except (OSError, ValueError) as error:
             raise RunError(f"the tasks of the OpenEnv server {address} cannot be listed: {error}") from error
