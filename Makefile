@@ -76,11 +76,12 @@ release: $(VENV)/test-all
 	$(BIN)/python release/build.py
 	$(BIN)/python release/try_out.py
 
-# True vLLM, SGLang and verifiers for the tests, each in an environment of its own below ~/.cache/areal, made once.
+# True vLLM, SGLang, verifiers and OpenEnv for the tests, each in an environment of its own below ~/.cache/areal, made once.
 servers:
 	$(PYTHON) tests/servers_on_cpu/make_environment.py vllm
 	$(PYTHON) tests/servers_on_cpu/make_environment.py sglang
 	$(PYTHON) tests/servers_on_cpu/make_environment.py verifiers
+	$(PYTHON) tests/servers_on_cpu/make_environment.py openenv
 
 # Environments. Each stamp file installs what its targets need on top of the one before.
 $(VENV)/python: constraints.txt tools/install_torch.py

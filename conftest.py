@@ -39,6 +39,7 @@ TIER_OF_FIXTURE = {
     "sglang_program": "servers",
     "verifiers_python": "servers",
     "nemo_gym_python": "servers",
+    "openenv_python": "servers",
     "cluster": "cluster",
     "ssh": "cluster",
     "bubblewrap": "slow",
@@ -147,6 +148,12 @@ def nemo_gym_python() -> str:
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("there is no python3.12: nothing was tried against a true nemo_gym server")
     return _environment("nemo_gym")
+
+
+@pytest.fixture(scope="session")
+def openenv_python() -> str:
+    """The Python of an environment that has OpenEnv."""
+    return _environment("openenv")
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from areal_core.interfaces.workflow import read_step as read_step
 from areal_core.interfaces.agent import Agent as Agent
 from areal_core.interfaces.agent import Endpoint as Endpoint
 from areal_core.interfaces.agent import Tool as Tool
+from areal_core.interfaces.sandbox import FolderSandbox as FolderSandbox
 from areal_core.interfaces.sandbox import Sandbox as Sandbox
 from areal_core.interfaces.sandbox import SandboxResult as SandboxResult
 from areal_core.interfaces.dataset import Dataset as Dataset

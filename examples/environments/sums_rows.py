@@ -1,9 +1,9 @@
-"""Print rows for the resources server `sums`: sums of two numbers of two digits, always the same ones."""
+"""Print the sums as rows for the resources server of NeMo Gym in resources_servers/sums."""
 
 import json
-import random
 
-generator = random.Random(0)
-for _ in range(4000):
-    first, second = generator.randrange(10, 100), generator.randrange(10, 100)
-    print(json.dumps({"responses_create_params": {"input": f"{first}+{second}="}, "answer": str(first + second)}))
+import sums
+
+for number in range(4000):
+    question, answer = sums.task(number)
+    print(json.dumps({"responses_create_params": {"input": question}, "answer": answer}))

@@ -1,10 +1,10 @@
-"""A taskset of verifiers: sums of two numbers. verifiers and areal both run it; areal does not import it."""
+"""The sums as a taskset of verifiers. verifiers and areal both run it; areal does not import it."""
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING
 
+import sums
 import verifiers.v1 as vf
 
 if TYPE_CHECKING:
@@ -14,18 +14,18 @@ __all__ = ["SumsTaskset"]
 
 
 class SumData(vf.TaskData):
-    """A sum, and its result."""
+    """A sum, and its answer."""
 
     answer: str
 
 
 class SumTask(vf.Task[SumData]):
-    """Rewards the result behind the working."""
+    """Rewards the answer."""
 
     @vf.reward(weight=1.0)
     async def is_right(self, trace: vf.Trace) -> float:
-        """Return 1 if the text behind the working is the result."""
-        return float((trace.last_reply or "").rpartition("}")[2].strip() == self.data.answer)
+        """Return the score of the reply."""
+        return sums.score(trace.last_reply or "", self.data.answer)
 
     @vf.metric
     async def shows_working(self, trace: vf.Trace) -> float:
@@ -34,12 +34,10 @@ class SumTask(vf.Task[SumData]):
 
 
 class SumsTaskset(vf.Taskset[SumTask]):
-    """Sums of two numbers of two digits, always the same ones."""
+    """4000 sums."""
 
     def load(self) -> Iterator[SumTask]:
         """Yield the tasks."""
-        generator = random.Random(0)
-        for _ in range(4000):
-            first, second = generator.randrange(10, 100), generator.randrange(10, 100)
-            data = SumData(prompt=f"{first}+{second}=", answer=str(first + second))
-            yield SumTask(data, self.config.task)
+        for number in range(4000):
+            question, answer = sums.task(number)
+            yield SumTask(SumData(prompt=question, answer=answer), self.config.task)

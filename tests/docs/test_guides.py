@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -48,9 +49,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert len(dict(FILES)) == len(FILES), "two guides show files of one name"
     for name, text in FILES:
         (tmp_path / name).write_text(text)
-    for library in ("verifiers", "nemo_gym"):
+    for library in ("verifiers", "nemo_gym", "openenv"):
         (tmp_path / library / "bin").mkdir(parents=True)
         (tmp_path / library / "bin" / "python").symlink_to(sys.executable)
+    shutil.copytree(ROOT / "examples" / "environments" / "harbor_tasks", tmp_path / "harbor_tasks")
     (tmp_path / "my_rows.jsonl").write_text(json.dumps({"prompt": "1 + 1?", "answer": "2"}) + "\n")
     for name in ("command_launcher.py", "from_areal.py"):
         (tmp_path / name).write_text((ROOT / "examples" / name).read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,13 @@ def play() -> Callable[..., Any]:
         return asyncio.run(run())
 
     return played
+
+
+@pytest.fixture
+def bubblewrap() -> None:
+    """Skips a test where bubblewrap is not installed."""
+    if shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed here")
 
 
 def _placeholder() -> None:

@@ -180,5 +180,10 @@ class Policy:
     def context(self) -> Any:
         """As a workflow has it."""
         return SimpleNamespace(
-            tokenizer=self.tokenizer, generate=self.generate, score=self.score, is_evaluation=False, sample_index=0
+            tokenizer=self.tokenizer,
+            generate=self.generate,
+            score=self.score,
+            end_ids=frozenset({self._end}),
+            is_evaluation=False,
+            sample_index=0,
         )

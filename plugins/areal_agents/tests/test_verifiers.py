@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -259,8 +260,9 @@ def test_each_agent_of_an_environment_has_its_own_conversation_and_reward(verifi
 
 
 def test_a_reward_that_raises_fails_the_episode(verifiers_python: str, tmp_path: Path) -> None:
-    source = (EXAMPLES / "sums_taskset.py").read_text().replace("return float((trace", "return 1 / 0 + float((trace", 1)
+    source = (EXAMPLES / "sums_taskset.py").read_text().replace("return sums.score(", "return 1 / 0 + sums.score(", 1)
     (tmp_path / "broken_taskset.py").write_text(source)
+    shutil.copy(EXAMPLES / "sums.py", tmp_path)
     row = {"task": {"idx": 0, "prompt": "1+1=", "answer": "2"}}
     (raised,) = play_true(
         verifiers_python, Policy("chat", lambda _: "2"), [row], taskset="broken-taskset", folder=str(tmp_path)

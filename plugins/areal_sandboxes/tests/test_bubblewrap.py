@@ -253,3 +253,28 @@ def test_what_is_required_and_not_there(bubblewrap, monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="cannot make a cgroup here"):
         bubblewrap(cgroup="required")
     assert "no cgroup" in bubblewrap().description
+
+
+def test_folders_keep_what_a_command_writes_and_nothing_else_can_be_written(bubblewrap, tmp_path):
+    sandbox = bubblewrap()
+    folders = {"/app": tmp_path / "app", "/logs": tmp_path / "logs"}
+    for folder in folders.values():
+        folder.mkdir()
+    (folders["/app"] / "given").write_text("1")
+    first = "cat /app/given; echo 2 > /app/given; mkdir /app/new; touch /logs/a; touch /b /usr/b; ls /"
+    begun = asyncio.run(sandbox.run_in(folders, ["bash", "-c", first]))
+    assert begun.output.split()[0].startswith("1")
+    assert begun.error.count("Read-only file system") == 2
+    assert str(tmp_path) not in begun.output
+    ended = asyncio.run(sandbox.run_in(folders, ["bash", "-c", "cat /app/given; ls -d /app/new /logs/a"]))
+    assert ended.output.split() == ["2", "/app/new", "/logs/a"]
+    alone = asyncio.run(sandbox.run(["ls", "/"]))
+    assert "app" not in alone.output.split()
+
+
+@pytest.mark.parametrize("name", ["/tmp", "/usr", "/etc", "/app/part", "app", "/../etc", "/"])
+def test_a_folder_cannot_take_the_place_of_the_systems(bubblewrap, tmp_path, name):
+    with pytest.raises(ValueError, match="a folder in a sandbox must be called"):
+        asyncio.run(bubblewrap().run_in({name: tmp_path}, ["true"]))
+    with pytest.raises(ValueError, match="there is no folder"):
+        asyncio.run(bubblewrap().run_in({"/app": tmp_path / "no"}, ["true"]))

@@ -1,14 +1,15 @@
-"""A resources server of NeMo Gym: sums of two numbers. NeMo Gym and areal both serve it; areal does not import it."""
+"""The sums as a resources server of NeMo Gym. NeMo Gym and areal both serve it; areal does not import it."""
 
 from __future__ import annotations
 
+import sums
 from nemo_gym.base_resources_server import BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer
 
 __all__ = ["SumsServer"]
 
 
 class SumRequest(BaseVerifyRequest):
-    """The policy's response to a sum, and the result."""
+    """The policy's response to a sum, and the answer."""
 
     answer: str
 
@@ -20,14 +21,14 @@ class SumResponse(BaseVerifyResponse):
 
 
 class SumsServer(SimpleResourcesServer):
-    """Rewards the result behind the working, which is in braces."""
+    """Rewards the answer."""
 
     async def verify(self, body: SumRequest) -> SumResponse:
-        """Return reward 1 if the text behind the working is the result."""
+        """Return the score of the response."""
         messages = [item for item in body.response.output if item.type == "message"]
         text = "".join(part.text for message in messages for part in message.content)
-        is_right = text.rpartition("}")[2].strip() == body.answer
-        return SumResponse(**body.model_dump(), reward=float(is_right), shows_working=text.startswith("{"))
+        reward = sums.score(text, body.answer)
+        return SumResponse(**body.model_dump(), reward=reward, shows_working=text.startswith("{"))
 
 
 if __name__ == "__main__":

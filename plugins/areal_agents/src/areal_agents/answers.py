@@ -65,6 +65,11 @@ class Answer:
         """Tool calls of the message."""
         return list(self.message.get("tool_calls", ()))
 
+    @property
+    def acts(self) -> bool:
+        """Whether the policy calls a tool, or has tried to."""
+        return bool(self.calls or self.malformed)
+
 
 class AnswerReader:
     """Parses the answers of one model.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_core.plugins import Component, hookimpl
+from areal_core.plugins import Command, Component, hookimpl
 
 
 @hookimpl
@@ -32,6 +32,18 @@ def areal_workflows() -> list[Component]:
             "a resources server of NeMo Gym, in an interpreter of its own",
             target="areal_agents.nemo_gym.workflow:NemoGymWorkflow",
             config="areal_agents.nemo_gym.config:NemoGymSettings",
+        ),
+        Component(
+            "openenv",
+            "an environment of OpenEnv, in an interpreter of its own or at an address",
+            target="areal_agents.openenv.workflow:OpenEnvWorkflow",
+            config="areal_agents.openenv.config:OpenEnvSettings",
+        ),
+        Component(
+            "harbor",
+            "a task of Harbor without a container image: the policy works in a sandbox, and the task's tests reward it",
+            target="areal_agents.harbor.workflow:HarborWorkflow",
+            config="areal_agents.harbor.config:HarborSettings",
         ),
     ]
 
@@ -71,12 +83,6 @@ def areal_environments() -> list[Component]:
             target="areal_agents.environments.textarena_games:TextArenaEnvironment",
             config="areal_agents.environments.config:TextArenaSettings",
         ),
-        Component(
-            "openenv",
-            "a session of an OpenEnv server",
-            target="areal_agents.environments.openenv_sessions:OpenEnvEnvironment",
-            config="areal_agents.environments.config:OpenEnvSettings",
-        ),
     ]
 
 
@@ -102,4 +108,24 @@ def areal_datasets() -> list[Component]:
             target="areal_agents.nemo_gym.dataset:NemoGymDataset",
             config="areal_agents.nemo_gym.config:NemoGymDataSettings",
         ),
+        Component(
+            "openenv",
+            "the tasks of an OpenEnv environment's split",
+            target="areal_agents.openenv.dataset:OpenEnvDataset",
+            config="areal_agents.openenv.config:OpenEnvDataSettings",
+        ),
+        Component(
+            "harbor",
+            "the tasks of Harbor in a folder",
+            target="areal_agents.harbor.tasks:HarborTasks",
+            config="areal_agents.harbor.config:HarborDataSettings",
+        ),
+    ]
+
+
+@hookimpl
+def areal_commands() -> list[Command]:
+    """The command `areal environments`."""
+    return [
+        Command("environments", "list the environments that are installed", target="areal_agents.listing:main"),
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import re
 import shutil
@@ -15,7 +14,6 @@ import pytest
 
 from areal_agents.environments.tools import ToolWorkflow
 from areal_core.config import resolve
-from areal_core.errors import ConfigError
 
 pytest.importorskip("areal_grpo", reason="the first-party plugins are not installed")
 
@@ -73,13 +71,3 @@ def test_servers_of_the_page_are_started(read):
             return found
 
         assert asyncio.run(names()) == {"note", "crash", "fail", "sleep", "variable"}
-
-
-def test_the_server_of_the_page_needs_its_library_and_nothing_else(read, monkeypatch):
-    find = importlib.util.find_spec
-    hidden = lambda wanted, *rest: None if wanted == "openenv" else find(wanted, *rest)  # noqa: E731
-    monkeypatch.setattr(importlib.util, "find_spec", hidden)
-    with pytest.raises(ConfigError) as caught:
-        read("OpenEnv")
-    assert len(caught.value.problems) == 1
-    assert "pip install './plugins/areal_agents[openenv]'" in str(caught.value)

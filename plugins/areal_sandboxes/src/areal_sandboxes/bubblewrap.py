@@ -18,10 +18,11 @@ from areal_sandboxes.config import MEBIBYTE
 from areal_sandboxes.request import Request, sealed
 from areal_sandboxes.running import GATE, Watched
 from areal_sandboxes.system_calls import system_call_filter
-from areal_sandboxes.walls import FOLDER, inner_command, limits, outer_command
+from areal_sandboxes.walls import FOLDER, checked_folders, inner_command, limits, outer_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from areal_sandboxes.cgroups import Group
     from areal_sandboxes.config import BubblewrapSettings
@@ -95,13 +96,26 @@ class Bubblewrap:
         timeout_s: float | None = None,
     ) -> SandboxResult:
         """Run a command; see `areal_core.sdk.Sandbox`. Further limits are "cpu", "file", "memory" and "output"."""
+        return await self.run_in({}, command, files=files, input_text=input_text, timeout_s=timeout_s)
+
+    async def run_in(
+        self,
+        folders: Mapping[str, Path],
+        command: Sequence[str],
+        *,
+        files: Mapping[str, str] | None = None,
+        input_text: str = "",
+        timeout_s: float | None = None,
+    ) -> SandboxResult:
+        """Run a command that changes folders of this machine; see `areal_core.sdk.FolderSandbox`."""
         settings = self._settings
+        bound = checked_folders(folders)
         request = Request.checked(command, files, input_text, settings.disk_mib * MEBIBYTE)
         time_s = min(settings.time_s, timeout_s or settings.time_s)
         async with self._slots:
             group = self._make_group()
             try:
-                return await self._run(request, time_s, group)
+                return await self._run(request, time_s, group, bound)
             finally:
                 if group:
                     group.remove()
@@ -115,11 +129,13 @@ class Bubblewrap:
         except OSError as error:
             raise RunError(f"the sandbox bubblewrap can no longer make a cgroup: {error}") from error
 
-    async def _run(self, request: Request, time_s: float, group: Group | None) -> SandboxResult:
+    async def _run(
+        self, request: Request, time_s: float, group: Group | None, folders: Mapping[str, Path]
+    ) -> SandboxResult:
         loop = asyncio.get_running_loop()
         status = Status(2 if self._outer else 1)
         try:
-            process = self._start(request, status, group)
+            process = self._start(request, status, group, folders)
             watched = Watched(process, self._settings.output_bytes, request.input, is_gated=True)
             loop.add_reader(status.reader, status.read)
             try:
@@ -142,7 +158,9 @@ class Bubblewrap:
             )
         return SandboxResult(code, watched.output, watched.error, limit or BY_SIGNAL.get(-code, ""))
 
-    def _start(self, request: Request, status: Status, group: Group | None) -> subprocess.Popen[bytes]:
+    def _start(
+        self, request: Request, status: Status, group: Group | None, folders: Mapping[str, Path]
+    ) -> subprocess.Popen[bytes]:
         with ExitStack() as stack:
 
             def open_sealed(content: bytes) -> int:
@@ -162,7 +180,7 @@ class Bubblewrap:
                 options += ["--seccomp", str(descriptors[-1])]
             try:
                 return subprocess.Popen(
-                    [*(group.prefix if group else ()), *self._command(options, outer), *request.command],
+                    [*(group.prefix if group else ()), *self._command(options, outer, folders), *request.command],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -174,15 +192,18 @@ class Bubblewrap:
             except OSError as error:
                 raise RunError(f"the sandbox bubblewrap can no longer be started: {error}") from error
 
-    def _command(self, options: Sequence[str], outer_options: Sequence[str] = ()) -> list[str]:
+    def _command(self, options: Sequence[str], outer_options: Sequence[str], folders: Mapping[str, Path]) -> list[str]:
         """Return the command line of bubblewrap up to the command that it runs."""
-        outer = [*self._outer[:1], *outer_options, *self._outer[1:]] if self._outer else []
-        return [*outer, *self._inner, *options, "--", *GATE, *self._limits]
+        outer, inner = self._outer, self._inner
+        if folders:
+            outer, inner = outer_command(self._settings, folders), inner_command(self._settings, folders)
+        outer = [*outer[:1], *outer_options, *outer[1:]] if outer else []
+        return [*outer, *inner, *options, "--", *GATE, *self._limits]
 
     def _probe(self) -> None:
         """Run Python once, with a child process, so that everything that does not work here fails now."""
         code, status = "import os; os.waitpid(os.fork() or os._exit(0), 0)", Status(1)
-        with self._start(Request(("python3", "-c", code), {}, b""), status, None) as process:
+        with self._start(Request(("python3", "-c", code), {}, b""), status, None, {}) as process:
             try:
                 error_text = process.communicate(b"\n", timeout=PROBE_TIMEOUT_S)[1].decode("utf-8", "replace").strip()
             except subprocess.TimeoutExpired:

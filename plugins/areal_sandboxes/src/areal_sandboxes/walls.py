@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -14,7 +15,7 @@ from areal_sandboxes.config import MEBIBYTE
 from areal_sandboxes.programs import find_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from areal_sandboxes.config import BubblewrapSettings
 
@@ -24,6 +25,9 @@ FOLDER: Final = "/tmp/work"
 SYSTEM: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 LINKED: Final = ("/etc/alternatives", "/etc/ld.so.cache")
 """Files of /etc that Debian's programs need to find one another and their libraries. The rest of /etc is hidden."""
+TAKEN: Final = frozenset((*SYSTEM, "/dev", "/etc", "/proc", "/sys", "/tmp", "/usr", "/var"))
+"""Names that no folder of a command may have."""
+NO_FOLDERS: Final[Mapping[str, Path]] = {}
 SHARED_MEMORY: Final = 16 * MEBIBYTE
 """Size of /dev/shm in bytes."""
 OPEN_FILES: Final = 256
@@ -35,7 +39,7 @@ def is_root() -> bool:
     return os.geteuid() == 0 and first == ["0", "0"]
 
 
-def outer_command(settings: BubblewrapSettings) -> list[str]:
+def outer_command(settings: BubblewrapSettings, folders: Mapping[str, Path] = NO_FOLDERS) -> list[str]:
     """Return the command line of an outer bubblewrap, which gives up root; empty if areal does not run as root.
 
     The kernel counts processes by user and does not count root's at all, not even in a namespace that root has made. So
@@ -47,13 +51,21 @@ def outer_command(settings: BubblewrapSettings) -> list[str]:
     return [
         *(find_program("bwrap"), "--die-with-parent", "--unshare-pid", *view(settings)),
         *("--bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev", "--dir", "/tmp"),
+        *(word for name, path in folders.items() for word in ("--bind", str(path), name)),
         *("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP", "--"),
         *(find_program("setpriv"), f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--"),
     ]
 
 
-def inner_command(settings: BubblewrapSettings) -> list[str]:
-    """Return the command line of the sandbox. More options may follow, then `--` and `limits`."""
+def inner_command(settings: BubblewrapSettings, folders: Mapping[str, Path] = NO_FOLDERS) -> list[str]:
+    """Return the command line of the sandbox. More options may follow, then `--` and `limits`.
+
+    Args:
+        settings: limits, and paths that commands may read.
+        folders: folders that commands may change, by their paths in the sandbox.
+    """
+    # The outer bubblewrap has bound them where they belong.
+    changed = {name: Path(name) if is_root() else path for name, path in folders.items()}
     return [
         *(find_program("bwrap"), "--die-with-parent", "--new-session"),
         # Name each namespace: `--unshare-all` skips those that fail.
@@ -63,10 +75,28 @@ def inner_command(settings: BubblewrapSettings) -> list[str]:
         *("--proc", "/proc", "--dev", "/dev", "--size", str(SHARED_MEMORY), "--perms", "1777", "--tmpfs", "/dev/shm"),
         *("--size", str(settings.disk_mib * MEBIBYTE), "--perms", "1777", "--tmpfs", "/tmp", "--dir", FOLDER),
         *_bind(path for path in readable_paths(settings) if path.is_relative_to("/tmp")),
+        *(word for name, path in changed.items() for word in ("--bind", str(path), name)),
         # Both are in memory without a size limit, so make them read-only.
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", FOLDER),
         *(word for name, value in _variables(settings).items() for word in ("--setenv", name, value)),
     ]
+
+
+def checked_folders(folders: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the folders that a command may change, after giving them to the user of the sandbox.
+
+    Raises:
+        ValueError: a path in the sandbox is not `/NAME`, or is one of the system's; or there is no such folder.
+    """
+    for name, path in folders.items():
+        if not re.fullmatch(r"/[a-z][a-z0-9_-]*", name) or name in TAKEN:
+            raise ValueError(f"a folder in a sandbox must be called /NAME and not like one of the system: {name!r:.80}")
+        if not path.is_dir():
+            raise ValueError(f"there is no folder {path}")
+        if is_root() and path.stat().st_uid != int(NOBODY):
+            for each in (path, *path.rglob("*")):
+                os.chown(each, int(NOBODY), int(NOBODY), follow_symlinks=False)
+    return {name: path.resolve() for name, path in folders.items()}
 
 
 def limits(settings: BubblewrapSettings) -> list[str]:

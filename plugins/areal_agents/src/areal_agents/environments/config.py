@@ -270,36 +270,3 @@ class TextArenaSettings(GameSettings):
                 hints=["arguments are those of the game's class"],
             ) from error
         return game
-
-
-class OpenEnvSettings(Settings):
-    """Settings of an environment on an OpenEnv server."""
-
-    url: str = Field(
-        pattern=r"^(https?|wss?)://", description="URL of the OpenEnv server. Each episode has a session of its own."
-    )
-    reset_keys: list[str] = Field(
-        default_factory=list, description="Keys of the row that are passed to the environment's reset, such as seed."
-    )
-    action: dict[str, Any] = Field(
-        default_factory=dict, description="Further fields of each action, in addition to the completion."
-    )
-    action_key: str = Field(default="message", description="Field of an action that holds the completion.")
-    observation_key: str | None = Field(
-        default=None, description="Field of an observation that holds its text. null: the whole observation, as JSON."
-    )
-    opening_key: str | None = Field(
-        default=None,
-        description="Key of the row that holds the first message. null: the first observation is the first message.",
-    )
-    connect_timeout_s: Seconds = Field(
-        default=30.0, gt=0, description="Timeout in seconds for connecting to the server and opening a session."
-    )
-    step_timeout_s: Seconds = Field(
-        default=60.0, gt=0, description="Timeout in seconds for one response of the environment."
-    )
-
-    def check(self, config: RunConfig) -> Iterable[str]:
-        """Check that the library is installed."""
-        del config
-        return missing_library("the environment openenv", "openenv", "openenv")

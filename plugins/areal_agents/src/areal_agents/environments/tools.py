@@ -13,10 +13,10 @@ from pydantic import ValidationError, validate_call
 from transformers.utils.chat_template_utils import get_json_schema
 
 from areal_agents.answers import AnswerReader
+from areal_agents.environments.conversation import call_tools, converse, cut_result, mark_cut
 from areal_agents.environments.tool_servers import BoundTool, OfferedTool, ToolError, ToolServerError, ToolServers
 from areal_agents.episodes import make_episode
 from areal_agents.outcomes import Outcome
-from areal_agents.requests import AgentRequest, RefusedError
 from areal_agents.session import Session
 from areal_agents.threads import run_in_thread
 from areal_core.chat import Conversation, prompt_of
@@ -26,6 +26,7 @@ from areal_core.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from areal_agents.conversations import Turn
     from areal_agents.environments.config import ToolSettings
     from areal_core.chat import Message
     from areal_core.data import Episode
@@ -72,35 +73,21 @@ class ToolWorkflow:
         session = Session(context, self._reader, max_tokens=settings.max_tokens, most_answers=settings.max_turns)
         opening = prompt_of(row, settings.prompt)
         assert isinstance(opening, Conversation)
-        messages = opening.messages
-        for _ in range(settings.max_turns):
-            request = AgentRequest(messages, schemas, opening.arguments)
-            try:
-                (turn,) = await session.answer(request, await session.place(request))
-            except RefusedError as error:
-                if error.code == "context_length_exceeded" and session.conversations.turns:
-                    _mark_cut(session)  # the conversation has reached max_tokens
-                    break
-                raise
-            if not turn.answer.calls and not turn.answer.malformed:
-                break
-            if turn.generation.finish_reason in (FinishReason.LENGTH, FinishReason.ABORT):
-                break
+
+        async def respond(turn: Turn) -> list[Message]:
+            if turn.generation.finish_reason in (FinishReason.LENGTH, FinishReason.ABORT) or not turn.answer.acts:
+                return []
             if len(session.conversations.turns) == settings.max_turns:
-                _mark_cut(session)  # the policy has no turn left to use the results
-                break
-            results = await asyncio.gather(*(self._call(call, functions, session) for call in turn.answer.calls))
-            messages = [*turn.messages, *results]
-            if turn.answer.malformed:
-                message = "error: a call of a tool could not be read; write it as described"
-                # A message of the role `tool` would need the id of the call.
-                messages.append({"role": "user", "content": message})
+                mark_cut(session)  # the policy has no turn left to use the results
+                return []
+            return await call_tools(turn, lambda call: self._call(call, functions, session))
+
+        await converse(session, opening.messages, schemas, opening.arguments, respond)
         return await make_episode(session, Outcome(), context, settings, time.monotonic() - began_at)
 
-    async def _call(self, call: Mapping[str, Any], functions: Mapping[str, BoundTool], session: Session) -> Message:
-        """Return the result of one call as a tool message; a failed call returns its error to the policy."""
+    async def _call(self, call: Mapping[str, Any], functions: Mapping[str, BoundTool], session: Session) -> str:
+        """Return the result of one call as text; a failed call returns its error to the policy."""
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        header = {"role": "tool", "name": name, "tool_call_id": call["id"]}
         try:
             if name not in functions:
                 raise ValueError(f"there is no tool {name!r:.60}; there are {', '.join(functions)}")
@@ -112,8 +99,7 @@ class ToolWorkflow:
         except Exception as error:  # noqa: BLE001 - a tool may raise anything; the policy gets the message
             session.counts["tool_errors"] += 1
             text = f"error: {_describe_error(error, self._settings.tool_timeout_s)}"
-        longest = self._settings.longest_result
-        return {**header, "content": text if len(text) <= longest else text[:longest] + " ... (cut)"}
+        return cut_result(text, self._settings.longest_result)
 
 
 def _describe_error(error: Exception, timeout_s: float) -> str:
@@ -174,8 +160,3 @@ def read_tool(tool: Callable[..., Any]) -> tuple[BoundTool, dict[str, Any]]:
         return await run_in_thread(lambda: checked(**arguments, **bound))
 
     return call, schema
-
-
-def _mark_cut(session: Session) -> None:
-    """Mark the last answer as cut off, because a limit of the workflow ended the conversation."""
-    session.conversations.turns[-1].generation.finish_reason = FinishReason.LENGTH

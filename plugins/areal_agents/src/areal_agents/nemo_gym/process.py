@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from areal_agents.config import InterpreterSettings
 
-PROGRAM = Path(__file__).parent / "interpreter" / "areal_nemo_gym.py"
+PROGRAM = Path(__file__).parents[1] / "interpreter" / "areal_nemo_gym.py"
 
 
 def server_program(

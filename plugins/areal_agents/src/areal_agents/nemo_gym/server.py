@@ -14,8 +14,9 @@ from urllib.parse import quote
 
 import aiohttp
 
+from areal_agents.foreign_http import SHOWN_CHARACTERS, HttpConnection
 from areal_agents.foreign_process import EnvironmentServerError
-from areal_agents.foreign_server import ServerConnection, ServerKeeper
+from areal_agents.foreign_server import ServerKeeper
 from areal_agents.nemo_gym.process import server_program
 
 if TYPE_CHECKING:
@@ -23,13 +24,6 @@ if TYPE_CHECKING:
 
     from areal_agents.foreign_process import ServerProcess
     from areal_agents.nemo_gym.config import NemoGymSettings
-
-SHOWN_CHARACTERS = 1000
-"""Characters of the server's answer that are part of an error message."""
-IDLE_S = 10.0
-"""Seconds that an idle connection stays open: less than at NeMo Gym's servers, which close theirs after 30."""
-LOSS_S = 2.0
-"""Seconds to find out how a server ended that has dropped a request."""
 
 
 class ResourcesServer:
@@ -133,24 +127,17 @@ class ResourcesSession:
         return answer
 
 
-class _Connection(ServerConnection):
-    """A connection over HTTP.
-
-    Attributes:
-        title: name of the server, for messages.
-    """
+class _Connection(HttpConnection):
+    """A connection with a client for each episode."""
 
     def __init__(self, settings: NemoGymSettings, process: ServerProcess | None) -> None:
-        self._address = process.address if process else str(settings.address)
-        self.title = f"the server of NeMo Gym's {settings.server} at {self._address}"
-        super().__init__(settings, self.title, process)
+        super().__init__(settings, f"NeMo Gym's {settings.server}", process, settings.address)
         self._timeout = aiohttp.ClientTimeout(total=settings.request_timeout_s)
-        self._connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
 
     def client(self) -> aiohttp.ClientSession:
         """Return an HTTP client with cookies of its own."""
         return aiohttp.ClientSession(
-            connector=self._connector,
+            connector=self.connector,
             connector_owner=False,
             cookie_jar=aiohttp.CookieJar(unsafe=True, quote_cookie=False),  # also from hosts that are numbers
             timeout=self._timeout,
@@ -164,28 +151,12 @@ class _Connection(ServerConnection):
         """
         return await self.run(self._post(client, path, body))
 
-    async def ask_health(self) -> None:
-        """Return when the server has answered anything; see `ServerConnection`."""
-        client = self.client()
-        try:
-            async with client.get(f"{self._address}/"):
-                pass
-        except aiohttp.ClientError as error:
-            raise EnvironmentServerError(f"cannot be reached: {error!r}") from error
-        finally:
-            await client.close()
-
-    async def release(self) -> None:
-        """Close the connector."""
-        await self._connector.close()
-
     async def _post(self, client: aiohttp.ClientSession, path: str, body: Any) -> tuple[int, str]:
         try:
-            async with client.post(f"{self._address}{path}", json=body) as answer:
+            async with client.post(f"{self.address}{path}", json=body) as answer:
                 return answer.status, (await answer.read()).decode(errors="replace")
         except TimeoutError:
             limit = f"{self._timeout.total:g}"
             raise EnvironmentServerError(f"{self.title} did not answer {path} in request_timeout_s: {limit}") from None
         except aiohttp.ClientError as error:
-            await self.raise_loss(LOSS_S)  # a process that ends drops its connections first
-            raise EnvironmentServerError(f"{self.title} dropped the request {path}: {error!r}") from error
+            await self.raise_dropped(path, error)

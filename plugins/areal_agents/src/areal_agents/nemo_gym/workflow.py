@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 
+from areal_agents.foreign_http import SHOWN_CHARACTERS
 from areal_agents.foreign_process import EnvironmentServerError
-from areal_agents.nemo_gym.server import SHOWN_CHARACTERS, ResourcesServer
+from areal_agents.nemo_gym.server import ResourcesServer
 from areal_agents.outcomes import Outcome
 from areal_agents.workflow import EndpointWorkflow
 

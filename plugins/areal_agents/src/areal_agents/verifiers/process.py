@@ -10,7 +10,7 @@ from areal_agents.foreign_process import ForeignProgram
 if TYPE_CHECKING:
     from areal_agents.verifiers.config import TasksetSettings
 
-PROGRAM = Path(__file__).parent / "interpreter" / "areal_verifiers.py"
+PROGRAM = Path(__file__).parents[1] / "interpreter" / "areal_verifiers.py"
 
 
 def taskset_program(settings: TasksetSettings, limit: int | None = None) -> ForeignProgram:

@@ -12,20 +12,17 @@ This file imports nothing of areal, and it needs nemo-gym 0.4.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import importlib.util
 import inspect
 import json
 import os
 import shutil
-import socket
 import sys
 from pathlib import Path
 from typing import Any
 
-KEEP_ALIVE_S = 75
-"""Seconds that an idle connection stays open: longer than areal keeps one, so that no request meets a closing one."""
+import _areal_serving  # type: ignore[import-not-found]
 
 
 def folder_of(server: str) -> Path:
@@ -93,24 +90,6 @@ def make_app(server: str, settings: dict[str, Any], port: int) -> Any:
     return app
 
 
-async def serve(app: Any, listening: socket.socket, output: Any) -> None:
-    """Serve until standard input is closed."""
-    import uvicorn
-
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
-    serving = asyncio.ensure_future(server.serve(sockets=[listening]))
-    output.write(f"http://127.0.0.1:{listening.getsockname()[1]}\n")
-    output.flush()
-    closed = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
-    await asyncio.wait({serving, closed}, return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
-    await serving
-    os._exit(0)  # after a signal, a thread still reads standard input
-
-
 def main() -> None:
     """Run the command of the command line."""
     output = os.fdopen(os.dup(1), "w")
@@ -120,9 +99,9 @@ def main() -> None:
     if sys.argv[1] == "rows":
         copy_rows(request["server"], Path(sys.argv[2]))
         return
-    listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    listening = _areal_serving.listen()
     app = make_app(request["server"], request["settings"], listening.getsockname()[1])
-    asyncio.run(serve(app, listening, output))
+    _areal_serving.serve(app, listening, output)
 
 
 if __name__ == "__main__":

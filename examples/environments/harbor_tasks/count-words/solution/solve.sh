@@ -1,0 +1,2 @@
+#!/bin/bash
+wc --words < /app/text.txt > /app/words.txt

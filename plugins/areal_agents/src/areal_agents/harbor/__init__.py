@@ -1,0 +1,1 @@
+"""Tasks in the format of Harbor (version 0.26), played in a sandbox."""

@@ -1,0 +1,1 @@
+"""Programs that areal runs in other interpreters. None of them imports areal."""

@@ -1,0 +1,1 @@
+"""Environments of OpenEnv (version 0.10), behind the WebSocket of its servers."""
