@@ -324,7 +324,7 @@ class SGLangAdapter(HTTPAdapter):
         Raises:
             UpdateRefusedError: the server refuses one of the three. Versions without the two marks need none.
         """
-        await self._mark(connection, "/begin_weight_update")
+        await self.begin_reading(connection)
         body = {
             "names": [tensor.name for tensor in tensors],
             "dtypes": [tensor.dtype for tensor in tensors],
@@ -337,8 +337,19 @@ class SGLangAdapter(HTTPAdapter):
         await self._mark(connection, "/end_weight_update")
 
     async def begin_reading(self, connection: ServerConnection) -> None:
-        """`/begin_weight_update`, where the version knows it: what is read comes behind it."""
-        await self._mark(connection, "/begin_weight_update")
+        """`/begin_weight_update`, where the version knows it: what is read comes behind it.
+
+        An update that failed, or whose sender was killed, is still open on the server, and it refuses another. That is
+        ended first.
+        """
+        try:
+            await self._mark(connection, "/begin_weight_update")
+        except UpdateRefusedError as refused:
+            try:
+                await self._mark(connection, "/end_weight_update")
+                await self._mark(connection, "/begin_weight_update")
+            except UpdateRefusedError:
+                raise refused from None
 
     async def read(
         self,
