@@ -31,6 +31,11 @@ samples per second over all steps behind the warm-up; its share of the bound is 
 median hides the tail; one column is a median. A second table has what updates and processes cost: seconds of the parts
 of a weight sync, requests that went on over it, and the cores that controller, rollout workers and ranks had in use.
 
+What was generated while the first steps compiled would count as generated in the steps that are measured, so the
+warm-up goes on until the trainer has waited for a batch: then none is stored. Where training is the slower side that
+does not come, and stored batches make no step shorter; the warm-up then ends after as many steps as are measured, and
+the second table says so. It has the longest train step too: one that compiled anew stands out.
+
 The rows on GPUs of their own share servers, which `areal serve` starts; those in turns start as many as there are GPUs.
 `--output` is written anew after every row. A run is killed when it has done its steps; one that `--limit-s` or
 `--total-s` ends before counts with the steps that it has done, if these are two at least. On two H200s a server starts
@@ -60,7 +65,7 @@ import yaml
 from asynchronous_load import cpu_seconds
 from asynchronous_parts import CUT
 from asynchronous_peak import measure_peak, wait_until_healthy
-from asynchronous_table import summarize, table, table_of_load
+from asynchronous_table import end_of_warm_up, summarize, table, table_of_load
 from gpu_runs import SIZES
 from run_ends import GONE_S, RUN_VARIABLE, end_run, leave_when_asked
 
@@ -223,8 +228,7 @@ class Bench:
                 self.stop_servers()
             else:
                 self._start_servers()
-            lines, cores = self._run(name, row)
-            warm_up = self._warm_up(row)
+            lines, warm_up, cores = self._run(name, row)
             self.results["rows"][name] = {
                 **summarize(lines, warm_up, self._arguments.prompt),
                 "cores": cores,
@@ -251,10 +255,6 @@ class Bench:
         for server in servers.values():
             server.wait(GONE_S)
 
-    def _warm_up(self, row: Row) -> int:
-        """What was generated while the first step compiled must be used up before anything is measured."""
-        return int(self._arguments.warm_up + 2 * row.max_staleness)
-
     def _start_servers(self) -> None:
         """Have the shared servers run."""
         if not self._servers or any(server.poll() is not None for server in self._servers.values()):
@@ -268,32 +268,36 @@ class Bench:
         for address, server in self._servers.items():
             wait_until_healthy(address, server, self._arguments.limit_s)
 
-    def _run(self, name: str, row: Row) -> tuple[list[dict[str, float]], dict[str, float]]:
-        """The journal of a run of a row, and the cores that its processes had in use behind the warm-up, by role."""
+    def _run(self, name: str, row: Row) -> tuple[list[dict[str, float]], int, dict[str, float]]:
+        """A run of a row: its journal, the steps of its warm-up, and the cores in use behind these, by role."""
         addresses = [] if row.colocated else list(self._servers)
         config = self._write(name, make_config(self._arguments, row, self._model, self._vocabulary, addresses))
         run_dir = self._folder / "runs" / name
         run = self._start(name, ["run", str(config), f"run_dir={run_dir}"], **{RUN_VARIABLE: str(run_dir)})
         steps = 4 if row.verified else self._arguments.steps * (1 if row.is_synchronous else 2)
-        wanted, deadline = self._warm_up(row) + steps, min(self._ends, time.monotonic() + self._arguments.limit_s)
+        least, deadline = self._arguments.warm_up, min(self._ends, time.monotonic() + self._arguments.limit_s)
         lines: list[dict[str, float]] = []
+        warm_up: int | None = None
         before: tuple[float, dict[str, float]] | None = None
         cores: dict[str, float] = {}
         try:
-            while len(lines) < wanted and run.poll() is None and time.monotonic() < deadline:
+            while warm_up is None or len(lines) < warm_up + steps:
+                if run.poll() is not None or time.monotonic() >= deadline:
+                    break
                 time.sleep(0.2)
                 lines = read_metrics(run_dir / "metrics.jsonl")
-                if before is None and len(lines) >= self._warm_up(row):
+                warm_up = end_of_warm_up(lines, least, least + steps)
+                if before is None and warm_up is not None:
                     before = time.monotonic(), cpu_seconds(run_dir)
             if before is not None:
                 after, seconds = cpu_seconds(run_dir), time.monotonic() - before[0]
                 cores = {role: (after[role] - before[1].get(role, 0.0)) / seconds for role in after}
         finally:
             end_run(run, run_dir)
-        if len(lines) < self._warm_up(row) + 2:
+        if warm_up is None or len(lines) < warm_up + 2:
             words = (self._folder / f"{name}.log").read_text()[-3000:]
-            raise RuntimeError(f"{name} made {len(lines)} steps of {wanted}:\n{words}")
-        return lines[:wanted], cores
+            raise RuntimeError(f"{name} made {len(lines)} steps, {steps} behind the warm-up were wanted:\n{words}")
+        return lines[: warm_up + steps], warm_up, cores
 
     def _write(self, name: str, config: dict[str, Any]) -> Path:
         path = self._folder / f"{name}.yaml"
@@ -347,7 +351,7 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt")
     parser.add_argument("--median", type=int, default=64, help="tokens of an answer")
     parser.add_argument("--steps", type=int, default=10, help="measured; twice as many where asynchronous")
-    parser.add_argument("--warm-up", type=int, default=5, help="steps; two more for each batch of staleness")
+    parser.add_argument("--warm-up", type=int, default=5, help="steps, at least")
     parser.add_argument("--concurrent", type=int, default=512, help="requests of the peak rate")
     parser.add_argument("--peak-s", type=float, default=12.0, help="over which the peak rate is measured")
     parser.add_argument("--microbatch", type=int, default=32768, help="tokens")

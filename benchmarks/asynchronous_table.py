@@ -13,10 +13,29 @@ APART, TURNS = "sync", "turns-sync"
 PARTS = ("wait", "sleep", "train", "weight_sync")
 LOADS = ("weight_sync/pause_s", "weight_sync/transfer_s", "weight_sync/resume_s", "servers/continued")
 """Of an update: its parts, and the requests that went on over it."""
+WAITED = 0.05
+"""Share of a step; a batch that is stored is there in a hundredth."""
 HEAD = (
     "| | samples/s | tokens/s | s/step, median | mean | wait_s | sleep_s | train_s | sync_s | staleness |"
     " over the bound | x (a) | bound | x (b) | bound | share of the bound |"
 )
+
+
+def end_of_warm_up(lines: Sequence[Mapping[str, float]], least: int, most: int) -> int | None:
+    """The number of steps before the first one that counts; None where that has not come yet.
+
+    Args:
+        lines: of `metrics.jsonl`, one a step.
+        least: steps that do not count in any case.
+        most: steps after which the others count although the trainer has not waited for a batch since the `least`.
+    """
+    waited = (step for step in range(max(1, least), len(lines) + 1) if has_waited(lines[step - 1]))
+    return next(waited, most if len(lines) >= most else None)
+
+
+def has_waited(line: Mapping[str, float]) -> bool:
+    """Whether the trainer waited for the batch of a step, so that no batch was stored when it came."""
+    return line["time/wait_s"] > WAITED * line["time/step_s"]
 
 
 def summarize(lines: Sequence[Mapping[str, float]], warm_up: int, prompt: int) -> dict[str, float]:
@@ -46,6 +65,8 @@ def summarize(lines: Sequence[Mapping[str, float]], warm_up: int, prompt: int) -
         "staleness": total("staleness/mean") / len(window),
         "over_bound": total("staleness/tokens_over_bound") / tokens,
         "groups_dropped": total("groups/stale"),
+        "began_empty": float(has_waited(lines[warm_up - 1])),
+        "longest_train_s": max(line["time/train_s"] for line in window),
         "longest_sync_s": max(line["time/weight_sync_s"] for line in window),
     }
     row |= {key: total(key) / len(window) for key in LOADS}
@@ -124,13 +145,16 @@ def table_of_load(results: Mapping[str, Any], titles: Mapping[str, str]) -> str:
         "transfer_ms",
         "resume_ms",
         "longest sync_s",
+        "longest train_s",
         "continued an update",
+        "began with nothing stored",
         *(f"cores: {r}" for r in roles),
     ]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, row in rows.items():
         cells = [titles[name], *(f"{1000 * row.get(key, 0.0):.0f}" for key in LOADS[:3])]
-        cells += [f"{row['longest_sync_s']:.2f}", f"{row.get(LOADS[3], 0.0):.0f}"]
+        cells += [f"{row['longest_sync_s']:.2f}", f"{row['longest_train_s']:.2f}", f"{row.get(LOADS[3], 0.0):.0f}"]
+        cells.append("yes" if row["began_empty"] else "no")
         cells += [f"{row.get('cores', {}).get(role, 0.0):.2f}" for role in roles]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -1,6 +1,7 @@
 """A run under load whose servers join, leave and are killed, and one of whose ranks is: what each costs, in seconds.
 
     python benchmarks/gpu_elastic.py --model FOLDER --program "python3 -m sglang.launch_server"      # on four GPUs
+    python benchmarks/gpu_elastic.py --gpus 2 ...      # both servers share the first GPU, one rank has the other
     python benchmarks/gpu_elastic.py --cpu --program "SERVERS/sglang/bin/python tests/servers_on_cpu/sglang_cpu.py"
 
 The run has a server on the first GPU and ranks on the last two. Once it trains, `areal serve --join` starts a second
@@ -58,7 +59,7 @@ def make_config(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     if on_cpu:
         return config | {"launcher": {"trainer_processes": 2}}
-    return config | {"placement": {"generation": [0], "training": [2, 3]}}
+    return config | {"placement": {"generation": [0], "training": [2, 3] if arguments.gpus >= 4 else [1]}}
 
 
 class Elastic:
@@ -105,7 +106,7 @@ class Elastic:
 
     def _join(self) -> float:
         words = [*AREAL, "serve", "--join", str(self._run.path), "--name", SECOND]
-        words += [] if self._arguments.cpu else ["--gpus", "1"]
+        words += [] if self._arguments.cpu else ["--gpus", "1" if self._arguments.gpus >= 4 else "0"]
         with self._told.open("wb") as output:
             self._second = subprocess.Popen(
                 words, cwd=ROOT, env={**os.environ, "NCCL_CUMEM_ENABLE": "0"}, stdout=output, stderr=output
@@ -134,7 +135,8 @@ class Elastic:
         driving, lines, step = self._driving, len(self._run.lines), self._run.steps[-1][1]["step"]
         assert driving is not None
         attempt = driving.attempt
-        os.kill(driving.processes["trainer-1"].pid, signal.SIGKILL)
+        ranks = [process for process in driving.processes.values() if process.role == "trainer"]
+        os.kill(ranks[-1].pid, signal.SIGKILL)
         began, done = time.monotonic(), len(self._run.steps)
         self._until(lambda: self._driving is not None and self._driving.attempt > attempt, "the next attempt")
         next_s = time.monotonic() - began
@@ -191,6 +193,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="a folder; by default one with random weights is made")
     parser.add_argument("--size", default="0.5b")
     parser.add_argument("--program", default="python3 -m sglang.launch_server")
+    parser.add_argument("--gpus", type=int, default=4, choices=(2, 4))
     parser.add_argument("--tokens", type=int, default=256, help="of an answer")
     parser.add_argument("--limit-s", type=float, default=400)
     parser.add_argument("--folder", type=Path, help="for the run and its output")

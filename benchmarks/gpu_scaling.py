@@ -34,14 +34,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from gpu_train_step import Setting, ShardedEngine, loss_of, make_batch, make_setting, matrix_rate, profile
+from gpu_train_step import GIB, Setting, ShardedEngine, loss_of, make_batch, make_setting, matrix_rate, profile
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM
 
 from areal_core.engines import ModelReference, OptimizerSettings
+from areal_core.runs.models import read_model
 from areal_core.sdk import ACTOR, LossSpec
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
+from areal_fsdp.planning.memory import RankLoad
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,14 +94,16 @@ CASES = {
     "h100-one": Case("1.5b", is_long=True, is_together=True, settings=_IN_80_GB),
     "moe": Case("30b-a3b-slice", settings=_MOE),
     "moe-eager": Case("30b-a3b-slice", settings=_MOE | {"compile": False}),
+    "hybrid": Case("qwen3.5-2b", recompute=True),
     "7b": Case("7b", recompute=True),
     "7b-budget": Case("7b", settings={"activation_checkpointing": "selective", "activation_memory_gib": 50, **_HALF}),
     "7b-half": Case("7b", recompute=True, settings=_HALF),
+    "7b-one": Case("7b", recompute=True, is_long=True, is_together=True, settings=_HALF),
     "7b-offloaded": Case("7b", recompute=True, settings={"offload_optimizer": True}),
     "7b-4": Case("7b", recompute=True, microbatches=4),
 }
 LAYOUT = r"(?:tensor|context|replicas|expert)\d+"
-HEAD = "| ranks | case | ms | tokens/s of a GPU | efficiency | tokens/s | MFU | peak GiB | TFLOP/s of the slowest GPU |"
+HEAD = "| ranks | case | ms | tokens/s of a GPU | efficiency | tokens/s | MFU | peak GiB | planned | TFLOP/s, slowest |"
 
 
 class Rank:
@@ -146,13 +150,14 @@ class Rank:
         if case.is_long:
             setting = replace(setting, lengths=[setting.tokens])
         setting.rate = matrix_rate(setting.device, 256 if self._arguments.tiny else 8192)
-        engine = (ShardedEngine if case.is_sharded else FSDPEngine)(
-            FSDPConfig(
-                learning_rate=1e-6, attention_kernel=self._arguments.kernel,
-                **{"activation_checkpointing": case.recompute, **case.settings},
-                max_tokens_per_microbatch=round(1.02 * setting.tokens), parallel=self._parallel,
-            )
-        )  # fmt: skip
+        config = FSDPConfig(
+            learning_rate=1e-6,
+            attention_kernel=self._arguments.kernel,
+            **{"activation_checkpointing": case.recompute, **case.settings},
+            max_tokens_per_microbatch=round(1.02 * setting.tokens),
+            parallel=self._parallel,
+        )
+        engine = (ShardedEngine if case.is_sharded else FSDPEngine)(config)
         folder = self._model(setting, f"tiny-{case.size}" if self._arguments.tiny else case.size)
         began = time.perf_counter()
         engine.setup(ModelReference(str(folder), "bfloat16"), ACTOR, OptimizerSettings(1000, 1.0))
@@ -178,8 +183,17 @@ class Rank:
             "flops_per_s_of_a_gpu": batches * setting.flops() / seconds,
             "load_s": loaded,
             "peaks_gib": self._of_all(peak),
+            "planned_gib": self._planned(config, folder, copies * setting.tokens // self._ranks),
             "matrix_rates": self._of_all(setting.rate),
         }
+
+    def _planned(self, config: FSDPConfig, folder: Path, tokens: int) -> float | None:
+        """What `areal run --dry-run` says that a rank takes for so many tokens; None where it does not know."""
+        model, device = read_model(folder), torch.cuda.current_device() if torch.cuda.is_available() else None
+        room = None if device is None else torch.cuda.get_device_properties(device).total_memory
+        load = RankLoad(model.description, model.shapes, ACTOR, "bfloat16", self._ranks, tokens=tokens, gpu_bytes=room)
+        memory = config.memory(load)
+        return memory and memory.total / GIB
 
     def _gradient(self) -> dict[str, Any]:
         """The gradient of a float32 model, and its largest difference from that of one rank."""
@@ -303,7 +317,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         own, count = row["tokens_per_s_of_a_gpu"], len(row["peaks_gib"])
         efficiency = f"{own / alone[row['case']]:.3f}" if row["case"] in alone else ""
         cells = [row["ranks"], row["case"], f"{1000 * row['seconds_of_a_step']:,.0f}", f"{own:,.0f}", efficiency]
-        cells += [f"{count * own:,.0f}", f"{row['flops_per_s_of_a_gpu'] / best:.3f}", f"{max(row['peaks_gib']):.0f}"]
+        cells += [f"{count * own:,.0f}", f"{row['flops_per_s_of_a_gpu'] / best:.3f}", f"{max(row['peaks_gib']):.1f}"]
+        cells.append(f"{row['planned_gib']:.1f}" if row["planned_gib"] else "")
         cells.append(f"{min(row['matrix_rates']) / 1e12:.0f}")
         lines.append(f"| {' | '.join(cells)} |")
     told = [

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import re
 import statistics
@@ -218,7 +219,7 @@ def report(transport, version, joined, seconds, metrics, arrivals, began) -> Non
         met = [gap for gap, before, after in gaps if before <= began + seconds and after >= began]
         silences += [max(met)] if met else []
     parts = "  ".join(
-        f"{name} {1000 * metrics.get(f'weight_sync/{name}_s', 0):.0f}" for name in ("stop", "transfer", "resume")
+        f"{name} {1000 * metrics.get(f'weight_sync/{name}_s', 0):.0f}" for name in ("pause", "transfer", "resume")
     )
     print(
         f"{transport} version {version}: join {1000 * joined:.0f} ms, update {1000 * seconds:.0f} ms ({parts}), "
@@ -362,6 +363,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1024)
     parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()
+    os.environ["NCCL_CUMEM_ENABLE"] = "0"  # as on the server: NCCL cannot map memory of a process that chose otherwise
     try:
         import uvloop
 

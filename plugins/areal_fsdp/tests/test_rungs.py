@@ -1,5 +1,10 @@
 """Models that cannot be packed support the same losses, roles and metrics as packed ones."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, GptOssConfig, GptOssForCausalLM, Phi3Config
@@ -118,6 +123,29 @@ def test_context_and_tensor_parallelism_need_packing(make_engine, kind, reason):
         del module.model.get_submodule(name).forward
     with pytest.raises(RunError, match=f"'{kind}' cannot be packed, but train_engine.parallel.context .*{reason}"):
         choose_rung(module, CPU, torch.float32, only_packed="train_engine.parallel.context")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["jamba", "gemma2"])
+def test_ranks_that_share_sequences_refuse_a_model_together(program, model_folder, tmp_path, kind):
+    """Tokens leak on one rank alone: both must end with the reason, not wait for each other."""
+    settings = json.dumps({"parallel": {"context": 2}})
+    arguments = [str(tmp_path / "store"), str(model_folder(kind)), str(tmp_path), settings]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, program.__file__, str(rank), "2", *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=120)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert all("cannot be packed, and train_engine.parallel.context" in text for text in errors), errors
 
 
 def test_a_rotary_embedding_by_length_needs_whole_sequences(make_engine, tmp_path):

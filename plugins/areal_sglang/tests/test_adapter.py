@@ -1,5 +1,6 @@
 """Test the adapter's requests to an SGLang server, and how it reads recorded answers."""
 
+import asyncio
 import itertools
 import json
 from dataclasses import replace
@@ -370,3 +371,33 @@ def test_a_broadcast_raises_if_any_of_its_requests_is_refused(adapter_call, refu
     assert adapter_call(older, receive)[1][1]["weight_version"] == "mark-1", (
         "older versions have no routes of begin and end"
     )
+
+
+class OpenServer:
+    """A server on which an update was begun and not ended, because it failed or its sender was killed."""
+
+    def __init__(self):
+        self.is_open, self.paths = True, []
+
+    async def post(self, path, body, **_):
+        self.paths.append(path)
+        if path in ("/begin_weight_update", "/end_weight_update"):
+            if self.is_open is (path == "/begin_weight_update"):
+                raise RequestRefusedError("a weight-update session is already open")
+            self.is_open = not self.is_open
+        return {"success": True, "message": ""}
+
+
+def test_an_update_that_was_not_ended_is_ended_before_the_next():
+    server = OpenServer()
+    group = WeightGroup("group", "127.0.0.1", 1, 2, "gloo")
+    weight = TensorDescription("weight", "bfloat16", (3, 4))
+    asyncio.run(adapter().receive(server, group, [weight], "mark-1", "recompute"))
+    assert server.paths == [
+        "/begin_weight_update",
+        "/end_weight_update",
+        "/begin_weight_update",
+        "/update_weights_from_distributed",
+        "/end_weight_update",
+    ]
+    assert not server.is_open

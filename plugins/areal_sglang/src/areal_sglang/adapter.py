@@ -344,7 +344,7 @@ class SGLangAdapter(HTTPAdapter):
             UpdateRefusedError: the server refuses one of the three requests. Older versions do not have the routes of
                 begin and end, and do not need them.
         """
-        await self._mark(connection, "/begin_weight_update")
+        await self.begin_reading(connection)
         body = {
             "names": [tensor.name for tensor in tensors],
             "dtypes": [tensor.dtype for tensor in tensors],
@@ -357,8 +357,18 @@ class SGLangAdapter(HTTPAdapter):
         await self._mark(connection, "/end_weight_update")
 
     async def begin_reading(self, connection: ServerConnection) -> None:
-        """Start an update with `/begin_weight_update`, if the version has it."""
-        await self._mark(connection, "/begin_weight_update")
+        """Start an update with `/begin_weight_update`, if the version has it.
+
+        A server refuses it while an update is open that failed or whose sender was killed. That one is ended first.
+        """
+        try:
+            await self._mark(connection, "/begin_weight_update")
+        except UpdateRefusedError as refused:
+            try:
+                await self._mark(connection, "/end_weight_update")
+                await self._mark(connection, "/begin_weight_update")
+            except UpdateRefusedError:
+                raise refused from None
 
     async def read(
         self,

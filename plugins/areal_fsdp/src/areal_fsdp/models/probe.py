@@ -29,7 +29,7 @@ from areal_fsdp.attention.hugging_face import PACKED
 from areal_fsdp.models.final_logits import FinalLogits
 from areal_fsdp.models.mixers import Leaks
 from areal_fsdp.parallel.loading import refuse_damaged_weights
-from areal_fsdp.parallel.ranks import fail_together, on_any_rank, rank_and_ranks
+from areal_fsdp.parallel.ranks import each_on_any_rank, fail_together, on_any_rank, rank_and_ranks
 from areal_fsdp.parallel.tensor import decoder_layers
 
 if TYPE_CHECKING:
@@ -351,9 +351,13 @@ def _leaking(module: RoleModule, sequences: list[torch.Tensor]) -> list[str]:
             values = _computed(module, sequences, torch.cat([sequence.roll(-1) for sequence in sequences]))
     finally:
         module.kernel = kernel
-    if not bool(torch.isfinite(values[~poisoned]).all()):
+    is_finite = bool(torch.isfinite(values[~poisoned]).all())
+    names = [name for name, _ in module.model.named_modules()]
+    # Ranks that share sequences see different tokens leak, and all must take the same next step.
+    is_mixed, *leak = each_on_any_rank([not is_finite, *(name in leaks.names for name in names)])
+    if is_mixed:
         raise UnfitError("tokens of packed sequences mix in no layer that could compute them in rows")
-    return leaks.names
+    return [name for name, leaks_somewhere in zip(names, leak, strict=True) if leaks_somewhere]
 
 
 def _check_causality(module: RoleModule, sequences: list[torch.Tensor], tolerance: Tolerance) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import atexit
 import os
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from areal_core.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def join_group_of_one(device: torch.device) -> None:
@@ -43,10 +47,15 @@ def rank_and_ranks() -> tuple[int, int]:
 
 def on_any_rank(condition: bool) -> bool:
     """Return True if a condition holds on at least one rank; collective."""
-    holds = torch.tensor([condition], dtype=torch.uint8)
+    return each_on_any_rank([condition])[0]
+
+
+def each_on_any_rank(conditions: Sequence[bool]) -> list[bool]:
+    """Return for each condition whether it holds on at least one rank; collective. All ranks pass equally many."""
+    held = torch.tensor(conditions, dtype=torch.uint8)
     if rank_and_ranks()[1] > 1:
-        dist.all_reduce(holds, dist.ReduceOp.MAX)
-    return bool(holds.item())
+        dist.all_reduce(held, dist.ReduceOp.MAX)
+    return [bool(value) for value in held.tolist()]
 
 
 def fail_together(error: Exception | None, action: str) -> None:
