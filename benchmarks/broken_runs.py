@@ -36,8 +36,8 @@ def right(completion, answer):
 
 def brittle(completion, answer):
     """Raise for half of the answers."""
-    if len(completion) % 2:
-        raise ValueError("an odd length")
+    if completion[-1:] in set("02468"):
+        raise ValueError("an even number")
     return right(completion, answer)
 
 
@@ -72,16 +72,21 @@ FAULTS = {
         ('rewards=["rewards.py:right", "rewards.py:zero"]',), "does each reward vary"
     ),
     "a reward that raises": Fault(('rewards=["rewards.py:brittle"]', "rollout.failed_reward=0"), "are episodes scored"),
-    "answers cut off": Fault(("sampling.max_new_tokens=6",), "do answers end by themselves"),
-    "a learning rate of 0": Fault(("train_engine.learning_rate=0",), "does the policy move"),
+    "answers cut off": Fault(("sampling.max_new_tokens=3",), "do answers end by themselves"),
+    "a warm-up that does not end": Fault(("train_engine.warmup_steps=1000000",), "does the policy move"),
     "a learning rate that is too small": Fault(("train_engine.learning_rate=1e-9",), "does the policy move"),
     "a learning rate that is too large": Fault(("train_engine.learning_rate=0.01",), "does the policy explore"),
-    "clipping at once": Fault(
-        ("training.num_minibatches=4", "algorithm.policy_loss={type: ppo_clip, clip_low: 1e-6, clip_high: 1e-6}"),
-        "does clipping leave a gradient",
+    "stale data, and a rate that is too large for it": Fault(
+        (
+            "rollout.max_pending_batches=12",
+            "rollout.max_staleness=12",
+            "rollout.stale=keep",
+            "train_engine.learning_rate=2e-3",
+        ),
+        "do sampler and trainer agree",
     ),
-    "stale data": Fault(
-        ("rollout.max_pending_batches=12", "rollout.max_staleness=1", "rollout.stale=mask"), "is the data fresh"
+    "rewards in the wrong unit": Fault(
+        ('rewards=["rewards.py:huge"]', "algorithm.advantage=grpo/group_centered"), "is there a gradient"
     ),
 }
 

@@ -134,7 +134,7 @@ def _learns(records: Records) -> Found:
         return None, f"{text}; {ENOUGH} steps are needed to judge"
     if not has_risen and min(after) >= 0.95 * max(*before, *after) and statistics.fmean(after) > 0:
         return True, f"{text}: it began where it is, near its best"
-    return has_risen, text if has_risen else f"{text}, which chance explains"
+    return has_risen, text if has_risen else f"{text}: no more than chance"
 
 
 def _groups_differ(records: Records) -> Found:
@@ -246,7 +246,7 @@ def _moves(records: Records) -> Found:
     if records.has_risen() is False and first and last and len(records.lines) >= ENOUGH:
         change = abs(statistics.fmean(last) / max(statistics.fmean(first), 1e-9) - 1)
         clipped, kl = records.mean("train/clip_fraction") or 0.0, records.mean("train/behavior_kl") or 0.0
-        if change < 0.02 and clipped < 1e-3 and kl < 1e-5:
+        if change < 0.02 and clipped < 1e-3 and kl < 1e-5 and max(records.last("train/gradient_norm"), default=1.0) > 0:
             return False, f"{text}, and the entropy has changed by {change:.1%}: the policy hardly moves; raise it"
     return True, text
 
@@ -258,8 +258,8 @@ def _explores(records: Records) -> Found:
     before, after = statistics.fmean(first), statistics.fmean(last)
     text = f"the entropy went from {before:.2g} to {after:.2g} nats a token"
     rewards = records.first("reward/all_episodes"), records.last("reward/all_episodes")
-    has_fallen = all(rewards) and statistics.fmean(rewards[1]) < 0.5 * statistics.fmean(rewards[0])
-    if after > 2 * before and has_fallen:
+    has_fallen = all(rewards) and statistics.fmean(rewards[1]) < 0.5 * max(rewards[0])
+    if after > 2 * min(first) and has_fallen:
         return False, f"{text}, and rewards have halved: the policy has diverged; lower the learning rate, start again"
     if after < 0.05 * before and records.has_risen() is False:
         return False, f"{text}: the policy hardly samples any more; lower the learning rate, or add an entropy bonus"

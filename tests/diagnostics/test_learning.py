@@ -72,7 +72,7 @@ def test_a_run_that_learns_is_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "question", "words"),
     [
-        pytest.param(flat, "does it learn", "which chance explains", id="flat"),
+        pytest.param(flat, "does it learn", "no more than chance", id="flat"),
         pytest.param(lambda s: {"reward/all_episodes": 0.8 - s / 100}, "does it learn", "to 0.4", id="falls"),
         pytest.param(
             lambda _: {"reward/groups_all_equal": 0.95}, "do the answers of a group differ in reward", "95%", id="equal"
