@@ -5,5 +5,6 @@
 
 from areal_core.diagnostics.balance import Split, bottleneck
 from areal_core.diagnostics.findings import Watch, read_findings, write_notes
+from areal_core.diagnostics.learning import examine
 
-__all__ = ["Split", "Watch", "bottleneck", "read_findings", "write_notes"]
+__all__ = ["Split", "Watch", "bottleneck", "examine", "read_findings", "write_notes"]

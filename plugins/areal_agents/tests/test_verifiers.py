@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 from contextlib import asynccontextmanager
@@ -103,7 +104,8 @@ def test_an_episode_has_the_rewards_and_metrics_of_its_last_deltas() -> None:
             assert trace.metrics == {"length": 3.0}
             (request,) = [request for method, request in scripted_server.requests if method == "run"]
             assert request["task_data"] == {"idx": 3}
-            assert request["client"]["headers"] == {"Authorization": "Bearer sk-1", "x-api-key": "sk-1"}
+            assert "headers" not in request["client"], "verifiers keeps a client for each config"
+            assert request["model"] == f"{ENDPOINT.model}@sk-1"
 
     asyncio.run(run())
 
@@ -257,6 +259,28 @@ def test_each_agent_of_an_environment_has_its_own_conversation_and_reward(verifi
         assert agents == {"first": 1.0, "second": 0.0}
         assert episode.reward == 0.5
         assert episode.rewards == {"first/is_right": 1.0, "second/is_right": 0.0}
+
+
+def test_the_server_keeps_nothing_of_an_episode_that_has_ended(verifiers_python: str) -> None:
+    settings = {"taskset": "sums-taskset", "python": verifiers_python, "folder": str(EXAMPLES)}
+    row = {"task": {"idx": 0, "prompt": "1+1=", "answer": "2"}}
+
+    async def run() -> list[int]:
+        workflow, policy = VerifiersWorkflow(VerifiersSettings(**settings)), Policy("chat", lambda _: "2")
+        sizes = []
+        try:
+            for _ in range(3):
+                await asyncio.gather(*(workflow.run_episode(row, policy.context) for _ in range(40)))
+                assert workflow._server._keeper.connection is not None
+                assert workflow._server._keeper.connection.process is not None
+                status = Path(f"/proc/{workflow._server._keeper.connection.process.pid}/status").read_text()
+                sizes.append(int(re.findall(r"VmRSS:\s*(\d+) kB", status)[0]))
+        finally:
+            await workflow.close()
+        return sizes
+
+    sizes = asyncio.run(run())
+    assert sizes[-1] - sizes[0] < 25_000, f"the server grows: {sizes} kB"
 
 
 def test_a_reward_that_raises_fails_the_episode(verifiers_python: str, tmp_path: Path) -> None:

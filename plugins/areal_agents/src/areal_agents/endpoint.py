@@ -121,9 +121,10 @@ class AgentEndpoint:
             self._ended.popitem(last=False)
         session.close()
 
-    def _session_of(self, request: web.Request) -> Session:
+    def _session_of(self, request: web.Request, model: str = "") -> Session:
+        """Return the session whose key is in a header, or behind the name of the requested model: `NAME@KEY`."""
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        keys = [key for key in (bearer, request.headers.get("x-api-key", "")) if key]
+        keys = [key for key in (bearer, request.headers.get("x-api-key", ""), model.rpartition("@")[2]) if key]
         session = next((self._sessions[key] for key in keys if key in self._sessions), None)
         if session is None:
             has_ended = bool(self._ended.keys() & keys)
@@ -132,8 +133,10 @@ class AgentEndpoint:
         return session
 
     async def _answer(self, protocol: AgentProtocol, request: web.Request) -> web.StreamResponse:
-        session = self._session_of(request)
         body, parsed = await _read(request, protocol)
+        session = self._session_of(request, parsed.model)
+        model = parsed.model
+        parsed = replace(parsed, model=model.removesuffix(f"@{session.key}"))
         if self._session_header:
             parsed = replace(parsed, session=request.headers.get(self._session_header, ""))
         session.counts[REQUESTS[request.path]] += 1
@@ -141,7 +144,7 @@ class AgentEndpoint:
         self._check_options(parsed)
         prompt = await session.place(parsed)
         # Look up the session again: the episode may have ended during the awaits.
-        answering = self._session_of(request).start(parsed, prompt)
+        answering = self._session_of(request, model).start(parsed, prompt)
         try:
             if body.get("stream"):
                 return await self._stream(protocol, request, body, answering)
@@ -201,8 +204,8 @@ class AgentEndpoint:
             )
 
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
-        session = self._session_of(request)
         _, parsed = await _read(request, anthropic_messages)
+        session = self._session_of(request, parsed.model)
         return web.json_response({"input_tokens": len((await session.find_place(parsed)).ids)})
 
     async def _models(self, request: web.Request) -> web.StreamResponse:

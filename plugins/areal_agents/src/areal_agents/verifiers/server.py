@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from areal_core.sdk import Endpoint
 
 NO_KEY = "AREAL_NO_KEY"
-"""An environment variable that is never set. The keys of episodes are in headers."""
+"""An environment variable that is never set: the keys of episodes are in the names of models."""
 
 
 class EnvironmentServer:
@@ -61,11 +61,11 @@ class EnvironmentServer:
         Raises:
             EnvironmentServerError: the episode failed, or the server was lost.
         """
-        # verifiers replaces one of these headers by a key from its environment, which one depends on the protocol that
-        # the environment speaks. The endpoint accepts an episode's key in either.
-        headers = {"Authorization": f"Bearer {endpoint.api_key}", "x-api-key": endpoint.api_key}
-        client = {"type": "eval", "base_url": endpoint.base_url, "api_key_var": NO_KEY, "headers": headers}
-        request = {"task_data": dict(task), "client": client, "model": endpoint.model, "sampling": {}}
+        # verifiers keeps a client for each config, with 1 MB of certificates. So all episodes have the same config, and
+        # the key of an episode is in the name of the model.
+        client = {"type": "eval", "base_url": endpoint.base_url, "api_key_var": NO_KEY}
+        model = f"{endpoint.model}@{endpoint.api_key}"
+        request = {"task_data": dict(task), "client": client, "model": model, "sampling": {}}
         return await (await self._keeper.connected()).play(request)
 
     async def close(self) -> None:
