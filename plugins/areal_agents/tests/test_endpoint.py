@@ -42,6 +42,25 @@ def test_an_answer_that_its_client_did_not_wait_for_is_not_trained_on(play):
     assert episode.metrics["agents/turns"] == 1
 
 
+def test_a_fault_of_the_endpoint_has_the_form_of_the_protocol(play, monkeypatch):
+    def broken(*_: Any) -> Any:
+        raise KeyError("logits")
+
+    monkeypatch.setattr(endpoint.openai_chat, "write", broken)
+
+    async def agent(base_url: str, api_key: str) -> float:
+        async with ask(base_url, api_key, max_retries=0) as client:
+            with pytest.raises(openai.InternalServerError, match="the endpoint failed: KeyError") as failed:
+                await client.chat.completions.create(model="any", messages=USER)
+        assert failed.value.code == "internal_error"
+        monkeypatch.undo()
+        async with ask(base_url, api_key) as client:
+            await client.chat.completions.create(model="any", messages=USER)
+        return 1
+
+    assert play(Policy("chat", lambda _: "yes"), agent).metrics["agents/lost_answers"] == 1
+
+
 def test_a_client_that_goes_away_in_a_stream_loses_its_answer(play):
     policy = Policy("chat", lambda number: f"answer {number}")
 

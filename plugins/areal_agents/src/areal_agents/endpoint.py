@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from areal_agents.openai_chat import Event
     from areal_agents.requests import AgentRequest
     from areal_agents.session import Session
+
+logger = logging.getLogger(__name__)
 
 LARGEST_BODY: Final = 8 * 2**20
 """Limit of a request body in bytes: about two million tokens as text, or one million as numbers. Parsing JSON holds the
@@ -231,6 +234,9 @@ async def _write_errors(request: web.Request, handler: Handler) -> web.StreamRes
         refused = RefusedError(message, error.status, error.reason.lower().replace(" ", "_"))
     except (RefusedError, RunError) as error:
         refused = as_refused(error)
+    except Exception as error:
+        logger.exception("the agents' endpoint failed at %s", request.path)
+        refused = RefusedError(f"the endpoint failed: {error!r}", 500, "internal_error")
     return web.json_response(_problem(request, refused), status=refused.status)
 
 

@@ -26,7 +26,7 @@ from areal_agents.config import resolve_secrets
 from areal_core.config import public_environment
 from areal_core.errors import RunError
 from areal_core.launchers import describe_exit
-from areal_core.processes import bypass_proxies
+from areal_core.processes import bypass_proxies, start_task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 KEPT_LINES = 20
 """Last lines of a program's log that are part of the message about its end."""
+LOG_BYTES = 1 << 16
+"""Bytes of a log that are read at a time, and after which a line without an end is written."""
+LOGGED_CHARACTERS = 1000
+"""Characters of a line that are kept for the message about a program's end."""
 END_TIMEOUT_S = 5.0
 """Seconds that a server has to end after its standard input was closed."""
 
@@ -82,10 +86,14 @@ class ForeignProgram:
                 log = "\n".join(done.stderr.decode(errors="replace").strip().splitlines()[-KEPT_LINES:])
                 ended = describe_exit(done.returncode)
                 raise RunError(f"the {command} of {self.title} cannot be listed; the program {ended}: {log}")
-            return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+            if not path.is_file():
+                raise RunError(f"the {command} of {self.title} cannot be listed: the program wrote none")
+            return read_rows(path, f"the {command} of {self.title}")
 
     async def serve(self) -> ServerProcess:
         """Start the program with the argument `serve`, and wait until it has written its address.
+
+        A caller that may not wait longer than `start_timeout_s` cancels this.
 
         Raises:
             EnvironmentServerError: it cannot be started, or has ended.
@@ -107,14 +115,9 @@ class ForeignProgram:
         server, title = ServerProcess(process), f"the server of {self.title}"
         try:
             process.stdin.write(self._input())
-            async with asyncio.timeout(self.settings.start_timeout_s):
-                server.address = (await process.stdout.readline()).decode().strip()
+            server.address = (await process.stdout.readline()).decode().strip()
             if not server.address:
                 raise EnvironmentServerError(f"{title} {await server.wait()}")
-        except TimeoutError:
-            await server.end()
-            limit = f"{self.settings.start_timeout_s:g}"
-            raise EnvironmentServerError(f"{title} was not loaded within start_timeout_s: {limit}") from None
         except BaseException:
             await server.end()
             raise
@@ -145,7 +148,7 @@ class ServerProcess:
         self.address = ""
         self._process = process
         self._last_lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self._logging = asyncio.ensure_future(self._copy_log())
+        self._logging = start_task(self._copy_log(), "copying the log of an environment server")
 
     @property
     def pid(self) -> int:
@@ -172,7 +175,36 @@ class ServerProcess:
 
     async def _copy_log(self) -> None:
         assert self._process.stderr is not None
-        while line := await self._process.stderr.readline():
-            text = line.decode(errors="replace").rstrip()
-            self._last_lines.append(text)
+        begun = b""  # `readline` refuses long lines, and a server whose log nobody reads stops in the middle of a line
+        while chunk := await self._process.stderr.read(LOG_BYTES):
+            *lines, begun = (begun + chunk).replace(b"\r", b"\n").split(b"\n")
+            if len(begun) >= LOG_BYTES:
+                lines, begun = [*lines, begun], b""
+            for line in lines:
+                self._log(line)
+        self._log(begun)
+
+    def _log(self, line: bytes) -> None:
+        if text := line.decode(errors="replace").rstrip():
+            self._last_lines.append(text[:LOGGED_CHARACTERS])
             sys.stderr.write(f"{text}\n")
+
+
+def read_rows(path: Path, title: str) -> list[dict[str, Any]]:
+    """Return the rows of a file in JSON lines. Blank lines are skipped.
+
+    Args:
+        path: the file.
+        title: what the rows are, for the message.
+
+    Raises:
+        RunError: a line is not a JSON object.
+    """
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if line.strip():
+            try:
+                rows.append(msgspec.json.decode(line, type=dict[str, Any]))
+            except msgspec.MsgspecError as error:
+                raise RunError(f"{title}, line {number}: not a JSON object: {error}") from error
+    return rows

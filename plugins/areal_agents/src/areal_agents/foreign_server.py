@@ -49,6 +49,7 @@ class ServerConnection(ABC):
         loop = asyncio.get_running_loop()
         self._closing: asyncio.Future[str] = loop.create_future()
         self._lost: asyncio.Future[None] = loop.create_future()
+        self._is_healthy = asyncio.Event()
         self._keeper = start_task(self._keep(), "watching an environment server")
 
     @abstractmethod
@@ -68,22 +69,17 @@ class ServerConnection(ABC):
         return [self._check_health()]
 
     async def wait_until_healthy(self) -> None:
-        """Return when the server has answered.
+        """Return when the server has answered. Its health is checked from then on.
 
         Raises:
-            EnvironmentServerError: it cannot be reached, or did not answer within `start_timeout_s`.
+            EnvironmentServerError: it cannot be reached, or has ended.
         """
-        limit = self._settings.start_timeout_s
         try:
-            async with asyncio.timeout(limit):
-                await self.run(self.ask_health())
-        except TimeoutError:
-            await self.close(f"did not answer within start_timeout_s: {limit:g}")
+            await self.run(self.ask_health())
         except EnvironmentServerError as error:
             await self.close(str(error))
-        else:
-            return
-        raise EnvironmentServerError(f"{self._title} {self.loss}")
+            raise EnvironmentServerError(f"{self._title} {self.loss}") from None
+        self._is_healthy.set()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of some work with the server.
@@ -137,6 +133,7 @@ class ServerConnection(ABC):
     async def _check_health(self) -> str:
         """Return why the server is lost. Its event loop answers within milliseconds, also beside long episodes."""
         limit = self._settings.silence_timeout_s
+        await self._is_healthy.wait()
         while True:
             await asyncio.sleep(limit / CHECKS)
             try:
@@ -155,31 +152,77 @@ class ServerKeeper(Generic[C]):
     """Keeps the connection of one rollout worker to its server. The first episode opens it.
 
     Args:
+        settings: timeouts.
+        title: name of the server, for messages.
         program: server to start; None if it runs already.
         connect: opens a connection to a server; its argument is the process, or None.
     """
 
-    def __init__(self, program: ForeignProgram | None, connect: Callable[[ServerProcess | None], C]) -> None:
+    def __init__(
+        self,
+        settings: EnvironmentServerSettings,
+        title: str,
+        program: ForeignProgram | None,
+        connect: Callable[[ServerProcess | None], C],
+    ) -> None:
         self.connection: C | None = None
+        self._limit = settings.start_timeout_s
+        self._title = title
         self._program = program
         self._connect = connect
         self._opening = asyncio.Lock()
+        self._task: asyncio.Task[C] | None = None
 
     async def connected(self) -> C:
         """Return the connection. Open a new one if the server was lost.
 
         Raises:
-            EnvironmentServerError: the server cannot be started, or does not answer.
+            EnvironmentServerError: the server cannot be started, or does not answer within `start_timeout_s`.
         """
         async with self._opening:
             if self.connection is None or self.connection.loss:
-                process = await self._program.serve() if self._program else None
-                self.connection = self._connect(process)
-                await self.connection.wait_until_healthy()
+                self._task = asyncio.ensure_future(self._open())
+                try:
+                    async with asyncio.timeout(self._limit) as starting:
+                        self.connection = await self._task
+                except TimeoutError:
+                    if not starting.expired():
+                        raise
+                    limit = f"{self._limit:g}"
+                    message = f"the server of {self._title} did not start and answer within start_timeout_s: {limit}"
+                    raise EnvironmentServerError(message) from None
+                except asyncio.CancelledError:
+                    if self._task.cancelled() and not _is_cancelled():
+                        raise EnvironmentServerError(f"the server of {self._title} was closed") from None
+                    raise
             return self.connection
 
     async def close(self) -> None:
-        """End the connection."""
+        """End the connection. A server that is starting is ended."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
         async with self._opening:
             if self.connection is not None:
                 await self.connection.close()
+
+    async def _open(self) -> C:
+        process = await self._program.serve() if self._program else None
+        try:
+            connection = self._connect(process)
+        except BaseException:
+            if process is not None:
+                await process.end()
+            raise
+        try:
+            await connection.wait_until_healthy()
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+
+def _is_cancelled() -> bool:
+    """Return whether the current task itself was cancelled."""
+    task = asyncio.current_task()
+    return task is not None and bool(task.cancelling())

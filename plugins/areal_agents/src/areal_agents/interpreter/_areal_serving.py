@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import sys
+import traceback
 from typing import Any
 
 KEEP_ALIVE_S = 75
@@ -20,7 +21,6 @@ def listen() -> socket.socket:
 def serve(app: Any, listening: socket.socket, output: Any) -> None:
     """Write the address to `output`, serve, and end this process when standard input is closed."""
     asyncio.run(_serve(app, listening, output))
-    os._exit(0)  # after a signal, a thread still reads standard input
 
 
 async def _serve(app: Any, listening: socket.socket, output: Any) -> None:
@@ -36,4 +36,10 @@ async def _serve(app: Any, listening: socket.socket, output: Any) -> None:
     closed = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
     await asyncio.wait({serving, closed}, return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
-    await serving
+    await asyncio.wait({serving})
+    # After a signal or a failure, a thread still reads standard input: only this ends the process.
+    if serving.exception() is None:
+        os._exit(0)
+    traceback.print_exception(serving.exception())
+    sys.stderr.flush()
+    os._exit(1)

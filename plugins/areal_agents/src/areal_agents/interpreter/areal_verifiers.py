@@ -16,6 +16,7 @@ import asyncio
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def write_tasks(config: Any, path: Path, limit: int | None) -> None:
 
 
 async def serve(config: Any, output: Any) -> None:
-    """Serve until standard input is closed."""
+    """Serve until standard input is closed or serving fails, and end this process."""
     server = EnvServer(config, address="tcp://127.0.0.1:0")
     serving = asyncio.ensure_future(server.run())
     output.write(f"{server.address}\n")
@@ -114,7 +115,13 @@ async def serve(config: Any, output: Any) -> None:
     closed = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
     await asyncio.wait({serving, closed}, return_when=asyncio.FIRST_COMPLETED)
     serving.cancel()
-    await serving
+    await asyncio.wait({serving})
+    # A thread still reads standard input: only this ends the process.
+    if serving.cancelled() or serving.exception() is None:
+        os._exit(0)
+    traceback.print_exception(serving.exception())
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def main() -> None:
@@ -129,7 +136,6 @@ def main() -> None:
         write_tasks(config, Path(sys.argv[2]), request["limit"])
     else:
         asyncio.run(serve(config, output))
-        os._exit(0)  # a thread still reads standard input
 
 
 if __name__ == "__main__":

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from areal_agents.environments.rows import ListedRows
+from areal_agents.foreign_process import read_rows
 from areal_agents.nemo_gym.process import server_program
 from areal_core.errors import RunError
 
@@ -37,15 +36,7 @@ def _read_rows(settings: NemoGymDataSettings) -> list[dict[str, Any]]:
         if settings.server is None:
             raise RunError("the data set agents/nemo_gym needs `path` or `server`")
         return server_program(settings, settings.server).list_rows("rows")
-    rows: list[dict[str, Any]] = []
     try:
-        lines = settings.path.read_bytes().splitlines()
+        return read_rows(settings.path, str(settings.path))
     except OSError as error:
         raise RunError(f"{settings.path} cannot be read: {error}") from error
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                rows.append(msgspec.json.decode(line, type=dict[str, Any]))
-            except msgspec.MsgspecError as error:
-                raise RunError(f"{settings.path}, line {number}: not a JSON object: {error}") from error
-    return rows

@@ -38,7 +38,9 @@ class ResourcesServer:
 
     def __init__(self, settings: NemoGymSettings) -> None:
         program = None if settings.address else server_program(settings, settings.server, settings.settings)
-        self._keeper = ServerKeeper(program, lambda process: _Connection(settings, process))
+        self._keeper = ServerKeeper(
+            settings, f"NeMo Gym's {settings.server}", program, lambda process: _Connection(settings, process)
+        )
 
     @asynccontextmanager
     async def seed(self, row: Mapping[str, Any]) -> AsyncIterator[ResourcesSession]:

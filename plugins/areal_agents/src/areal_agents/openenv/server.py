@@ -68,7 +68,7 @@ class OpenEnvServer:
     def __init__(self, settings: OpenEnvSettings) -> None:
         program = None if settings.app is None else app_program(settings)
         self._limit = settings.session_timeout_s
-        self._keeper = ServerKeeper(program, lambda process: _Connection(settings, process))
+        self._keeper = ServerKeeper(settings, settings.name, program, lambda process: _Connection(settings, process))
 
     @asynccontextmanager
     async def session(self, arguments: Mapping[str, Any]) -> AsyncIterator[tuple[OpenEnvSession, Step]]:

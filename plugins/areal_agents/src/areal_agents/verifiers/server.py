@@ -47,7 +47,12 @@ class EnvironmentServer:
     def __init__(self, settings: VerifiersSettings) -> None:
         load_library("the workflow verifiers", "zmq", "verifiers")
         program = None if settings.address else taskset_program(settings)
-        self._keeper = ServerKeeper(program, lambda process: _Connection(settings, process))
+        self._keeper = ServerKeeper(
+            settings,
+            f"verifiers' taskset {settings.taskset_id}",
+            program,
+            lambda process: _Connection(settings, process),
+        )
 
     async def play(self, task: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Trace]:
         """Play an episode, and return its traces by identifier.
