@@ -164,3 +164,8 @@ def kpop(tokens, threshold):
         inside = max(bernoulli_kl(first, second), bernoulli_kl(second, first)) <= threshold
         found.append(ratio if inside else 0.0)
     return found
+
+
+def ipo_mask(tokens, threshold):
+    """prime-rl's mask: the current and the sampling policy's probability of the token differ by at most the bound."""
+    return [float(abs(math.exp(token.logprob) - math.exp(token.behavior)) <= threshold) for token in tokens]

@@ -35,6 +35,7 @@ CORRECTIONS = {
     "product_mask": ({"low": 0.5, "high": 2.0},),
     "veto": ({"low": 1e-4}, {"low": 0.6}),
     "opsm": ({"threshold": 0.1},),
+    "ipo_mask": ({"threshold": 0.3}, {"threshold": 0.05}),
 }
 
 

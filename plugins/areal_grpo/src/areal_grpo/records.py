@@ -142,6 +142,12 @@ CORRECTIONS = [
         "corrections",
         "correction_settings:KPopSettings",
     ),
+    _part(
+        "ipo_mask",
+        "masks tokens whose probability differs too much between the current policy and the one that sampled (IPO)",
+        "corrections",
+        "correction_settings:IPOMaskSettings",
+    ),
 ]
 
 MINIBATCH_TRANSFORMS = [
