@@ -170,6 +170,7 @@ ALGORITHMS = {
     "ppo": lambda: build(PPOSettings),
     "lite_ppo": lambda: build(LitePPOSettings),
     "gmpo": lambda: build(GMPOSettings),
+    "vespo": lambda: build(GRPOSettings, policy_loss="grpo/vespo", corrections=[]),
     "bypass": lambda: build(GRPOSettings, proximal="behavior"),
     "interpolated": lambda: build(GRPOSettings, proximal="interpolated"),
     "every mask": lambda: build(

@@ -83,6 +83,10 @@ class TestRolloutImportanceWithoutBounds(PolicyLossSuite):
     settings = {"clip_low": None, "clip_high": None}  # noqa: RUF012
 
 
+class TestVESPO(PolicyLossSuite):
+    component = "grpo/vespo"
+
+
 class TestTokenTruncate(CorrectionSuite):
     component = "grpo/token_truncate"
 

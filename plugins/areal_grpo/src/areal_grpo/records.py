@@ -91,6 +91,12 @@ POLICY_LOSSES = [
         "weighted_losses",
         "loss_settings:RolloutImportanceSettings",
     ),
+    _part(
+        "vespo",
+        "log-probabilities weighted by a Gamma function of the sequence's ratio to the policy that sampled (VESPO)",
+        "weighted_losses",
+        "loss_settings:VESPOLossSettings",
+    ),
 ]
 
 CORRECTIONS = [
