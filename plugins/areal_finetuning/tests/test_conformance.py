@@ -74,6 +74,14 @@ class TestIPO(PairSuite):
     component = "finetuning/ipo"
 
 
+class TestSimPO(PairSuite):
+    component = "finetuning/simpo"
+
+
+class TestORPO(PairSuite):
+    component = "finetuning/orpo"
+
+
 class TestRewardModel(PairSuite):
     component = "finetuning/reward_model"
     settings = {"centering": 0.1}  # noqa: RUF012

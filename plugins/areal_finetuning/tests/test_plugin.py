@@ -62,6 +62,7 @@ def test_a_preset_is_whole(preset, algorithm, roles, tmp_path, monkeypatch):
 def test_only_a_reference_that_is_asked_is_loaded(read):
     assert list(roles_of(read("algorithm=dpo", "algorithm.reference_free=true").algorithm, 1)) == ["actor"]
     assert list(roles_of(read("algorithm=ipo", "roles.reference.path=other").algorithm, 4)) == ["actor", "reference"]
+    assert all(list(roles_of(read(f"algorithm={name}").algorithm, 4)) == ["actor"] for name in ("simpo", "orpo"))
     (role,) = roles_of(read("algorithm=reward_model").algorithm, 1).values()
     assert (role.head, role.trains) == ("scalar", True)
 
@@ -82,6 +83,8 @@ def test_defaults_are_those_of_the_papers(read):
             ("algorithm=ipo", "algorithm.label_smoothing=0.1"),
             "label_smoothing works only with loss: sigmoid, but loss is ipo",
         ),
+        (("algorithm=simpo", "algorithm.gamma=-1"), r"algorithm\.gamma"),
+        (("algorithm=orpo", "algorithm.weight=0"), r"algorithm\.weight"),
         (("algorithm=dpo", "algorithm.loss=hinge"), r"algorithm\.loss"),
         (("algorithm=reward_model", "algorithm.centering=-1"), r"algorithm\.centering"),
         (("algorithm=sft", "algorithm.example_tokenizer.max_tokens=1"), r"algorithm\.example_tokenizer\.max_tokens"),
@@ -107,7 +110,16 @@ def test_distillation_needs_the_plugin_of_its_corrections_alone(read):
 
 @pytest.mark.parametrize(
     ("algorithm", "rate"),
-    [("sft", 2e-5), ("dpo", 5e-7), ("ipo", 5e-7), ("reward_model", 1e-5), ("distill", 1e-5), ("gkd", 1e-5)],
+    [
+        ("sft", 2e-5),
+        ("dpo", 5e-7),
+        ("ipo", 5e-7),
+        ("simpo", 6e-7),
+        ("orpo", 8e-6),
+        ("reward_model", 1e-5),
+        ("distill", 1e-5),
+        ("gkd", 1e-5),
+    ],
 )
 def test_an_engine_without_a_learning_rate_gets_the_algorithms(algorithm, rate, read, tmp_path):
     generates = GENERATES if algorithm in ("distill", "gkd") else ()

@@ -116,6 +116,17 @@ def rollout_importance(tokens, clip_low, clip_high):
     return found
 
 
+def vespo(tokens, k_positive, lambda_positive, k_negative, lambda_negative):
+    """VESPO, arXiv 2602.10693: a constant weight W^k e^(λ (1 - W)), with the product W of a sequence's ratios."""
+    product = math.prod(math.exp(token.logprob - token.behavior) for token in tokens)
+    found = []
+    for token in tokens:
+        k, decay = (k_negative, lambda_negative) if token.advantage < 0 else (k_positive, lambda_positive)
+        weight = product**k * math.exp(decay * (1 - product))
+        found.append((-weight * token.advantage * token.logprob, -weight * token.advantage))
+    return found
+
+
 def _ratios(tokens):
     return [math.exp(token.proximal - token.behavior) for token in tokens]
 
@@ -164,3 +175,8 @@ def kpop(tokens, threshold):
         inside = max(bernoulli_kl(first, second), bernoulli_kl(second, first)) <= threshold
         found.append(ratio if inside else 0.0)
     return found
+
+
+def ipo_mask(tokens, threshold):
+    """prime-rl's mask: the current and the sampling policy's probability of the token differ by at most the bound."""
+    return [float(abs(math.exp(token.logprob) - math.exp(token.behavior)) <= threshold) for token in tokens]

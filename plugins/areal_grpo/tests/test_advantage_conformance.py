@@ -40,6 +40,15 @@ class TestMaxRL(AdvantageSuite):
     component = "grpo/max_rl"
 
 
+class TestPassAtK(AdvantageSuite):
+    component = "grpo/pass_at_k"
+
+
+class TestPassAt2(AdvantageSuite):
+    component = "grpo/pass_at_k"
+    settings: ClassVar = {"k": 2}
+
+
 class TestReinforcePPBaseline(AdvantageSuite):
     component = "grpo/reinforce_pp_baseline"
     groups_are_independent = False

@@ -31,10 +31,17 @@ def test_a_penalty_in_the_reward_brings_the_reference_and_both_passes(read):
     assert passes(config) == {"proximal_logprobs", "reference_logprobs"}
 
 
-@pytest.mark.parametrize("advantage", ["lite_ppo", "max_rl", "gdpo", "reinforce_pp_baseline"])
+@pytest.mark.parametrize("advantage", ["lite_ppo", "max_rl", "pass_at_k", "gdpo", "reinforce_pp_baseline"])
 def test_what_compares_answers_refuses_groups_of_one(advantage, read):
     with pytest.raises(ConfigError, match=r"rollout.group_size is 1"):
         read(f"algorithm.advantage={advantage}", "rollout.group_size=1")
+
+
+def test_the_best_of_more_answers_than_a_group_has_is_refused(read):
+    best_of_8 = "algorithm.advantage={type: pass_at_k, k: 8}"
+    with pytest.raises(ConfigError, match=r"set rollout.group_size to 8 or more, or lower advantage\.k"):
+        read(best_of_8, "rollout.group_size=4")
+    assert read(best_of_8, "rollout.group_size=8").algorithm.settings.advantage.settings.k == 8
 
 
 @pytest.mark.parametrize("advantage", ["gae", "reinforce_pp"])

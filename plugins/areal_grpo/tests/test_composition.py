@@ -170,6 +170,7 @@ ALGORITHMS = {
     "ppo": lambda: build(PPOSettings),
     "lite_ppo": lambda: build(LitePPOSettings),
     "gmpo": lambda: build(GMPOSettings),
+    "vespo": lambda: build(GRPOSettings, policy_loss="grpo/vespo", corrections=[]),
     "bypass": lambda: build(GRPOSettings, proximal="behavior"),
     "interpolated": lambda: build(GRPOSettings, proximal="interpolated"),
     "every mask": lambda: build(
@@ -181,6 +182,7 @@ ALGORITHMS = {
             {"type": "grpo/veto", "low": 0.05},
             {"type": "grpo/opsm", "threshold": 0.2},
             {"type": "grpo/kpop", "threshold": 0.5},
+            {"type": "grpo/ipo_mask", "threshold": 0.2},
         ],
     ),
 }
@@ -333,6 +335,23 @@ def test_dppo_is_a_masked_importance_ratio(rollouts):
     expected = torch.where(batch["loss_mask"] & ~leaves, -now / then * advantages / batch["loss_mask"].sum(), 0.0)
     assert leaves[batch["loss_mask"]].any()
     torch.testing.assert_close(found.grad, expected)
+
+
+def test_ipo_mask_with_the_unbounded_ratio_is_the_policy_term_of_prime_rl(rollouts):
+    """The summed loss -m A π / μ of prime-rl's IPO, differentiated by autograd in float64."""
+    batch, passes = rollouts
+    loss = {"type": "grpo/rollout_importance", "clip_low": None, "clip_high": None}
+    algorithm = build(GRPOSettings, policy_loss=loss, corrections=[{"type": "grpo/ipo_mask", "threshold": 0.1}])
+    work = prepared(algorithm, batch, {})
+    ours = passes["actor"].clone().requires_grad_()
+    algorithm.loss(work, {"logprobs": ours}).loss.backward()
+    policy = passes["actor"].double().requires_grad_()
+    sampler = batch["logprobs"].double()
+    is_kept = batch["loss_mask"] & ((policy.exp() - sampler.exp()).abs() <= 0.1)
+    assert 0 < is_kept.sum() < batch["loss_mask"].sum()
+    terms = -(policy - sampler).exp() * work["advantages"] * is_kept
+    (terms.sum() / batch["loss_mask"].sum()).backward()
+    torch.testing.assert_close(ours.grad.double(), policy.grad, rtol=1e-6, atol=1e-8)
 
 
 def test_ppo_learns_with_a_critic_and_the_critic_alone_at_first(rollouts):

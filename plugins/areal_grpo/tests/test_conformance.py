@@ -83,6 +83,10 @@ class TestRolloutImportanceWithoutBounds(PolicyLossSuite):
     settings = {"clip_low": None, "clip_high": None}  # noqa: RUF012
 
 
+class TestVESPO(PolicyLossSuite):
+    component = "grpo/vespo"
+
+
 class TestTokenTruncate(CorrectionSuite):
     component = "grpo/token_truncate"
 
@@ -123,12 +127,16 @@ class WeightsOfAMask(TestOPSM):
 
 
 def test_a_mask_that_returns_weights_is_caught():
-    with pytest.raises(AssertionError, match=r"only_masks is True, and it returns torch\.float32"):
+    with pytest.raises(AssertionError, match=r"only_masks is True, but the correction returns torch\.float32"):
         WeightsOfAMask().test_one_weight_for_each_token()
 
 
 class TestKPop(CorrectionSuite):
     component = "grpo/kpop"
+
+
+class TestIPOMask(CorrectionSuite):
+    component = "grpo/ipo_mask"
 
 
 class TestM2POTransform(BatchTransformSuite):

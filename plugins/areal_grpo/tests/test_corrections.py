@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from areal_grpo import corrections, sequence_corrections
 from areal_grpo.correction_settings import (
     GeometricMaskSettings,
+    IPOMaskSettings,
     KPopSettings,
     OPSMSettings,
     ProductMaskSettings,
@@ -28,6 +29,7 @@ CASES = {
     "product_mask": (sequence_corrections.product_mask, {"low": 0.3, "high": 3.1}, ProductMaskSettings),
     "veto": (sequence_corrections.veto, {"low": 0.11}, VetoSettings),
     "opsm": (sequence_corrections.opsm, {"threshold": 0.4}, OPSMSettings),
+    "ipo_mask": (corrections.ipo_mask, {"threshold": 0.2}, IPOMaskSettings),
 }
 LOGGED = {
     "token_truncate": "truncated_fraction",
@@ -38,8 +40,9 @@ LOGGED = {
     "product_mask": "product_masked_fraction",
     "veto": "vetoed_fraction",
     "opsm": "opsm_masked_fraction",
+    "ipo_mask": "ipo_masked_fraction",
 }
-MASKS = ("geometric_mask", "product_mask", "veto", "opsm")
+MASKS = ("geometric_mask", "product_mask", "veto", "opsm", "ipo_mask")
 LOGPROBS = st.floats(-3, -0.01)
 TOKEN = st.tuples(st.booleans(), LOGPROBS, LOGPROBS, LOGPROBS, st.floats(-2, 2))
 SEQUENCES = st.lists(st.lists(TOKEN, min_size=1, max_size=6), min_size=1, max_size=4)
@@ -123,6 +126,13 @@ def test_opsm_sees_the_updates_on_this_batch(make_terms):
     assert sequence_corrections.opsm(moved, **settings)[0].item() == 0
     back = make_terms([-1.0], [-2.0], [-1.0], [-1.0])
     assert sequence_corrections.opsm(back, **settings)[0].item() == 1
+
+
+def test_ipo_mask_follows_the_updates_on_this_batch_and_ignores_the_sign_of_the_advantage(make_terms):
+    for advantage in (1.0, -1.0):
+        columns = [math.log(p) for p in (0.9, 0.2, 4e-4)], [0.0] * 3, [math.log(p) for p in (0.5, 0.6, 1e-4)]
+        kept, _ = corrections.ipo_mask(make_terms(*columns, [advantage] * 3), threshold=0.3)
+        assert kept.tolist() == [False, False, True], "rare tokens may quadruple"
 
 
 @pytest.mark.parametrize("settings", [GeometricMaskSettings, ProductMaskSettings, TokenMaskSettings])

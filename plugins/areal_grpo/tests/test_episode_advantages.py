@@ -1,5 +1,6 @@
 """Advantages of whole episodes against loops over dictionaries, written from the papers, in float64."""
 
+import itertools
 import math
 from functools import partial
 
@@ -15,6 +16,7 @@ from areal_grpo.advantages import (
     leave_one_out,
     lite_ppo,
     max_rl,
+    pass_at_k,
     reinforce_pp_baseline,
 )
 
@@ -94,12 +96,26 @@ def over_the_mean(known, number):
     return (known[number]["all"] - center) / center if center > 0 else 0.0
 
 
+def added_to_the_best_of(k, known, number):
+    """By listing every subset, as the definition has it."""
+    others = [
+        other["all"] for key, other in known.items() if other["group"] == known[number]["group"] and key != number
+    ]
+    if not others:
+        return 0.0
+    subsets = list(itertools.combinations(others, len(others) if k is None else min(k - 1, len(others))))
+    return sum(max(known[number]["all"], *chosen) - max(chosen) for chosen in subsets) / len(subsets)
+
+
 PAIRS = {
     "group_normalized": (partial(group_normalized, epsilon=EPSILON), normalized),
     "group_centered": (group_centered, centered),
     "leave_one_out": (leave_one_out, without_itself),
     "lite_ppo": (partial(lite_ppo, epsilon=EPSILON), spread_of_the_batch),
     "max_rl": (max_rl, over_the_mean),
+    "pass_at_k": (partial(pass_at_k, k=None), partial(added_to_the_best_of, None)),
+    "pass_at_k, 2": (partial(pass_at_k, k=2), partial(added_to_the_best_of, 2)),
+    "pass_at_k, 3": (partial(pass_at_k, k=3), partial(added_to_the_best_of, 3)),
 }
 
 
@@ -212,3 +228,32 @@ def test_max_rl_weighs_hard_prompts_up(make_batch):
     """One right answer of n earns n - 1, a wrong one -1, whatever the share of right ones; none right earns nothing."""
     batch = make_batch([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0], [0, 0, 0, 0, 1, 1, 2, 2])
     assert max_rl(batch).tolist() == [3.0, -1.0, -1.0, -1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("k", "right", "size"), [(2, 1, 4), (3, 2, 6), (4, 3, 8), (8, 1, 8)])
+def test_a_right_answer_earns_the_chance_that_its_k_minus_1_siblings_are_all_wrong(k, right, size, make_batch):
+    batch = make_batch([1.0] * right + [0.0] * (size - right), [0] * size)
+    chance = math.comb(size - right, k - 1) / math.comb(size - 1, k - 1)
+    assert pass_at_k(batch, k=k).tolist() == pytest.approx([chance] * right + [0.0] * (size - right))
+
+
+def test_pass_at_the_whole_group_is_the_best_reward_less_the_second_best(make_batch):
+    """As verl's `grpo_passk` without its division by the standard deviation; two best answers earn nothing."""
+    batch = make_batch([0.3, 0.9, 0.5, 0.1, 0.7, 0.2, 0.7], [0, 0, 0, 0, 1, 1, 1])
+    assert pass_at_k(batch, k=None).tolist() == pytest.approx([0.0, 0.4, 0.0, 0.0, 0.0, 0.0, 0.0])
+
+
+def test_the_expected_gradient_is_that_of_max_at_k(make_batch):
+    """Three answers with probabilities p, groups of 3, k = 2: all 27 groups against autograd of E[max R] in float64."""
+    logits = torch.tensor([0.2, -0.4, 0.7], dtype=torch.float64, requires_grad=True)
+    rewards = torch.tensor([0.0, 1.0, 0.25], dtype=torch.float64)
+    probabilities = logits.softmax(0)
+    best = torch.maximum(rewards[:, None], rewards)
+    (exact,) = torch.autograd.grad((probabilities[:, None] * probabilities * best).sum(), logits)
+    estimated = torch.zeros(3, dtype=torch.float64)
+    for answers in itertools.product(range(3), repeat=3):
+        batch = make_batch(rewards[list(answers)].tolist(), [0] * 3)
+        scores = torch.eye(3, dtype=torch.float64)[list(answers)] - probabilities.detach()
+        mean_gradient = (pass_at_k(batch, k=2).double()[:, None] * scores).mean(0)
+        estimated += probabilities.detach()[list(answers)].prod() * mean_gradient
+    torch.testing.assert_close(estimated, exact / 2, rtol=1e-6, atol=1e-8)

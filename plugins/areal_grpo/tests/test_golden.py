@@ -25,6 +25,10 @@ LOSSES = {
         {"divergence": "kl", "threshold_low": 0.05, "threshold_high": 0.05, "cap": 20.0},
     ),
     "rollout_importance": ({"clip_low": 0.2, "clip_high": 0.28}, {"clip_low": None, "clip_high": None}),
+    "vespo": (
+        {"k_positive": 2.0, "lambda_positive": 3.0, "k_negative": 3.0, "lambda_negative": 2.0},
+        {"k_positive": 0.5, "lambda_positive": 0.1, "k_negative": 1.0, "lambda_negative": 4.0},
+    ),
 }
 CORRECTIONS = {
     "token_truncate": ({"cap": 2.0}, {"cap": 1.1}),
@@ -35,6 +39,7 @@ CORRECTIONS = {
     "product_mask": ({"low": 0.5, "high": 2.0},),
     "veto": ({"low": 1e-4}, {"low": 0.6}),
     "opsm": ({"threshold": 0.1},),
+    "ipo_mask": ({"threshold": 0.3}, {"threshold": 0.05}),
 }
 
 

@@ -17,6 +17,7 @@ from areal_grpo.loss_settings import (
     PPOClipSettings,
     RolloutImportanceSettings,
     SAPOLossSettings,
+    VESPOLossSettings,
 )
 from areal_grpo.losses import ppo_clip, reinforce
 
@@ -43,6 +44,14 @@ CASES = {
     ),
     "rollout_importance": (weighted_losses.rollout_importance, {"clip_low": 0.2, "clip_high": 0.28}),
     "rollout_importance, unbounded": (weighted_losses.rollout_importance, {"clip_low": None, "clip_high": None}),
+    "vespo": (
+        weighted_losses.vespo,
+        {"k_positive": 2.0, "lambda_positive": 3.0, "k_negative": 3.0, "lambda_negative": 2.0},
+    ),
+    "vespo, soft": (
+        weighted_losses.vespo,
+        {"k_positive": 0.5, "lambda_positive": 0.3, "k_negative": 1.0, "lambda_negative": 0.2},
+    ),
 }
 DEFAULTS = {
     "ppo_clip": PPOClipSettings,
@@ -53,6 +62,7 @@ DEFAULTS = {
     "cispo": CISPOLossSettings,
     "dppo": DPPOLossSettings,
     "rollout_importance": RolloutImportanceSettings,
+    "vespo": VESPOLossSettings,
 }
 LOGPROBS = st.floats(-4, -0.01)
 TOKEN = st.tuples(st.booleans(), LOGPROBS, LOGPROBS, LOGPROBS, st.floats(-2, 2))
@@ -176,7 +186,7 @@ def test_the_ratio_is_to_the_proximal_policy_whoever_sampled(name, make_terms):
     assert one.item() == other.item()
 
 
-@pytest.mark.parametrize("name", ["dppo", "dppo, kl", "rollout_importance"])
+@pytest.mark.parametrize("name", ["dppo", "dppo, kl", "rollout_importance", "vespo"])
 def test_the_ratio_is_to_the_policy_that_sampled_whatever_the_proximal_one(name, make_terms):
     component, settings = CASES[name]
     one = component(make_terms([-1.0], [-1.1], [-1.1], [1.0]), **settings)[0]
@@ -231,6 +241,20 @@ def test_what_stands_outside_the_mask_reaches_no_gradient(name, make_terms):
     torch.where(terms.mask, found, 0.0).sum().backward()
     assert terms.logprobs.grad[1] == 0
     assert terms.logprobs.grad.isfinite().all()
+
+
+def test_vespo_weighs_by_the_product_of_ratios_and_needs_no_clipping(make_sequences):
+    """By hand: ratios 2 and 2 have W = 4, and φ(4) = 4^2 e^-9 if A > 0, 4^3 e^-6 if A < 0; 1/2 alone has W = 1/2."""
+    log2 = math.log(2.0)
+    far = [(True, -1.0, 0.0, -1.0 - log2, 1.0), (False, -9.0, 0.0, -1.0, 1.0), (True, -2.0, 0.0, -2.0 - log2, -1.0)]
+    terms = make_sequences([far, [(True, -1.0, 0.0, -1.0 + log2, 0.0)]])
+    settings = dict(VESPOLossSettings())
+    losses, logged = weighted_losses.vespo(terms, **settings)
+    gates = [16 * math.exp(-9), 64 * math.exp(-6), 0.25 * math.exp(1.5)]
+    assert logged["gate"][terms.mask].tolist() == pytest.approx(gates)
+    assert losses[terms.mask].tolist() == pytest.approx([gates[0], -2 * gates[1], 0.0])
+    losses[terms.mask].sum().backward()
+    assert terms.logprobs.grad.tolist() == pytest.approx([-gates[0], 0.0, gates[1], 0.0])
 
 
 def test_reinforce(make_terms):

@@ -99,7 +99,21 @@ class SupervisedSettings(RowsSettings):
         return (ACTOR,)
 
 
-class DPOSettings(RowsSettings):
+class PairSettings(RowsSettings):
+    """Settings of algorithms that train a policy on pairs of a chosen and a rejected answer."""
+
+    example_tokenizer: Selection = component(
+        "example_tokenizers",
+        default="finetuning/preferences",
+        description="Converts a row to a chosen and a rejected sequence.",
+    )
+
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
+        """Return the model that is trained."""
+        yield ACTOR
+
+
+class DPOSettings(PairSettings):
     """Direct preference optimization (arXiv 2305.18290, equation 7).
 
     L = -1/U Σ log σ(β h), with h = log π(y_c) / π_ref(y_c) - log π(y_r) / π_ref(y_r), each a sum over the tokens of an
@@ -108,11 +122,6 @@ class DPOSettings(RowsSettings):
 
     default_learning_rate: ClassVar[float] = 5e-7
 
-    example_tokenizer: Selection = component(
-        "example_tokenizers",
-        default="finetuning/preferences",
-        description="Converts a row to a chosen and a rejected sequence.",
-    )
     loss: Literal["sigmoid", "ipo"] = Field(
         "sigmoid",
         description="Loss of a pair. `sigmoid`: DPO's -log σ(β h). `ipo`: IPO's (h - 1 / (2β))². h is the log-ratio "
@@ -143,7 +152,7 @@ class DPOSettings(RowsSettings):
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """Return the model that is trained, and the forward pass of the reference if there is one."""
-        yield ACTOR
+        yield from super().needs(updates)
         if not self.reference_free:
             yield ForwardPass(REFERENCE, "logprobs", "reference_logprobs")
 
@@ -157,6 +166,43 @@ class IPOSettings(DPOSettings):
     """
 
     loss: Literal["sigmoid", "ipo"] = Field("ipo", description=str(DPOSettings.model_fields["loss"].description))
+
+
+class SimPOSettings(PairSettings):
+    """Simple preference optimization (arXiv 2405.14734, equation 6).
+
+    L = -1/U Σ log σ(β (l_c - l_r) - γ), with l the mean log-probability of an answer's tokens under π: no reference.
+
+    The defaults are the authors' for Llama 3 Base. TRL's CPO trainer, with `loss_type="simpo"` and `cpo_alpha=0`, has
+    the same loss with β = 0.1 and γ = 0.5.
+    """
+
+    default_learning_rate: ClassVar[float] = 6e-7
+
+    beta: float = Field(2.0, gt=0, description="β, the factor of mean log-probabilities in the reward.")
+    gamma: float = Field(
+        1.0,
+        ge=0,
+        description="Margin by which the chosen answer's reward should exceed the rejected one's. It has the scale of "
+        "beta: the authors set gamma / beta from 0.1 to 0.8.",
+    )
+
+
+class ORPOSettings(PairSettings):
+    """Odds ratio preference optimization (arXiv 2403.07691, equation 6).
+
+    L = 1/U Σ [-l_c - λ log σ(log odds_c - log odds_r)], with l the mean log-probability of an answer's tokens under π
+    and odds = p / (1 - p) for p = exp(l): supervised fine-tuning on the chosen answers and a penalty, no reference.
+
+    The first term is the paper's: the mean over the tokens of each chosen answer. TRL's experimental ORPO trainer
+    averages it over all tokens of prompts and chosen answers of the batch; the second term is the same.
+    """
+
+    default_learning_rate: ClassVar[float] = 8e-6
+
+    weight: float = Field(
+        0.1, gt=0, description="Weight λ of the odds ratio beside the likelihood of chosen answers. TRL calls it beta."
+    )
 
 
 class RewardModelSettings(RowsSettings):

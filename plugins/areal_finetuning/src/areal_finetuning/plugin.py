@@ -28,6 +28,18 @@ def areal_algorithms() -> list[Component]:
             config="areal_finetuning.config:IPOSettings",
         ),
         Component(
+            "simpo",
+            "compares mean log-probabilities of chosen and rejected answers, with a margin and without a reference",
+            target="areal_finetuning.preferences:SimPO",
+            config="areal_finetuning.config:SimPOSettings",
+        ),
+        Component(
+            "orpo",
+            "supervised fine-tuning on chosen answers with a penalty on the odds of rejected ones, without a reference",
+            target="areal_finetuning.preferences:ORPO",
+            config="areal_finetuning.config:ORPOSettings",
+        ),
+        Component(
             "reward_model",
             "trains a model to score sequences, on chosen and rejected ones (Bradley-Terry)",
             target="areal_finetuning.reward_model:RewardModel",

@@ -29,6 +29,7 @@ ADVANTAGES = [
         "LitePPOAdvantageSettings",
     ),
     _advantage("max_rl", "reward minus the group's mean, divided by that mean (MaxRL)", "MaxRLSettings"),
+    _advantage("pass_at_k", "what an answer adds to the best of k answers (pass@k, max@k)", "PassAtKSettings"),
     _advantage(
         "reinforce_pp_baseline",
         "reward minus the group's mean, whitened over the tokens of the batch (REINFORCE++)",

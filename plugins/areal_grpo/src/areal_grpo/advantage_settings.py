@@ -52,6 +52,26 @@ class MaxRLSettings(Settings):
     needs_group: ClassVar[bool] = True
 
 
+class PassAtKSettings(Settings):
+    """Settings of `advantages.pass_at_k`."""
+
+    needs_group: ClassVar[bool] = True
+    k: int | None = Field(
+        None,
+        ge=2,
+        description="Number of answers of which only the best counts, at most rollout.group_size. null: all answers of "
+        "the group.",
+    )
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """Check that a group has at least k answers."""
+        if self.k is not None and self.k > config.rollout.group_size:
+            yield (
+                f"pass_at_k compares {self.k} answers to a prompt, and rollout.group_size is "
+                f"{config.rollout.group_size}: set rollout.group_size to {self.k} or more, or lower advantage.k"
+            )
+
+
 class ReinforcePPBaselineSettings(Settings):
     """Settings of `advantages.reinforce_pp_baseline`, which has none. It needs a group."""
 

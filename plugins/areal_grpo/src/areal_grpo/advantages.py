@@ -7,11 +7,12 @@ total reward of episode i: its reward and the sum of its tokens' rewards. In a g
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 
-from areal_core.data import group_mean, group_standard_deviation, group_sum
+from areal_core.data import by_agent, group_mean, group_standard_deviation, group_sum
 from areal_grpo.statistics import batch_moments, episode_rewards, episode_token_rewards, whitened
 
 if TYPE_CHECKING:
@@ -99,6 +100,64 @@ def gdpo(batch: PackedBatch, *, weights: Mapping[str, float], epsilon: float) ->
     total += token_total - group_mean(batch, token_total)
     mean, deviation = batch_moments(batch, total)
     return ((total - mean) / (deviation + epsilon)).to(batch["reward"].dtype)
+
+
+def pass_at_k(batch: PackedBatch, *, k: int | None) -> torch.Tensor:
+    """Return A_i = E_T[max(R_i, max_T R) - max_T R], T being k - 1 of the group's n - 1 other episodes: what answer i
+    adds to the best of k (Tang et al., "Optimizing language models for inference time objectives", arXiv 2503.19595).
+
+    This is the leave-one-out advantage of max@k; with rewards of 0 and 1 it is that of pass@k. The paper has k = n. For
+    k < n the mean runs over all C(n - 1, k - 1) subsets T, as in PKPO (arXiv 2505.15201; there with the factor k / n
+    and the baseline "leave one out minus one"). It is computed from the ordered rewards, without listing subsets. The
+    baseline does not depend on the answer itself, so the mean of A_i ∇ log π over episodes is an unbiased estimate of
+    ∇ max@k / k.
+
+    No advantage is negative, and the worst answer has 0. With k = n only the best answer learns, by its distance to the
+    second best; verl's `grpo_passk` divides this by the group's standard deviation, and here nothing is divided. k = 1
+    is the mean reward: use `leave_one_out`.
+
+    Args:
+        batch: with `reward` [B] float32, `group_id` and `episode_id` [B] int64; `token_rewards` [T] are added.
+        k: Number of answers of which the best counts, at least 2. None: all episodes of the group. A group with fewer
+            episodes uses all of them.
+
+    Returns:
+        [B] in the dtype and unit of `reward`.
+
+    Example:
+        >>> import torch
+        >>> from areal_core.data import PackedBatch, Ragged
+        >>> ids = {"group_id": torch.zeros(4, dtype=torch.int64), "episode_id": torch.arange(4)}
+        >>> tokens = Ragged(torch.ones(4, dtype=torch.int64), {"input_ids": torch.tensor([5, 6, 7, 8])})
+        >>> batch = PackedBatch(tokens, {"reward": torch.tensor([1.0, 0.0, 1.0, 0.0]), **ids})
+        >>> pass_at_k(batch, k=2)  # 2 of a right answer's 3 siblings are wrong
+        tensor([0.6667, 0.0000, 0.6667, 0.0000])
+    """
+    rewards = episode_rewards(batch)
+    group, episode = by_agent(batch, "group_id"), by_agent(batch, "episode_id")
+    count = int(episode.max()) + 1
+    group_of_episode = group.new_zeros(count).index_copy(0, episode, group)
+    reward_of_episode = rewards.new_zeros(count).index_copy(0, episode, rewards)
+    advantages = torch.zeros_like(reward_of_episode)
+    for number in range(int(group.max()) + 1):
+        members = group_of_episode == number
+        advantages[members] = _gains_of_the_best(reward_of_episode[members], k)
+    return advantages[episode].to(batch["reward"].dtype)
+
+
+def _gains_of_the_best(rewards: torch.Tensor, k: int | None) -> torch.Tensor:
+    """Return A_i of `pass_at_k` for the n rewards of one group, [n].
+
+    R_i exceeds max_T R by the gaps between ranked rewards that lie above all of T. A gap with m answers below it does
+    so with probability C(m, k - 1) / C(n - 1, k - 1).
+    """
+    others = len(rewards) - 1
+    drawn = others if k is None else min(k - 1, others)
+    ranked, order = rewards.sort()
+    below = [math.comb(m, drawn) / math.comb(others, drawn) for m in range(1, others + 1)]
+    gains = torch.zeros_like(rewards)
+    gains[order[1:]] = (ranked.diff() * rewards.new_tensor(below)).cumsum(0)
+    return gains
 
 
 def _normalized(batch: PackedBatch, rewards: torch.Tensor, epsilon: float) -> torch.Tensor:

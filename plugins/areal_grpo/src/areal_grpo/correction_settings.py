@@ -102,3 +102,17 @@ class KPopSettings(CorrectionSettings):
         description="Upper bound of the divergence between the policy that sampled and the proximal policy, in "
         "nats. Tokens above it are masked. AReaL's example has 2.0, KPop itself 0.1.",
     )
+
+
+class IPOMaskSettings(CorrectionSettings):
+    """Settings of `corrections.ipo_mask`."""
+
+    only_masks: ClassVar[bool] = True
+    threshold: float = Field(
+        0.3,
+        gt=0,
+        lt=1,
+        description="Upper bound of the absolute difference between a token's probability under the current policy "
+        "and under the policy that sampled, from 0 to 1. Tokens above it are masked. prime-rl uses 0.3 since September "
+        "2026, before that 0.1.",
+    )

@@ -2,8 +2,8 @@
 
 Each returns importance weights w [T] float32 without gradients, or a mask [T] bool, computed from
 ρ_t = π_prox(y_t) / μ(y_t), where μ is the policy that sampled token t, as the inference engine reported it. A masked
-token has no policy loss, but keeps its regularizers and counts in denominators. The corrections of
-`sequence_corrections` treat a whole sequence as one.
+token has no policy loss, but keeps its regularizers and counts in denominators. `ipo_mask` alone compares μ with the
+current policy π. The corrections of `sequence_corrections` treat a whole sequence as one.
 """
 
 from __future__ import annotations
@@ -56,6 +56,37 @@ def kpop(terms: PolicyTerms, *, threshold: float) -> tuple[torch.Tensor, dict[st
     is_over = distance > threshold
     weights = torch.where(is_over, 0.0, _behavior_ratio(terms))
     return weights, {"behavior_weight": weights, "kpop_masked_fraction": is_over.float()}
+
+
+def ipo_mask(terms: PolicyTerms, *, threshold: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Keep the tokens with |π(y_t) - μ(y_t)| <= threshold: the trust region of IPO (INTELLECT policy optimization,
+    prime-rl's default loss; no paper).
+
+    π is the *current* policy, so the mask also follows the updates on this batch. It ignores the advantage's sign,
+    where `dppo` masks only steps away from μ. prime-rl multiplies kept tokens by π / μ without a cap: `policy_loss:
+    {type: rollout_importance, clip_low: null, clip_high: null}`. This mask is not the preference loss `ipo`.
+
+    Args:
+        terms: [T], with log-probabilities in nats.
+        threshold: Largest difference of the two probabilities, from 0 to 1.
+
+    Returns:
+        The mask, [T] bool, and `ipo_masked_fraction` (tokens over the threshold).
+
+    Example:
+        >>> import torch
+        >>> from areal_core.sdk import PolicyTerms
+        >>> policy, sampler = torch.tensor([0.9, 0.5, 2e-4]).log(), torch.tensor([0.5, 0.4, 1e-4]).log()
+        >>> ones, rows = torch.ones(3), torch.zeros(3, dtype=torch.int64)
+        >>> terms = PolicyTerms(policy, policy, sampler, ones, ones.bool(), rows, rows=1)
+        >>> ipo_mask(terms, threshold=0.3)[0]
+        tensor([False,  True,  True])
+    """
+    current, behavior = (
+        torch.where(terms.mask, logprobs.detach(), 0.0).exp() for logprobs in (terms.logprobs, terms.behavior_logprobs)
+    )
+    is_over = (current - behavior).abs() > threshold
+    return ~is_over, {"ipo_masked_fraction": is_over.float()}
 
 
 def _behavior_ratio(terms: PolicyTerms) -> torch.Tensor:

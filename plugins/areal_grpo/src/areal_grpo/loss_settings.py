@@ -152,6 +152,26 @@ class RolloutImportanceSettings(PolicyLossSettings):
     )
 
 
+class VESPOLossSettings(PolicyLossSettings):
+    """Settings of `weighted_losses.vespo`. The defaults are those of the paper's authors and of TRL."""
+
+    anchor: ClassVar[Literal["proximal", "behavior"]] = "behavior"
+    k_positive: float = Field(
+        2.0,
+        gt=0,
+        description="Exponent k for advantages of 0 or more. The higher it is, the faster the weight fades as the "
+        "sequence's ratio falls below 1.",
+    )
+    lambda_positive: float = Field(
+        3.0,
+        gt=0,
+        description="Decay λ for advantages of 0 or more. The higher it is, the faster the weight fades as the "
+        "sequence's ratio rises above 1.",
+    )
+    k_negative: float = Field(3.0, gt=0, description="Exponent k for negative advantages.")
+    lambda_negative: float = Field(2.0, gt=0, description="Decay λ for negative advantages.")
+
+
 class ReferenceKLSettings(Settings):
     """Settings of `regularizers.reference_kl`."""
 

@@ -91,6 +91,12 @@ POLICY_LOSSES = [
         "weighted_losses",
         "loss_settings:RolloutImportanceSettings",
     ),
+    _part(
+        "vespo",
+        "log-probabilities weighted by a Gamma function of the sequence's ratio to the policy that sampled (VESPO)",
+        "weighted_losses",
+        "loss_settings:VESPOLossSettings",
+    ),
 ]
 
 CORRECTIONS = [
@@ -141,6 +147,12 @@ CORRECTIONS = [
         "each token's importance weight; tokens over a divergence between the two policies are masked",
         "corrections",
         "correction_settings:KPopSettings",
+    ),
+    _part(
+        "ipo_mask",
+        "masks tokens whose probability differs too much between the current policy and the one that sampled (IPO)",
+        "corrections",
+        "correction_settings:IPOMaskSettings",
     ),
 ]
 
