@@ -100,7 +100,7 @@ def main() -> None:
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     (asked.folder / "rewards.py").write_text(REWARDS)
-    print("what is broken | found | what `areal doctor` calls WRONG\n---|---|---")
+    print("what is broken | found | what `areal doctor` does not call well\n---|---|---")
     for name in asked.only:
         fault, run = FAULTS[name], asked.folder / name.replace(" ", "-")
         words = ["preset=grpo/addition", "evaluation=null", f"steps={asked.steps}", f"run_dir={run}", *fault.words]
@@ -113,7 +113,9 @@ def main() -> None:
         if not done.stdout:
             print(f"{name} | NO | {done.stderr.strip()}", flush=True)
             continue
-        wrong = {answer["question"]: answer["text"] for answer in json.loads(done.stdout) if answer["is_well"] is False}
+        wrong = {
+            answer["question"]: answer["text"] for answer in json.loads(done.stdout) if answer["is_well"] is not True
+        }
         found = "yes" if (fault.question in wrong if fault.question else not wrong) else "NO"
         print(f"{name} | {found} | {'; '.join(f'{question}: {text}' for question, text in wrong.items())}", flush=True)
 

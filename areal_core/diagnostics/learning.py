@@ -240,15 +240,16 @@ def _moves(records: Records) -> Found:
     text = f"the learning rate was at most {max(rates):.2g}, and {rates[-1]:.2g} at last"
     if max(rates) < 1e-9:
         return False, f"{text}: nothing moves; set train_engine.learning_rate, and look at its schedule"
-    if len(rates) >= ENOUGH and rates[-1] == max(rates) and rates[-1] > 1.1 * rates[-ENOUGH]:
-        return None, f"{text}, and still rises: train_engine.warmup_steps is not over"
+    rises = len(rates) >= ENOUGH and rates[-1] == max(rates) and rates[-1] > 1.1 * rates[-ENOUGH]
+    if rises:
+        text += ", and still rises: train_engine.warmup_steps is not over"
     first, last = records.first("train/entropy"), records.last("train/entropy")
     if records.has_risen() is False and first and last and len(records.lines) >= ENOUGH:
         change = abs(statistics.fmean(last) / max(statistics.fmean(first), 1e-9) - 1)
         clipped, kl = records.mean("train/clip_fraction") or 0.0, records.mean("train/behavior_kl") or 0.0
         if change < 0.02 and clipped < 1e-3 and kl < 1e-5 and max(records.last("train/gradient_norm"), default=1.0) > 0:
-            return False, f"{text}, and the entropy has changed by {change:.1%}: the policy hardly moves; raise it"
-    return True, text
+            return False, f"{text}; the entropy has changed by {change:.1%}: the policy hardly moves; raise it"
+    return None if rises else True, text
 
 
 def _explores(records: Records) -> Found:
