@@ -47,7 +47,7 @@ class PolicyGradient:
         self._batch_transforms = [one.build() for one in settings.batch_transforms]
         self._advantage = settings.advantage.build()
         self._minibatch_transforms = [one.build() for one in settings.minibatch_transforms]
-        self._corrections = [_checking(correction) for correction in settings.corrections]
+        self._corrections = [_checking_weights(correction) for correction in settings.corrections]
         self._policy_loss = _checking(settings.policy_loss)
         self._regularizers = [_checking(regularizer) for regularizer in settings.regularizers]
         self._auxiliary_losses = [auxiliary_loss.build() for auxiliary_loss in settings.auxiliary_losses]
@@ -174,6 +174,21 @@ def _checking(chosen: Selection) -> Callable[[PolicyTerms], tuple[torch.Tensor, 
         for values in (found[0], *found[1].values()):
             _checked(chosen, values, len(terms.mask))
         return found
+
+    return checked
+
+
+def _checking_weights(chosen: Selection) -> Callable[[PolicyTerms], tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    """A correction, built. A gradient through its weights would be a second loss, which nobody has asked for."""
+    checking = _checking(chosen)
+
+    def checked(terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        weights, logged = checking(terms)
+        if weights.requires_grad:
+            raise RunError(f"the {chosen.title} gave weights with a gradient", hints=["return weights.detach()"])
+        if weights.dtype != torch.bool and not weights.is_floating_point():
+            raise RunError(f"the {chosen.title} gave {weights.dtype}, and must give bool for a mask or float weights")
+        return weights, logged
 
     return checked
 

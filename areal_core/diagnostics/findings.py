@@ -74,6 +74,7 @@ class Watch:
         self._run_dir, self._log = run_dir, log
         self._diagnostics = Diagnostics(Split.of(config), config.rollout)
         self._has_failed = False
+        self._step = step
         for line in former:
             if line["step"] <= step and all(isinstance(value, int | float) for value in line.values()):
                 self._new_texts(line)
@@ -83,8 +84,13 @@ class Watch:
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Take the metrics of the next step, with its number as `step`."""
+        self._step = line["step"]
         for text in self._new_texts(line):
             self.note(line["step"], text)
+
+    def note_now(self, text: str) -> None:
+        """Write and show a finding about the latest step."""
+        self.note(max(1, self._step), text)
 
     def note(self, step: int, text: str) -> None:
         """Write and show a finding about a step. A disk that refuses costs the written line only."""

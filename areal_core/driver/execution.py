@@ -153,7 +153,7 @@ class _Execution:
         self._terminal = terminal
         self._log = terminal.log
         self._events = resolved.plugins.events
-        self._events.log = terminal.log
+        self._events.log = self._events.on_silenced = terminal.log
         self._progress = Progress(run, config.steps, terminal.log)
         self._supervisor = Supervisor(launcher, run, self._progress.on_message, terminal.log)
         self._policy = AttemptPolicy(launching(config.launcher).max_attempts_without_checkpoint)

@@ -34,6 +34,7 @@ class Events:
         relay: pluggy's manager of the plugins that are loaded now; the plugin manager sets it.
         silenced: plugins that have raised an exception and get no further events.
         log: shows a line that a plugin returned to the user.
+        on_silenced: called with a message about a plugin that gets no further events.
     """
 
     relay: pluggy.PluginManager
@@ -41,10 +42,15 @@ class Events:
     def __init__(self) -> None:
         self.silenced: set[str] = set()
         self.log: Callable[[str], None] = logger.warning
+        self.on_silenced: Callable[[str], None] = lambda _: None
 
     def has_listeners(self, hook: str) -> bool:
         """Return whether a plugin implements a hook."""
         return bool(getattr(self.relay.hook, hook).get_hookimpls())
+
+    def can_stop(self, plugin: str) -> bool:
+        """Return whether a plugin decides when the run stops."""
+        return plugin in {each.plugin_name for each in self.relay.hook.areal_should_stop.get_hookimpls()}
 
     @property
     def are_awaited(self) -> bool:
@@ -153,8 +159,10 @@ class EventGuard(Guard):
             case "areal_run_started":
                 raise RunError(f"plugin '{self._plugin}' failed in areal_run_started: {error}") from error
         self._events.silenced.add(self._plugin)
-        message = "plugin '%s' failed in %s and receives no further events"
-        logger.error(message, self._plugin, self._hook, exc_info=error)
+        message = f"plugin '{self._plugin}' failed in {self._hook} and receives no further events"
+        logger.error("%s", message, exc_info=error)
+        lost = "; the run is no longer stopped by it" if self._events.can_stop(self._plugin) else ""
+        self._events.on_silenced(writable(f"{message}{lost}: {type(error).__name__}: {error}"))
 
     def _named(self, metrics: Mapping[str, float], known: Mapping[str, float]) -> dict[str, float]:
         """Return metrics with the plugin's prefix, except for those that another plugin has added."""

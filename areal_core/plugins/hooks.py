@@ -727,7 +727,8 @@ def areal_add_metrics(
 
         @hookimpl
         def areal_add_metrics(metrics):
-            return {"tokens_per_reward": metrics["batch/tokens"] / max(metrics["reward/mean"], 1e-6)}
+            if "batch/tokens" in metrics:  # not at step 0
+                return {"tokens_per_reward": metrics["batch/tokens"] / max(metrics["reward/mean"], 1e-6)}
 
     The names get the plugin's name in front, here `shortest/tokens_per_reward`, so that they cannot overwrite a metric
     of the run. They are part of the step's line in `metrics.jsonl`, and trackers get them.

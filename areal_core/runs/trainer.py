@@ -278,6 +278,7 @@ def _metrics_logger(
         log=member.log,
     )
     resolved.plugins.events.log = member.log
+    resolved.plugins.events.on_silenced = watch.note_now
     metrics_logger.start_trackers(run.path, resolved.config.model_dump(mode="json"))
     return metrics_logger
 

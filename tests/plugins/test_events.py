@@ -268,9 +268,16 @@ def test_reasons_name_their_plugins_in_the_order_of_the_names_and_have_one_line(
 
 def test_a_reason_that_is_no_text_silences_the_plugin(caplog):
     events = events_for(guard=plugin("areal_should_stop", lambda: True))
+    shown: list[str] = []
+    events.on_silenced = shown.append
     assert events.should_stop(RUN, 1, OWN) == ""
     assert events.silenced == {"guard"}
     assert "areal_should_stop returned True; it must return a text or None" in caplog.text
+    (line,) = shown
+    assert line.startswith(
+        "plugin 'guard' failed in areal_should_stop and receives no further events; the run is no longer"
+    )
+    assert "it must return a text or None" in line
 
 
 def test_a_wrapper_may_veto_a_stop_or_ask_for_one():

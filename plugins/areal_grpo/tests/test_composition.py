@@ -12,7 +12,7 @@ from composed import GROUP, LONGEST, REWARDS, Engine, build, make_rollouts, prep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_core.algorithms.composition import _checking
+from areal_core.algorithms.composition import _checking, _checking_weights
 from areal_core.config.sections import TrainingSection
 from areal_core.data import PackedBatch, Ragged, combine
 from areal_core.errors import RunError
@@ -454,3 +454,19 @@ def test_a_policy_loss_that_is_no_loss_of_tokens_is_refused(make_batch, broken, 
     algorithm._policy_loss = _checking(SimpleNamespace(build=lambda: policy_loss, title=chosen.title))
     with pytest.raises(RunError, match=words):
         algorithm.loss(batch, {"logprobs": passes["actor"].clone().requires_grad_()})
+
+
+@pytest.mark.parametrize(
+    ("weigh", "words"),
+    [
+        pytest.param(lambda terms: (terms.logprobs - terms.behavior_logprobs).exp(), "with a gradient", id="gradient"),
+        pytest.param(lambda terms: terms.mask.long(), "gave torch.int64, and must give bool", id="integers"),
+    ],
+)
+def test_weights_that_would_change_the_loss_are_refused(rollouts, weigh, words):
+    batch, passes = rollouts
+    algorithm = build(GRPOSettings, corrections=[])
+    correction = SimpleNamespace(build=lambda: lambda terms: (weigh(terms), {}), title="correction weigh")
+    algorithm._corrections = [_checking_weights(correction)]
+    with pytest.raises(RunError, match=f"the correction weigh gave .*{words.removeprefix('gave ')}"):
+        algorithm.loss(prepared(algorithm, batch, passes), {"logprobs": passes["actor"].clone().requires_grad_()})
