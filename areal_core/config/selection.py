@@ -174,6 +174,12 @@ class Selection:
         value = self._import(context)
         marked = registration(value)
         model = getattr(value, "Config", None) if inspect.isclass(value) else marked.config if marked else None
+        if taken := sorted(_settings_of_its_own(value, model) & self._common_names()):
+            names = ", ".join(taken)
+            raise rejected(
+                f"'{self.target}' has a setting named {names}, which never gets a value: areal reads this key itself",
+                "rename it",
+            )
         if model is None:
             is_class = inspect.isclass(value)
             return check_keywords(
@@ -198,6 +204,9 @@ class Selection:
         if imported.file:
             context.files[str(imported.file)] = imported.sha256
         return imported.value
+
+    def _common_names(self) -> set[str]:
+        return set(type(self.common).model_fields) if self.common is not None else set()
 
     def declared(self, name: str, default: Any = None) -> Any:
         """Return what the component declares by an attribute, such as `needs_group`.
@@ -343,6 +352,22 @@ def unread_selections(config: object) -> list[tuple[KeyPath, Selection]]:
     """Return the selections whose settings are unread, with their paths."""
     with leaving_unread():
         return [(path, chosen) for path, chosen in selections(config) if not chosen.is_read]
+
+
+def _settings_of_its_own(value: Any, model: Any) -> set[str]:
+    """Return the names of a component's settings: those of its model, or of the parameters that only a config sets."""
+    if model is not None:
+        return set(getattr(model, "model_fields", ()))
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):
+        return set()
+    is_class = inspect.isclass(value)
+    return {
+        each.name
+        for each in parameters
+        if is_class or (each.kind is each.KEYWORD_ONLY and each.default is not each.empty)
+    }
 
 
 def settings_model(model: object, problem: str) -> type[Settings]:

@@ -33,7 +33,7 @@ ROOMS: dict[str, set[str]] = {
     "waiting": set(),
     "plugins": {"errors", "metric_names"},
     "config": {"errors", "files", "gpus", "plugins", "interfaces", "proxies"},
-    "cli": {"errors", "files", "plugins", "config", "runtime", "proxies", "runs", "checks", "driver", "models"},
+    "cli": {"errors", "files", "plugins", "config", "diagnostics", "runtime", "proxies", "runs", "checks", "driver", "models"},
     "data": {"errors"},
     "interfaces": {"data", "errors", "exports"},
     "models": {"errors", "exports", "disk", "config", "data", "interfaces", "plugins"},

@@ -231,3 +231,22 @@ def test_annotations_hold_beside_one_for_type_checkers_alone(kit, setting, reaso
     kit.file("short.py", HALF_ANNOTATED)
     told = kit.resolve(f"rewards=[{{type: short.py:short, {setting}}}]", imports=True)
     assert reason.lower() in told.lower()
+
+
+CLASS = """class score:
+    def __init__(self, name="x"): self.name = name
+    def __call__(self, completion): return 1.0
+"""
+
+
+@pytest.mark.parametrize("reward", ["def score(completion, *, weight=0.5): return weight\n", CLASS])
+def test_a_setting_that_areal_reads_itself_is_refused(kit, reward):
+    kit.file("mine.py", reward)
+    assert "which never gets a value: areal reads this key itself" in kit.resolve(
+        "rewards=['mine.py:score']", imports=True
+    )
+
+
+def test_an_argument_that_is_a_key_of_rows_may_be_called_name(kit):
+    kit.file("mine.py", "def score(completion, name, weight=1): return 1.0\n")
+    assert kit.resolve("rewards=['mine.py:score']", imports=True) == "valid\n"
