@@ -513,7 +513,8 @@ class Lifecycle:
         # If the weights are in a folder and all servers only went away, they are synced from it when they are back.
         is_lost_only = update.path is not None and all(isinstance(fault, ServerLostError) for fault in faults)
         if all(faults) and not is_lost_only:
-            # The update has not touched the other servers: they hold the former version.
+            # Servers that the update has touched are lost, those that read a part of it too (`Reading.end`). The
+            # others hold the former version if they have memory.
             self._pool.put_back(*(s for s in held if s.state is State.UPDATING and s.has_memory))
             raise RunError(f"no server took over the weights of version {update.version}; {self._pool.explain()}")
         self._set_current(update)
