@@ -585,7 +585,7 @@ class Lifecycle:
         try:
             async with server.sync_lock:
                 await in_time(server.sleep(), self._settings.update_timeout_s, "update_timeout_s")
-        except (ServerLostError, RequestRefusedError) as error:
+        except FAULTS as error:
             if server.connection is not connection:
                 return  # the process that failed has ended, and so its memory is free
             self._pool.lose(server, f"did not free its GPU memory: {error}")
