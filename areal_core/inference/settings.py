@@ -427,8 +427,8 @@ class FleetSettings(ServerSettings):
             yield "servers do not repeat the same bits; use the embedded engine (hf) with deterministic=true"
         if self.data_parallel > 1 and config.weight_sync.transport.target == "core/broadcast":
             yield (
-                f"weight_sync.transport is broadcast, which needs data_parallel 1, not {self.data_parallel}: start more "
-                "servers in its place, or set the transport to memory"
+                f"weight_sync.transport is broadcast, which needs data_parallel 1, not {self.data_parallel}: start "
+                "more servers instead, or set the transport to memory"
             )
         if own := self.option_names & OWN_OPTIONS:
             yield f"options.{min(own)}: areal tells servers that itself; leave it out"
