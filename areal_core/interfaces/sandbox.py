@@ -86,6 +86,7 @@ class FolderSandbox(Sandbox, Protocol):
         ...         options = {"input": input_text, "timeout": timeout_s, "capture_output": True, "text": True}
         ...         ended = await asyncio.to_thread(subprocess.run, command, cwd=folder, **options)
         ...         return SandboxResult(ended.returncode, ended.stdout, ended.stderr)
+        ...
         ...     async def run(self, command, *, files=None, input_text="", timeout_s=None):
         ...         with TemporaryDirectory() as folder:
         ...             folders = {"/app": Path(folder)}
