@@ -14,6 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from pydantic import ValidationError
+
+from areal_core.config.layout import Layout, LayoutError
+from areal_core.config.sections import PlacementSection
 from areal_core.config.settings import Settings
 from areal_core.errors import ConfigError, PluginError
 from areal_core.gpus import count_gpus
@@ -67,7 +71,7 @@ def candidates(values: Mapping[str, Any], catalog: Catalog) -> list[Candidate]:
             hints=["for servers that share the trainer's GPU: placement={generation: [0, 0], training: [0]}"],
         )
     gpus = count_gpus() if is_local(values) else 0
-    ranked = sorted(_ranked(catalog, gpus or len(named_keys)), key=lambda entry: -entry[1])
+    ranked = sorted(_ranked(catalog, gpus or _named_gpus(placement)), key=lambda entry: -entry[1])
     if not ranked:
         raise ConfigError(
             "inference_engine: auto: no installed engine can generate on this machine",
@@ -98,6 +102,19 @@ def _keys_that_name_gpus(placement: object) -> set[str]:
     if not isinstance(placement, Mapping):
         return {"layout"}
     return {key for key in _GPUS_NAMED if placement.get(key) is not None}
+
+
+def _named_gpus(placement: object) -> int:
+    """Return how many GPUs a placement names; 1 for a wrong one, whose validation reports the problem."""
+    try:
+        section = PlacementSection.model_validate(placement)
+        training, generation = section.training, section.generation
+        if section.layout is not None:
+            layout = Layout.parse(section.layout)
+            training, generation = layout.number(layout.tensor_parallel)
+    except (ValidationError, LayoutError):
+        return 1
+    return len({*(training or ()), *(generation or ())})
 
 
 def _ranked(catalog: Catalog, gpus: int) -> Iterator[tuple[str, int, bool]]:

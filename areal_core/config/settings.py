@@ -210,7 +210,7 @@ class Settings(BaseModel):
         """Return the rank of an inference engine. `inference_engine: auto` takes the engine with the highest rank.
 
         Args:
-            gpus: number of GPUs of this machine.
+            gpus: number of GPUs of this machine; for a run on other machines, of those that `placement` names.
 
         Returns:
             1 for the embedded engine, more for a faster one; 0 if the engine cannot run here, for example because its

@@ -67,7 +67,7 @@ class Joining:
         """
         for _ in polls(INTERVAL_S, patience_s + MARGIN_S):
             state = self._ask(ServerLeaves(self._name, self._address))
-            if isinstance(state, str) or state.state in ("", "gone", "refused"):
+            if isinstance(state, str) or state.state in ("", "refused"):
                 return
 
     def _ask(self, request: ServerJoins | ServerLeaves) -> ServerStanding | str:

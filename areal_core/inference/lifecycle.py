@@ -182,14 +182,13 @@ class Lifecycle:
         Raises:
             RunError: the fleet has not started, or the name or the address is another server's.
         """
-        known = [server for server in self._pool.servers.values() if server.state is not State.GONE]
-        for server in known:
+        for server in self._pool.servers.values():
             if (server.name == name) != (server.connection.address == address):
                 raise RunError(
                     f"the run has a server {server.name} at {server.connection.address} already",
                     hints=["each needs a name and an address of its own; choose another --name"],
                 )
-        if name not in [server.name for server in known]:
+        if name not in self._pool.servers:
             self._run_task(self._add(name, address))
         self._pool.servers[name].pinged_at = asyncio.get_running_loop().time()
 
@@ -198,7 +197,7 @@ class Lifecycle:
         server = self._pool.servers.get(name)
         if server is None or server.is_own or server.connection.address != address:
             return
-        if server.state in (State.LEAVING, State.GONE):
+        if server.state is State.LEAVING:
             return
         if self.is_changing and (server.group is not None or server.state is State.UPDATING):
             return  # the update counts on it; `areal serve` asks again
@@ -207,8 +206,7 @@ class Lifecycle:
             server.doubted.set()
         else:
             self._tasks[name].cancel()
-            self._pool.move(server, State.GONE)
-            server.connection.close()
+            self._forget(server)
 
     async def close(self) -> None:
         """Stop all tasks and close all connections. Safe to call twice."""
@@ -233,6 +231,14 @@ class Lifecycle:
 
     def _run_task(self, server: InferenceServer) -> None:
         self._tasks[server.name] = start_task(self._run(server), f"the lifecycle of {server.name}")
+
+    def _forget(self, server: InferenceServer, reason: str = "") -> None:
+        """Keep nothing of a server that has left. It may join again under its name."""
+        self._pool.move(server, State.GONE, reason)
+        self._pool.on_lost(server)  # nothing else would end a request that it still has
+        server.connection.close()
+        del self._pool.servers[server.name], self._tasks[server.name]
+        self._pool.reasons.pop(server.name, None)
 
     def _on_driver_report(self, servers: RoleMembers) -> None:
         """Follow which of the run's own servers have a process, and which the driver no longer restarts."""
@@ -424,8 +430,7 @@ class Lifecycle:
             with suppress(*FAULTS):
                 await self._adapter.abort(server.connection)
             await server.wait_idle(POLL_S)
-        self._pool.move(server, State.GONE)
-        server.connection.close()
+        self._forget(server)
 
     async def _retry(self, server: InferenceServer, failure: str) -> bool:
         """Pause, then try a lost or refused server again, for the cause may have passed.
@@ -434,7 +439,7 @@ class Lifecycle:
             False if the driver is to restart it. `_replace` then starts a new task.
         """
         if server.is_abandoned:
-            self._pool.move(server, State.GONE, "its `areal serve` no longer sends pings")
+            self._forget(server, "its `areal serve` no longer sends pings")
             return True
         first_s, longest_s = RETRY_PAUSES_S[server.state]
         server.retry_pause_s = min(longest_s, max(first_s, 2 * server.retry_pause_s))
@@ -513,7 +518,8 @@ class Lifecycle:
         # If the weights are in a folder and all servers only went away, they are synced from it when they are back.
         is_lost_only = update.path is not None and all(isinstance(fault, ServerLostError) for fault in faults)
         if all(faults) and not is_lost_only:
-            # The update has not touched the other servers: they hold the former version.
+            # Servers that the update has touched are lost, those that read a part of it too (`Reading.end`). The
+            # others hold the former version if they have memory.
             self._pool.put_back(*(s for s in held if s.state is State.UPDATING and s.has_memory))
             raise RunError(f"no server took over the weights of version {update.version}; {self._pool.explain()}")
         self._set_current(update)
@@ -579,7 +585,7 @@ class Lifecycle:
         try:
             async with server.sync_lock:
                 await in_time(server.sleep(), self._settings.update_timeout_s, "update_timeout_s")
-        except (ServerLostError, RequestRefusedError) as error:
+        except FAULTS as error:
             if server.connection is not connection:
                 return  # the process that failed has ended, and so its memory is free
             self._pool.lose(server, f"did not free its GPU memory: {error}")

@@ -29,7 +29,7 @@ class ServerPool:
         log: file that receives the transitions, a JSON line each.
 
     Attributes:
-        servers: the servers by name.
+        servers: the servers by name, without those that are GONE.
         reasons: why a server is not ready, by name.
         run_id: this run's prefix in the labels of its weights.
         vocabulary: number of the model's token ids.
@@ -66,7 +66,7 @@ class ServerPool:
         recoverable = [server for server in refused if server.has_served and not server.is_given_up]
         waiting = () if all(server.has_served for server in refused) else self.in_state(State.WAITING)
         hopeless = len(refused) - len(recoverable) + len(waiting)
-        return len(self.servers) - hopeless - len(self.in_state(State.GONE))
+        return len(self.servers) - hopeless
 
     def in_state(self, *states: State) -> list[InferenceServer]:
         """Return the servers in one of these states."""

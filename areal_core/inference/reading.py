@@ -57,20 +57,24 @@ class Reading:
         return [gpu for server in self._readers for gpu in server.gpus]
 
     async def end(self, update: WeightUpdate) -> None:
-        """Let the servers that have read every tensor of an update take over its version, before it is applied."""
-        readers, self._readers = self._readers, []
-        if update.path is not None or self._version != update.version:
-            return
-        if {tensor.name for tensor in update.tensors} == self._names:
-            self._readers = readers
-        await self._call_readers(
-            lambda server: self._adapter.end_reading(server.connection, server.label(update.version))
-        )
-        for server in self._readers:
-            server.read_version = update.version
+        """Let servers that have read every tensor of an update take over its version, before it is applied.
+
+        Those that have read only a part, or another version, are lost: they hold weights of several versions.
+        """
+        if update.path is None:
+            if self._version == update.version and self._names == {tensor.name for tensor in update.tensors}:
+                await self._call_readers(
+                    lambda server: self._adapter.end_reading(server.connection, server.label(update.version))
+                )
+                for server in self._readers:
+                    server.read_version = update.version
+            else:
+                self._lose_readers()
+        self._readers = []
 
     async def _begin(self, version: int) -> None:
         await self._lifecycle.announce_update()
+        self._lose_readers()  # a reading that broke off
         asleep = [server for server in self._pool.in_state(State.UPDATING) if not server.has_memory]
         self._version, self._names, self._readers = version, set(), []
         if unplaced := [server.name for server in asleep if not server.gpus]:
@@ -78,6 +82,11 @@ class Reading:
         if not self._fault:
             self._readers = asleep
             await self._call_readers(self._prepare)
+
+    def _lose_readers(self) -> None:
+        for server in self._readers:
+            if server.state is State.UPDATING:  # else its process has ended meanwhile
+                self._pool.lose(server, f"did not read all of version {self._version} in GPU memory")
 
     async def _prepare(self, server: InferenceServer) -> None:
         await server.wake_up()

@@ -252,7 +252,7 @@ class FleetSettings(ServerSettings):
     tensor_parallel: int = Field(1, ge=1)
     """Tensor-parallel degree of one server, in GPUs."""
     data_parallel: int = Field(1, ge=1)
-    """Data-parallel degree of one server: number of copies of the weights in it."""
+    """Data-parallel degree of one server: number of copies of the weights in it. Above 1 no broadcast is possible."""
     program: list[str] = Field(default_factory=list)
     """Command that starts the server if it lives in another environment, such as [/envs/sglang/bin/python, -m,
     sglang.launch_server]. areal appends its options."""
@@ -319,8 +319,12 @@ class FleetSettings(ServerSettings):
 
     @property
     def transports(self) -> frozenset[str]:
-        """See `InferenceCapabilities.transports`; adapters of their own travel in files."""
-        return frozenset({"core/broadcast"} if getattr(self, "adapter_rank", None) is None else ())
+        """See `InferenceCapabilities.transports`.
+
+        Adapters travel in files, and the copies of the weights in one server have no ranks of their own in a broadcast.
+        """
+        is_possible = self.data_parallel == 1 and getattr(self, "adapter_rank", None) is None
+        return frozenset({"core/broadcast"} if is_possible else ())
 
     def shares_gpu(self, config: RunConfig) -> bool:
         """Return whether servers keep memory on a GPU that others use, and areal must limit it."""
@@ -421,6 +425,11 @@ class FleetSettings(ServerSettings):
             yield "sampling.stop is a text, and the servers see only tokens: set detokenize to true"
         if config.deterministic:
             yield "servers do not repeat the same bits; use the embedded engine (hf) with deterministic=true"
+        if self.data_parallel > 1 and config.weight_sync.transport.target == "core/broadcast":
+            yield (
+                f"weight_sync.transport is broadcast, which needs data_parallel 1, not {self.data_parallel}: start "
+                "more servers instead, or set the transport to memory"
+            )
         if own := self.option_names & OWN_OPTIONS:
             yield f"options.{min(own)}: areal tells servers that itself; leave it out"
 

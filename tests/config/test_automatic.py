@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 for plugin in ("areal_grpo", "areal_hf", "areal_sglang", "areal_vllm"):
     pytest.importorskip(plugin, reason="the first-party plugins are not installed")
+
+from areal_sglang.config import SGLangConfig  # noqa: E402
 
 AUTO = "inference_engine={type: auto, max_concurrent_requests: 64}"
 Machine = "Callable[[int, Sequence[str]], None]"
@@ -156,6 +159,29 @@ def test_a_cluster_needs_a_placement(a_machine: Machine) -> None:
     assert chosen(resolve(None, ["grpo"], [AUTO, "launcher=slurm"])) == ("hf/hf", None, None)
     words = [AUTO, "launcher=slurm", "placement=train=8 generate=tp1x8"]
     assert chosen(resolve(None, ["grpo"], words))[0] == "sglang/sglang"
+
+
+@pytest.mark.parametrize(
+    ("placement", "gpus"),
+    [
+        ("train=8 generate=tp2x4", 16),
+        ("train=4 generate=tp1x4 colocated", 4),
+        ("{layout: train=2 generate=tp1x1, gpu_memory_gib: 80}", 3),
+        ("{generation: [0, 0], training: [0]}", 1),
+        ("train=8 generate=all", 1),
+        ("null", 0),
+    ],
+)
+def test_on_a_cluster_the_gpus_in_placement_count(
+    a_machine: Machine, monkeypatch: pytest.MonkeyPatch, placement: str, gpus: int
+) -> None:
+    pytest.importorskip("areal_slurm", reason="the first-party plugins are not installed")
+    a_machine(8, ["sglang"])
+    ranked = []
+    monkeypatch.setattr(SGLangConfig, "automatic_rank", classmethod(lambda cls, gpus: ranked.append(gpus) or 0))
+    with suppress(ConfigError):
+        resolve(None, ["grpo"], [AUTO, "launcher=slurm", f"placement={placement}"])
+    assert ranked == [gpus]
 
 
 def test_the_run_folder_names_the_engine(a_machine: Machine, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_what_is_missing_is_said_with_what_would_do(text, message, hint):
 
 
 RUN = """
-plugins: [grpo, sglang, fsdp, rewards]
+plugins: [grpo, sglang, vllm, fsdp, rewards]
 steps: 1
 model: {path: model}
 dataset: {type: rewards/jsonl, paths: [rows.jsonl]}
@@ -125,7 +125,7 @@ def test_the_words_become_gpus_servers_and_ranks_and_are_read_again_as_such(conf
     assert {"servers": 2, "tensor_parallel": 2}.items() <= read.inference_engine.keywords().items()
     assert (read.trainer_processes, read.weight_sync.transport.target, read.model.dtype) == (
         16,
-        "core/broadcast",
+        "core/memory",
         "bfloat16",
     )
     places = {"placement.layout", "inference_engine.servers", "inference_engine.tensor_parallel"}
@@ -134,6 +134,18 @@ def test_the_words_become_gpus_servers_and_ranks_and_are_read_again_as_such(conf
     saved = tmp_path / "saved.yaml"
     saved.write_text(resolved.to_yaml())
     assert resolve(saved).config == read
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_servers_with_several_copies_of_the_weights_take_part_in_no_broadcast(config, engine):
+    words = [f"inference_engine.type={engine}", "placement=train=2 generate=tp1x2"]
+    chosen = {
+        copies: resolve(config, [], [*words, f"inference_engine.data_parallel={copies}"]).config.weight_sync.transport
+        for copies in (1, 2)
+    }
+    assert {copies: one.target for copies, one in chosen.items()} == {1: "core/broadcast", 2: "core/memory"}
+    with pytest.raises(ConfigError, match="transport is broadcast, which needs data_parallel 1, not 2"):
+        resolve(config, [], [*words, "inference_engine.data_parallel=2", "weight_sync.transport=broadcast"])
 
 
 @pytest.mark.parametrize(("tensor", "gpus", "servers"), [(1, 2, 1), (1, 8, 4), (2, 8, 2)])

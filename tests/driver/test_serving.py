@@ -97,7 +97,7 @@ def test_what_the_run_will_never_use_is_an_error(run, answer, words):
         server.renew()
 
 
-@pytest.mark.parametrize("last", [standing("gone"), standing(""), None, Failed("the run has no controller now")])
+@pytest.mark.parametrize("last", [standing(""), None, Failed("the run has no controller now")])
 def test_leaving_waits_until_the_run_has_let_go_or_is_gone(run, last):
     run.begin_attempt(1, standing("leaving"), standing("leaving"), last)
     server, _ = of(run)

@@ -199,8 +199,10 @@ def test_a_server_joins_and_leaves(running):
             assert (await fleet.answer(leaves)).state == "leaving"
             for found in await asyncio.gather(*going):
                 assert len(found.output_ids) == 50
-            await running.until(lambda: running.states(fleet)["late"] == "gone", "it is gone")
-            assert (await fleet.answer(leaves)).state == "gone"
+            await running.until(lambda: running.states(fleet) == {"a": "ready"}, "it is gone")
+            assert (await fleet.answer(leaves)).state == ""
+            assert fleet.describe() == "1 ready; 0 requests"
+            assert "late" not in fleet.lifecycle._tasks, "nothing is kept of a server that is gone"
             await fleet.answer(joins)
             await running.until(lambda: running.states(fleet)["late"] == "ready", "it came back under its name")
 
@@ -214,7 +216,7 @@ def test_a_server_that_leaves_while_it_starts_is_gone(running, tmp_path):
         async with running({"a": running.server(), "late": late}, addresses=["http://a"], servers=0) as fleet:
             await fleet.answer(ServerJoins("late", "http://late"))
             await running.until(lambda: running.states(fleet).get("late") == "starting", "it was seen")
-            assert (await fleet.answer(ServerLeaves("late", "http://late"))).state == "gone"
+            assert (await fleet.answer(ServerLeaves("late", "http://late"))).state == ""
             late.is_healthy = True
             await asyncio.sleep(0.2)
             seen = read_lines(tmp_path / "logs" / "servers.jsonl")
@@ -343,8 +345,9 @@ def test_a_joined_server_whose_program_is_gone_leaves_the_pool(running, monkeypa
             await asyncio.sleep(0.4)
             assert running.states(fleet)["late"] == "ready", "it serves, whatever became of its program"
             late.is_healthy = False
-            await running.until(lambda: running.states(fleet)["late"] == "gone", "nobody waits for it")
-            assert "no longer sends pings" in fleet.pool.reasons["late"]
+            await running.until(lambda: running.states(fleet) == {"a": "ready"}, "nobody waits for it")
+            assert "no longer sends pings" in running.log()
+            assert "late" not in fleet.pool.reasons | fleet.lifecycle._tasks
             late.is_healthy = True
             await fleet.answer(ServerJoins("late", "http://late"))
             await running.until(lambda: running.states(fleet)["late"] == "ready", "it may come back under its name")

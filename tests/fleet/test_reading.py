@@ -105,10 +105,24 @@ def test_no_server_is_believed_to_have_read_what_it_has_not(servers, two, faults
         async with two as fleet:
             for server in servers:
                 server.reading_faults |= faults
-            await update(fleet, version, *parts)
+            with pytest.raises(RunError, match=f"no server took over the weights of version {version}"):
+                await update(fleet, version, *parts)
+            return [server.state for server in fleet.pool.servers.values()]
 
-    with pytest.raises(RunError, match=f"no server took over the weights of version {version}"):
-        run_virtually(check())
+    assert run_virtually(check()) == [State.LOST] * 2, "they hold weights of several versions"
+
+
+def test_servers_whose_reading_broke_off_are_lost_when_another_begins(two):
+    async def check():
+        async with two as fleet:
+            await fleet.sleep()
+            await fleet.read_tensors(3, ())
+            await fleet.read_tensors(3, [WEIGHT])
+            with pytest.raises(RunError, match="server-0 lost: did not read all of version 3 in GPU memory"):
+                await fleet.read_tensors(4, ())
+            return [server.state for server in fleet.pool.servers.values()]
+
+    assert run_virtually(check()) == [State.LOST] * 2
 
 
 @pytest.mark.parametrize("call", ["begin", "read"])

@@ -221,10 +221,11 @@ def test_servers_that_gave_their_memory_away_take_the_next_weights(running, tmp_
     run_virtually(check())
 
 
-def test_a_server_that_keeps_its_memory_is_lost_and_nobody_waits_for_it(running, tmp_path):
+@pytest.mark.parametrize("fault", [ServerLostError("/flush_cache failed"), OSError("reset"), ValueError("no JSON")])
+def test_a_server_that_keeps_its_memory_is_lost_and_nobody_waits_for_it(running, tmp_path, fault):
     async def check():
         servers = {"a": running.server(), "b": running.server()}
-        servers["a"].release_fault = ServerLostError("/flush_cache failed")
+        servers["a"].release_fault = fault
         async with running(servers) as fleet:
             await fleet.sleep()
             assert "did not free its GPU memory" in (tmp_path / "logs" / "servers.jsonl").read_text()
