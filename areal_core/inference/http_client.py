@@ -304,9 +304,10 @@ def raise_refusal(error: Mapping[str, Any]) -> NoReturn:
         400 the answer broke off: the prompt is too long
     """
     message = f"the answer broke off: {_message_in(json.dumps(error))}"
-    code = int(error.get("code") or 500)
-    if 400 <= code < 500 and not error.get("retryable"):
-        raise RequestRefusedError(message, code)
+    code = str(error.get("code"))
+    status = int(code) if code.isdecimal() else 500  # a word, such as `invalid_request_error`, names no status
+    if 400 <= status < 500 and not error.get("retryable"):
+        raise RequestRefusedError(message, status)
     raise ServerLostError(message)
 
 

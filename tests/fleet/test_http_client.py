@@ -223,6 +223,8 @@ def test_errors_are_short():
         ({"code": 400, "message": "no"}, RequestRefusedError),
         ({"code": 400, "message": "no", "retryable": True}, ServerLostError),
         ({"code": 503, "message": "no"}, ServerLostError),
+        ({"code": "400", "message": "no"}, RequestRefusedError),
+        ({"code": "invalid_request_error", "message": "no"}, ServerLostError),
         ({"message": "no"}, ServerLostError),
     ],
 )
