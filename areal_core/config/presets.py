@@ -114,7 +114,7 @@ def default_preset(manager: PluginManager, plugins: Sequence[str], errors: Seque
     for name in plugins:
         if name in defaults:
             return read_preset(manager, defaults[name])
-    if not manager.failed.isdisjoint(plugins):  # the plugin that failed may have the default preset
+    if not manager.failed.keys().isdisjoint(plugins):  # the plugin that failed may have the default preset
         raise joined(errors)
     raise UsageError(
         f"no default preset in {', '.join(plugins)}, and no config file is named",

@@ -334,7 +334,7 @@ def _combined_error(
 ) -> ConfigError | PluginError:
     """Return one error with all problems: first the missing plugins, in one line, then broken plugins, then keys."""
     missing = list(dict.fromkeys(plugin for error in errors for plugin in getattr(error, "names", ())))
-    plugin_errors = [error for error in errors if not isinstance(error, PluginMissingError)]
+    plugin_errors = [error for error in dict.fromkeys(errors) if not isinstance(error, PluginMissingError)]
     if missing:
         alone = next((error for error in errors if getattr(error, "names", ()) == tuple(missing)), None)
         plugin_errors.insert(0, alone or manager.catalog.missing(missing))

@@ -203,6 +203,13 @@ def test_plugins_from_config_command_line_and_environment_are_united(kit):
     assert "plugins: must be a list of plugin names" in kit.resolve("plugins=3")
 
 
+def test_a_plugin_that_several_keys_name_and_that_cannot_be_loaded_is_reported_once(kit):
+    kit.plugin("broken", "raise RuntimeError('boom')")
+    out = kit.resolve("dataset=broken/rows", "launcher=broken/local", "seed=x", plugins=["broken"])
+    assert out.startswith("ConfigError 2\n2 problems in run\n"), out
+    assert out.count("boom") == 1
+
+
 def test_presets(kit):
     assert kit.shown("config.steps, resolved.name", config=None, plugins=["kit"]) == "5 small"
     assert kit.shown("config.steps, resolved.name", config="kit/small") == "5 small"

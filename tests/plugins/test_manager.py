@@ -91,6 +91,22 @@ def test_missing_plugins_are_told_together_with_one_pip_line(box):
     )
 
 
+def test_a_plugin_that_failed_is_reported_each_time(box):
+    box.plugin("broken", "raise RuntimeError('boom')")
+    attempts = """
+    for attempt in range(2):
+        for call in (lambda: manager.add(['nosuch', 'broken']), lambda: manager.find('advantages', 'broken/rloo'),
+                     lambda: manager.find('advantages', 'broken')):
+            try:
+                call()
+            except ArealError as error:
+                print([part.message.partition(' (')[0] for part in error.parts])
+    """
+    out = load(box, then=attempts.strip())
+    absent, broken = "\"no plugin named 'nosuch' is installed\"", "\"plugin 'broken'\""
+    assert out == f"[{absent}, {broken}]\n[{broken}]\n[{broken}]\n" * 2
+
+
 def test_only_first_party_distributions_are_ever_proposed_for_installation(box):
     assert "pip install" not in load(box, "mine")
     assert "pip install ./plugins/areal_grpo (in a clone of areal)\n" in load(box, "grpo")
