@@ -12,7 +12,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from areal_core.driver.serving import INTERVAL_S, Joining
 from areal_core.errors import RunError, UsageError
@@ -62,7 +62,8 @@ def serve(
             f"{resolved.name} has {message}: there is no server to start",
             hints=["choose one with inference_engine=sglang or vllm"],
         )
-    settings = chosen.settings.for_run(resolved.config)
+    settings: Any = chosen.settings
+    settings = settings.for_run(resolved.config)
     if run_dir is not None:
         settings = settings.with_key(run_dir)
     if host not in LOOPBACK and not settings.key:
