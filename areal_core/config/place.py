@@ -15,7 +15,7 @@ from areal_core.config.problems import MOST_TOLD, Problem, RejectedError, reject
 from areal_core.config.selection import READ_EARLY, Selection, settings_model, validated
 from areal_core.config.settings import NoSettings
 from areal_core.errors import ComponentNotFoundError, PluginError
-from areal_core.plugins.records import KINDS, Component, Kind, normalize, with_article
+from areal_core.plugins.records import KINDS, Component, Kind, with_article
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -117,18 +117,15 @@ class Place:
 
         The error has no problems if a plugin cannot be loaded: the errors of plugins already report the reason.
         """
-        manager, plugin = context.manager, normalize(reference.rpartition("/")[0])
-        if plugin in manager.failed:
-            raise RejectedError([])
+        manager = context.manager
         home = getattr(reference, "plugin", "") or (context.home if reference in self._default_types() else "")
-        failed_before = set(manager.failed)
         try:
             return manager.find(self.kind, reference, home)
         except PluginError as error:
-            if manager.failed != failed_before:
+            if set(error.parts) <= set(manager.failed.values()):
                 context.plugin_errors.extend(error.parts)
                 raise RejectedError([]) from error
-            if manager.failed and not plugin and isinstance(error, ComponentNotFoundError):
+            if manager.failed and "/" not in reference and isinstance(error, ComponentNotFoundError):
                 raise RejectedError([]) from error  # a plugin that cannot be loaded may supply it
             raise rejected(error.message, *error.hints) from error
 

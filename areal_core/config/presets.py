@@ -114,7 +114,7 @@ def default_preset(manager: PluginManager, plugins: Sequence[str], errors: Seque
     for name in plugins:
         if name in defaults:
             return read_preset(manager, defaults[name])
-    if not manager.failed.isdisjoint(plugins):  # the plugin that failed may have the default preset
+    if not manager.failed.keys().isdisjoint(plugins):  # the plugin that failed may have the default preset
         raise joined(errors)
     raise UsageError(
         f"no default preset in {', '.join(plugins)}, and no config file is named",
@@ -123,7 +123,12 @@ def default_preset(manager: PluginManager, plugins: Sequence[str], errors: Seque
 
 
 def read_preset(manager: PluginManager, preset: Preset) -> Source:
-    """Read the YAML file of a preset from its package. Raises `PluginBrokenError`."""
+    """Read the YAML file of a preset from its package.
+
+    Raises:
+        PluginBrokenError: it cannot be read, or has a key that is for configs only. A preset has no preset below it,
+            and does not choose the folder of a config's relative paths.
+    """
     module_name, _, file_name = preset.path.partition(":")
     try:
         path = Path(str(importlib.import_module(module_name).__file__)).parent / file_name
@@ -133,7 +138,14 @@ def read_preset(manager: PluginManager, preset: Preset) -> Source:
             f"the preset '{preset.reference}' of {preset.supplier} cannot be read at {preset.path}: {error}",
             hints=(f"reinstall it with: pip install --force-reinstall {preset.distribution}",),
         ) from error
-    return _source(text, f"preset {preset.reference}", path.parent, preset.name, (preset.plugin, *preset.plugins))
+    source = _source(text, f"preset {preset.reference}", path.parent, preset.name, (preset.plugin, *preset.plugins))
+    for key in ("preset", "base_dir"):
+        if key in source.document.values:
+            raise PluginBrokenError(
+                f"the preset '{preset.reference}' of {preset.supplier} has the key '{key}', which is for configs only",
+                hints=(f"remove it from {path}",),
+            )
+    return source
 
 
 def _source(text: str, name: str, folder: Path, stem: str, plugins: tuple[str, ...] = ()) -> Source:
@@ -141,8 +153,6 @@ def _source(text: str, name: str, folder: Path, stem: str, plugins: tuple[str, .
     document.values = {} if document.values is None else document.values
     if not isinstance(document.values, dict):
         raise ConfigError(f"{name}: a config is a mapping of sections, not a {type(document.values).__name__}")
-    if isinstance(base := document.values.get("base_dir"), str):
-        folder /= base
     restore_presets(document.values, folder)
     return Source(document, name, folder, stem, text, plugins)
 

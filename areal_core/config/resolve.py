@@ -155,11 +155,12 @@ def resolve(
     assignments = [override for override in overrides if "=" in override]
     parsed_overrides = _parse_overrides(environment.get("AREAL_SET", ""), assignments)
     source = read_file(config_path) if config_path is not None and _is_file(config_path) else None
-    folder = source.folder if source else Path.cwd()
-    files = [replace(read_file(path), folder=folder) for path in overrides if "=" not in path]
+    files = [read_file(path) for path in overrides if "=" not in path]
     values = dict(source.document.values) if source else {}
-    values.update({key: value for file in files for key, value in file.document.values.items() if key == "preset"})
+    for file in files:
+        values.update({key: file.document.values[key] for key in ("preset", "base_dir") if key in file.document.values})
     values.update({override.path[0]: override.value for override in parsed_overrides if len(override.path) == 1})
+    folder = _base_folder(values, source.folder if source else Path.cwd())
     from_caller = plugin_list([*plugins, *_split_names(environment.get("AREAL_PLUGINS", ""))])
     from_files = [name for file in files for name in plugin_list(file.document.values.get("plugins"))]
     plugin_names = [*from_caller, *plugin_list(values.get("plugins")), *from_files]
@@ -177,7 +178,8 @@ def resolve(
     if preset:
         errors += _add_plugins(manager, [*preset.plugins, *plugin_list(preset.document.values.get("plugins"))])
     layers = [layer for layer in (preset, source) if layer]
-    tree = _merge_layers([*layers, *files], parsed_overrides)
+    located = [layer if layer is preset else replace(layer, folder=folder) for layer in (*layers, *files)]
+    tree = _merge_layers(located, parsed_overrides)
     return _check_tree(tree, manager, errors, folder, layers[-1].stem, imports=imports)
 
 
@@ -217,10 +219,11 @@ def load_run(
             hints=("name the folder that `areal run` printed first",),
         )
     source = read_file(path)
-    tree = _merge_layers([source], _parse_overrides("", overrides))
+    folder = _base_folder(source.document.values, source.folder)
+    tree = _merge_layers([replace(source, folder=folder)], _parse_overrides("", overrides))
     manager = PluginManager()
     errors = _add_plugins(manager, [*plugin_list(tree.values.get("plugins")), *plugins])
-    return _check_tree(tree, manager, errors, source.folder, Path(run_dir).name, imports=imports)
+    return _check_tree(tree, manager, errors, folder, Path(run_dir).name, imports=imports)
 
 
 def import_components(resolved: Resolved) -> tuple[Resolved, list[Problem]]:
@@ -243,19 +246,30 @@ def _check_tree(
     """Validate a tree and check across its sections. Raise one error with all problems, or return the config."""
     values = _section_values(tree)
     run_dir = tree.values.get("run_dir")
-    folder = Path(str(tree.values.get("base_dir", folder)))
     notes: list[str] = []
     validate = partial(_validate, folder=folder, imports=imports)
     result = _choose_engine(values, manager, validate, notes) if is_automatic(values) else validate(values, manager)
     problems = list(result.problems)
     errors = [*errors, *result.errors]
-    if run_dir is not None and not isinstance(run_dir, str):
-        problems.append(Problem(("run_dir",), "must be the path of a folder"))
+    for key in ("run_dir", "base_dir"):
+        if not isinstance(tree.values.get(key), str | None):
+            problems.append(Problem((key,), "must be the path of a folder"))
     if result.config is None or problems or errors:
         raise _combined_error(tree, result.plugins, errors, problems, name)
     config = result.config.model_copy(update={"plugins": result.plugins.names})
     run_path = Path(run_dir) if run_dir else None
     return Resolved(config, tree, result.plugins, folder, result.files, name, run_path, tuple(notes))
+
+
+def _base_folder(values: Mapping[str, Any], folder: Path) -> Path:
+    """Return the absolute folder that relative paths of a config start from.
+
+    Args:
+        values: may have `base_dir`. `_check_tree` reports one that is not text.
+        folder: folder of the config, which `base_dir` is relative to.
+    """
+    base = values.get("base_dir")
+    return folder / os.path.expanduser(base) if isinstance(base, str) else folder  # noqa: PTH111  see LocalPath
 
 
 def _section_values(tree: Tree) -> dict[str, Any]:
@@ -334,7 +348,7 @@ def _combined_error(
 ) -> ConfigError | PluginError:
     """Return one error with all problems: first the missing plugins, in one line, then broken plugins, then keys."""
     missing = list(dict.fromkeys(plugin for error in errors for plugin in getattr(error, "names", ())))
-    plugin_errors = [error for error in errors if not isinstance(error, PluginMissingError)]
+    plugin_errors = [error for error in dict.fromkeys(errors) if not isinstance(error, PluginMissingError)]
     if missing:
         alone = next((error for error in errors if getattr(error, "names", ()) == tuple(missing)), None)
         plugin_errors.insert(0, alone or manager.catalog.missing(missing))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _LOADING_KEYS = {
     "preset": "Name of a preset whose values this file overrides.",
     "run_dir": "Run folder. Default: runs/<name>-<UTC time>.",
-    "base_dir": "Folder that relative paths start from. Default: the folder of this file.",
+    "base_dir": "Folder that relative paths start from. Relative to the folder of this file, which is the default.",
 }
 """Keys that control how areal reads a file. They are not part of the resulting config."""
 _TYPES = {

@@ -12,7 +12,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from areal_core.driver.serving import INTERVAL_S, Joining
 from areal_core.errors import RunError, UsageError
@@ -22,7 +22,7 @@ from areal_core.inference.settings import LOOPBACK
 from areal_core.interfaces.launcher import ProcessEnd
 from areal_core.proxies import bypass_proxies
 from areal_core.runs import RunFolder, model_reference
-from areal_core.runs.engines import build_adapter, is_adapter, settings_for
+from areal_core.runs.engines import build_adapter, is_adapter
 from areal_core.runtime.guard import make_scratch
 from areal_core.runtime.logs import append_to_log, last_words
 from areal_core.runtime.network import free_port, http_address
@@ -62,17 +62,21 @@ def serve(
             f"{resolved.name} has {message}: there is no server to start",
             hints=["choose one with inference_engine=sglang or vllm"],
         )
-    run = RunFolder(run_dir or Path(tempfile.mkdtemp(prefix="areal-serve-")))
-    settings = settings_for(resolved.config, run.path, "")
+    settings: Any = chosen.settings
+    settings = settings.for_run(resolved.config)
+    if run_dir is not None:
+        settings = settings.with_key(run_dir)
     if host not in LOOPBACK and not settings.key:
         raise UsageError(
             f"a server on {host} can be reached by others, and has no key",
             hints=["set inference_engine.api_key=env:NAME, here and in the run"],
         )
-    if resolved.config.model.source is not None and not run.model_note.is_file():
+    has_model = run_dir is not None and RunFolder(run_dir).model_note.is_file()
+    if resolved.config.model.source is not None and not has_model:
         hint = "try again when the run trains" if run_dir else "name a folder with model.path, or use --join"
         raise UsageError("the model is made when a run starts, and is not there yet", hints=[hint])
     adapter = build_adapter(chosen, settings)
+    run = RunFolder(run_dir or Path(tempfile.mkdtemp(prefix="areal-serve-")))
     name = name or f"added-{socket.gethostname().split('.')[0]}-{os.getpid()}"
     model, port = model_reference(resolved, run), port or free_port()
     scratch = make_scratch()

@@ -71,6 +71,7 @@ class ServerConnection:
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
         self._head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self._connecting: set[asyncio.Task[tuple[asyncio.Transport, _Socket]]] = set()
         self._busy: set[_Socket] = set()
         self._idle: list[_Socket] = []
 
@@ -141,6 +142,9 @@ class ServerConnection:
 
     def close(self) -> None:
         """Cancel every call in progress. The next call connects again."""
+        for connecting in self._connecting:
+            connecting.cancel()
+        self._connecting.clear()
         for socket in [*self._busy, *self._idle]:
             socket.close()
         self._idle.clear()
@@ -192,13 +196,26 @@ class ServerConnection:
         is_secure = self._url.scheme == "https"
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(timeout_s):
-                port = self._url.port or (443 if is_secure else 80)
-                host, ssl = self._url.hostname or "", is_secure or None
-                _, socket = await loop.create_connection(_Socket, host, port, ssl=ssl)
+            port = self._url.port or (443 if is_secure else 80)
+            host, ssl = self._url.hostname or "", is_secure or None
+            connecting = loop.create_task(loop.create_connection(_Socket, host, port, ssl=ssl))
+            self._connecting.add(connecting)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await asyncio.wait([connecting])  # does not raise if `close` cancels the task
+            finally:
+                is_closed = connecting not in self._connecting
+                self._connecting.discard(connecting)
+                connecting.cancel()
+            if is_closed and connecting.cancelled():
+                raise ServerLostError("the connection was closed")
+            _, socket = connecting.result()
         except (OSError, TimeoutError, ValueError) as error:
             kind = ServerUnreachableError if isinstance(error, ConnectionRefusedError) else ServerLostError
             raise kind(f"cannot be connected to: {type(error).__name__}: {error}") from None
+        if is_closed:  # `close` came between the connection and this call
+            socket.close()
+            raise ServerLostError("the connection was closed")
         return socket
 
 
@@ -304,9 +321,10 @@ def raise_refusal(error: Mapping[str, Any]) -> NoReturn:
         400 the answer broke off: the prompt is too long
     """
     message = f"the answer broke off: {_message_in(json.dumps(error))}"
-    code = int(error.get("code") or 500)
-    if 400 <= code < 500 and not error.get("retryable"):
-        raise RequestRefusedError(message, code)
+    code = str(error.get("code"))
+    status = int(code) if code.isdecimal() else 500  # a word, such as `invalid_request_error`, names no status
+    if 400 <= status < 500 and not error.get("retryable"):
+        raise RequestRefusedError(message, status)
     raise ServerLostError(message)
 
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
+import sys
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from packaging.requirements import Requirement
@@ -194,12 +197,11 @@ class Catalog:
 
     @classmethod
     def scan(cls) -> Catalog:
-        """Read the metadata of every distribution on the path, and return the catalog."""
-        return cls(
-            Installed(normalize(point.name), point.dist.metadata["Name"], point.dist.version, point, point.dist)
-            for point in importlib.metadata.entry_points(group=GROUP)
-            if point.dist is not None
-        )
+        """Return the catalog of the distributions on the path.
+
+        Their metadata is read once, and again if the path or a folder on it changes: an installation adds to a folder.
+        """
+        return _scan(tuple((folder, _modified_at(folder)) for folder in sys.path))
 
     def names(self) -> list[str]:
         """Return the names of the installed plugins, sorted."""
@@ -239,3 +241,22 @@ class Catalog:
         subject = f"no plugin named {quoted} is" if len(names) == 1 else f"no plugins named {quoted} are"
         parts = [self.missing([name], asked_by) for name in names] if len(names) > 1 else []
         return PluginMissingError(f"{subject} installed{asked_by}", hints=hints, parts=parts, names=names)
+
+
+def _modified_at(folder: str) -> int:
+    """Return when a folder last changed, in nanoseconds; 0 if it does not exist."""
+    try:
+        return Path(folder).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=1)
+def _scan(path: tuple[tuple[str, int], ...]) -> Catalog:
+    """Read the metadata of every distribution. `path` is the state of `sys.path`, for the cache."""
+    del path
+    return Catalog(
+        Installed(normalize(point.name), point.dist.metadata["Name"], point.dist.version, point, point.dist)
+        for point in importlib.metadata.entry_points(group=GROUP)
+        if point.dist is not None
+    )

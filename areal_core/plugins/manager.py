@@ -43,7 +43,7 @@ class PluginManager:
 
     Attributes:
         catalog: the installed plugins.
-        failed: names of plugins that could not be loaded.
+        failed: why plugins could not be loaded, by their names.
         events: calls the event hooks.
 
     Example:
@@ -63,7 +63,7 @@ class PluginManager:
 
     def __init__(self, *, catalog: Catalog | None = None) -> None:
         self.catalog = Catalog.scan() if catalog is None else catalog
-        self.failed: set[str] = set()
+        self.failed: dict[str, PluginError] = {}
         self.events = Events()
         self._imported: dict[str, Imported] = {}
         self._records: list[tuple[str, Record]] = []
@@ -108,19 +108,24 @@ class PluginManager:
         errors: list[PluginError] = []
         absent: list[str] = []
         for name in dict.fromkeys(normalize(name) for name in names):
-            if name in self._imported or name in self.failed or name in self._adding:
+            if name in self._imported or name in self._adding:
+                continue
+            if name in self.failed:
+                errors.append(self.failed[name])
                 continue
             try:
                 installed = self.catalog.get(name)
-                if installed is not None:
+                if installed is None:
+                    absent.append(name)
+                else:
                     self._load(installed)
-                    continue
-                absent.append(name)
             except PluginError as error:
                 errors.append(error)
-            self.failed.add(name)
+                self.failed[name] = error
         if absent:
-            errors.insert(0, self.catalog.missing(absent, asked_by))
+            missing = self.catalog.missing(absent, asked_by)
+            errors.insert(0, missing)
+            self.failed.update(zip(absent, missing.parts, strict=True))
         if errors:
             raise joined(errors)
 
@@ -239,7 +244,11 @@ class PluginManager:
 
 
 def joined(errors: Sequence[PluginError]) -> PluginError:
-    """Return one error for several: the only one itself, or a heading with each of them below it."""
+    """Return one error for several: the only one itself, or a heading with each of them below it.
+
+    An error that stopped several plugins is in it once.
+    """
+    errors = list(dict.fromkeys(errors))
     if len(errors) == 1:
         return errors[0]
     lines = [line for error in errors for line in (error.message, *(f"  {hint}" for hint in error.hints))]

@@ -46,11 +46,14 @@ class Provenance:
 def describe(installed: Installed) -> Provenance:
     """Return the record of a loaded plugin, or of the core itself."""
     specification = importlib.util.find_spec(installed.entry_point.module.partition(".")[0])
-    origin = Path(specification.origin) if specification and specification.origin else Path("nowhere")
-    folder = origin.parent
-    is_package = specification is None or specification.submodule_search_locations
-    source_hash = _hash(folder.rglob("*") if is_package else [origin], folder)
-    return Provenance(installed.name, installed.distribution, installed.version, str(folder), source_hash)
+    location, source_hash = "", None
+    if specification and specification.submodule_search_locations:  # a namespace package has no file of its own
+        folder = Path(next(iter(specification.submodule_search_locations)))
+        location, source_hash = str(folder), _hash(folder.rglob("*"), folder)
+    elif specification and specification.origin:
+        module = Path(specification.origin)
+        location, source_hash = str(module.parent), _hash([module], module.parent)
+    return Provenance(installed.name, installed.distribution, installed.version, location, source_hash)
 
 
 def _hash(paths: Iterable[Path], base: Path) -> str:

@@ -354,7 +354,7 @@ def model_section(arguments: GRPOConfig, model: object, problems: list[str]) -> 
         problems.append("model: areal loads the model in its own processes: pass its folder, or its name on the hub")
     options = dict(arguments.model_init_kwargs or {})
     dtype = str(options.pop("dtype", options.pop("torch_dtype", ""))).removeprefix("torch.")
-    trusts = arguments.trust_remote_code or bool(options.pop("trust_remote_code", False))
+    trusts = bool(options.pop("trust_remote_code", False)) or arguments.trust_remote_code
     options.pop("attn_implementation", None)  # areal takes the fastest kernel
     options.pop("device_map", None)
     if dtype not in ("", "auto", "float32", "bfloat16"):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import EntryPoint
 
 import pytest
 
 from areal_core.checks.fingerprints import compare
-from areal_core.plugins.provenance import Provenance
+from areal_core.plugins.catalog import Installed
+from areal_core.plugins.provenance import Provenance, describe
 
 
 def provenance(box, *names):
@@ -61,3 +63,17 @@ def record(name="grpo", version="1", **changes):
 )
 def test_each_difference_is_one_line(current, lines):
     assert compare([record()], current) == lines
+
+
+def test_the_hash_of_a_namespace_package_covers_its_files_and_not_the_current_folder(tmp_path, monkeypatch):
+    (module := tmp_path / "areal_without_init" / "plugin.py").parent.mkdir()
+    module.write_text("x = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    point = EntryPoint("bare", "areal_without_init.plugin", "areal.plugins")
+    bare = Installed("bare", "areal-bare", "1", point, None)
+    before = describe(bare)
+    (tmp_path / "other.py").write_text("y = 1")
+    assert (describe(bare), before.location) == (before, str(module.parent))
+    module.write_text("x = 2")
+    assert describe(bare).source_hash != before.source_hash

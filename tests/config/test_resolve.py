@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -203,6 +205,13 @@ def test_plugins_from_config_command_line_and_environment_are_united(kit):
     assert "plugins: must be a list of plugin names" in kit.resolve("plugins=3")
 
 
+def test_a_plugin_that_several_keys_name_and_that_cannot_be_loaded_is_reported_once(kit):
+    kit.plugin("broken", "raise RuntimeError('boom')")
+    out = kit.resolve("dataset=broken/rows", "launcher=broken/local", "seed=x", plugins=["broken"])
+    assert out.startswith("ConfigError 2\n2 problems in run\n"), out
+    assert out.count("boom") == 1
+
+
 def test_presets(kit):
     assert kit.shown("config.steps, resolved.name", config=None, plugins=["kit"]) == "5 small"
     assert kit.shown("config.steps, resolved.name", config="kit/small") == "5 small"
@@ -352,3 +361,69 @@ def test_a_key_of_another_framework_is_named_though_another_one_is_spelled_like_
 
     assert unknown_key(("clip_ratio_low",), ["clip_ratio"]).hints[0] == "areal calls it policy_loss.clip_low"
     assert unknown_key(("group_filter",), ["group_filters"]).hints[0] == "did you mean 'group_filters'?"
+
+
+LOCATED = """
+steps: 1
+model: {path: /m}
+dataset: {type: "parts.py:Rows", path: rows.txt}
+train_engine: parts.py:Part
+algorithm: parts.py:Part
+"""
+
+
+@pytest.fixture
+def configs(tmp_path, monkeypatch):
+    """A folder with a config, and a folder `parts` in it with a component that has a path among its settings."""
+    from areal_core.config import resolve
+
+    parts = "from areal_core.config import LocalPath\nclass Part: ...\n"
+    parts += "class Rows:\n    def __init__(self, path: LocalPath): ...\n"
+    for folder in (tmp_path / "configs", tmp_path / "configs" / "parts", tmp_path / "current"):
+        folder.mkdir()
+        (folder / "parts.py").write_text(parts)
+    monkeypatch.chdir(tmp_path / "current")
+    monkeypatch.setenv("HOME", str(tmp_path / "configs"))
+
+    def folders(text, *overrides):
+        (tmp_path / "configs" / "run.yaml").write_text(LOCATED + text)
+        resolved = resolve(tmp_path / "configs" / "run.yaml", overrides=overrides, environment={}, imports=True)
+        path, target = resolved.config.dataset.settings["path"], Path(resolved.config.dataset.target)
+        return {os.path.relpath(folder, tmp_path) for folder in (path.parent, target.parent, resolved.base_dir)}
+
+    return folders
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "folder"),
+    [
+        ("", (), "configs"),
+        ("base_dir: parts", (), "configs/parts"),
+        ("base_dir: ~/parts", (), "configs/parts"),
+        ("base_dir: null", (), "configs"),
+        ("", ("base_dir=parts",), "configs/parts"),
+        ("base_dir: /nowhere", ("further.yaml",), "configs/parts"),
+        ("base_dir: parts", ("base_dir=null",), "configs"),
+    ],
+)
+def test_every_relative_path_starts_from_base_dir(configs, text, overrides, folder):
+    Path("further.yaml").write_text("base_dir: parts\n")
+    assert configs(text, *overrides) == {folder}
+
+
+def test_a_base_dir_that_is_no_text(configs):
+    from areal_core.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=r"run.yaml:7: base_dir: must be the path of a folder"):
+        configs("base_dir: 5")
+
+
+@pytest.mark.parametrize("key", ["preset: kit/needy", "base_dir: parts"])
+def test_a_preset_with_a_key_that_is_for_configs_only(kit, key):
+    file = kit.site / "kit_package" / "small.yaml"
+    file.write_text(f"{file.read_text()}\n{key}\n")
+    name = key.partition(":")[0]
+    assert kit.resolve(config=None, plugins=["kit"]) == (
+        "PluginBrokenError 2\nthe preset 'kit/small' of plugin kit (areal-kit 1.2.3) "
+        f"has the key '{name}', which is for configs only\n  remove it from {file}\n"
+    )

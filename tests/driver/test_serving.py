@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import pytest
 
+from areal_core.config import resolve
 from areal_core.driver import serving as joining
+from areal_core.driver.serve import serve
 from areal_core.driver.serving import Joining
-from areal_core.errors import RunError
+from areal_core.errors import RunError, UsageError
 from areal_core.messages.servers import ServerJoins, ServerLeaves, ServerStanding
 from areal_core.runs import RunFolder
 from areal_core.runtime import attempts
@@ -103,3 +107,16 @@ def test_leaving_waits_until_the_run_has_let_go_or_is_gone(run, last):
     server, _ = of(run)
     server.leave(60.0)
     assert [message for _, message in run.asked] == [ServerLeaves("extra", "http://127.0.0.1:5")] * 3
+
+
+@pytest.mark.parametrize(
+    ("host", "message"), [("0.0.0.0", "has no key"), ("127.0.0.1", "the model is made when a run starts")]
+)
+def test_a_server_without_a_run_that_is_refused_leaves_no_folder_behind(tmp_path, monkeypatch, host, message):
+    for plugin in ("areal_grpo", "areal_sglang"):
+        pytest.importorskip(plugin, reason="the first-party plugins are not installed")
+    resolved = resolve("grpo/addition", overrides=["inference_engine=sglang"], environment={})
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(UsageError, match=message):
+        serve(resolved, None, name=None, host=host, port=0, gpus=None)
+    assert list(tmp_path.iterdir()) == []

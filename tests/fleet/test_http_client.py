@@ -223,6 +223,8 @@ def test_errors_are_short():
         ({"code": 400, "message": "no"}, RequestRefusedError),
         ({"code": 400, "message": "no", "retryable": True}, ServerLostError),
         ({"code": 503, "message": "no"}, ServerLostError),
+        ({"code": "400", "message": "no"}, RequestRefusedError),
+        ({"code": "invalid_request_error", "message": "no"}, ServerLostError),
         ({"message": "no"}, ServerLostError),
     ],
 )
@@ -249,6 +251,31 @@ def test_closing_wakes_whoever_waits_and_the_connection_can_be_used_again():
 
     serving(handle, use, timeout_s=20.0)
     assert time.monotonic() - began < 10
+
+
+def test_closing_breaks_off_a_call_that_is_still_connecting(monkeypatch):
+    async def handle(request):
+        return web.Response(text="{}")
+
+    async def use(connection):
+        async def never(*_, **__):
+            await asyncio.sleep(30)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio.get_running_loop(), "create_connection", never)
+            waiting = asyncio.create_task(connection.get("/health"))
+            await asyncio.sleep(0.1)
+            connection.close()
+            with pytest.raises(ServerLostError, match="the connection was closed"):
+                await asyncio.wait_for(waiting, 5)
+            given_up = asyncio.create_task(connection.get("/health"))
+            await asyncio.sleep(0.1)
+            given_up.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await given_up
+        assert await connection.get("/health") == {}
+
+    serving(handle, use, timeout_s=20.0)
 
 
 def test_closing_breaks_off_a_call_on_a_connection_that_was_used_before():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from packaging.version import Version
 
 from areal_core import __version__ as VERSION
+from areal_core.plugins.catalog import Catalog
 
 RANGE = ">={0}.{1},<{0}.{2}".format(*Version(VERSION).release[:2], Version(VERSION).minor + 1)
 UNDECLARED = (
@@ -89,6 +92,22 @@ def test_missing_plugins_are_told_together_with_one_pip_line(box):
         "  'mine' is not a plugin of areal: install its distribution by name\n"
         "  installed plugins: fsdp\n"
     )
+
+
+def test_a_plugin_that_failed_is_reported_each_time(box):
+    box.plugin("broken", "raise RuntimeError('boom')")
+    attempts = """
+    for attempt in range(2):
+        for call in (lambda: manager.add(['nosuch', 'broken']), lambda: manager.find('advantages', 'broken/rloo'),
+                     lambda: manager.find('advantages', 'broken')):
+            try:
+                call()
+            except ArealError as error:
+                print([part.message.partition(' (')[0] for part in error.parts])
+    """
+    out = load(box, then=attempts.strip())
+    absent, broken = "\"no plugin named 'nosuch' is installed\"", "\"plugin 'broken'\""
+    assert out == f"[{absent}, {broken}]\n[{broken}]\n[{broken}]\n" * 2
 
 
 def test_only_first_party_distributions_are_ever_proposed_for_installation(box):
@@ -435,3 +454,14 @@ def test_a_command_with_another_name_than_its_plugin_is_found_or_the_error_names
     for words in (["node"], ["nodes", "node"]):
         outcome = box.areal(*words, "runs/first")
         assert (outcome.code, outcome.out, outcome.err) == (3, "joining runs/first\n", "")
+
+
+def test_the_metadata_is_read_once_and_again_after_an_installation(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    before = Catalog.scan()
+    assert Catalog.scan() is before
+    (installed := tmp_path / "areal_late-1.0.dist-info").mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: areal-late\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[areal.plugins]\nlate = areal_late.plugin\n")
+    os.utime(tmp_path, ns=(1, 1))  # the clock of a file system may be coarse
+    assert set(Catalog.scan().names()) - set(before.names()) == {"late"}

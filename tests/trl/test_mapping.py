@@ -160,6 +160,12 @@ def test_an_epoch_has_the_length_of_the_rows_whatever_max_steps_is() -> None:
     assert made._config["checkpoint"]["every"] == 64
 
 
+def test_remote_code_may_be_trusted_in_both_places(tmp_path: Path) -> None:
+    options = {"trust_remote_code": True}
+    assert config(tmp_path, trust_remote_code=True, model_init_kwargs=options).model.trust_remote_code
+    assert config(tmp_path, model_init_kwargs=options).model.trust_remote_code
+
+
 @pytest.mark.parametrize("strategy", ["no", "steps", "epoch"])
 def test_checkpoints_are_not_written_by_the_clock(tmp_path: Path, strategy: str) -> None:
     checkpoint = config(tmp_path, save_strategy=strategy, save_steps=8).checkpoint
