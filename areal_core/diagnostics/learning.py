@@ -83,6 +83,10 @@ class Records:
         values = self.last(name)
         return statistics.fmean(values) if values else None
 
+    def count(self, name: str) -> float:
+        """Return the mean of a count over the last steps. A step without it has counted nothing."""
+        return statistics.fmean(line.get(name, 0.0) for line in self.lines[-self._compared :])
+
     def has_risen(self) -> bool | None:
         """Return whether rewards have risen by more than chance; None if the run is too short."""
         before, after = self.first("reward/all_episodes"), self.last("reward/all_episodes")
@@ -134,7 +138,7 @@ def _learns(records: Records) -> Found:
         return None, f"{text}; {ENOUGH} steps are needed to judge"
     if not has_risen and min(after) >= 0.95 * max(*before, *after) and statistics.fmean(after) > 0:
         return True, f"{text}: it began where it is, near its best"
-    return has_risen, text if has_risen else f"{text}: no more than chance"
+    return has_risen, text if has_risen else f"{text}: within the noise"
 
 
 def _groups_differ(records: Records) -> Found:
@@ -142,6 +146,8 @@ def _groups_differ(records: Records) -> Found:
     if share is None:
         return None
     text = f"all answers to a prompt earned the same in {share:.0%} of the groups"
+    if filtered := records.count("groups/filtered"):
+        text += f" of the batch, and {filtered:.3g} groups a step were filtered"
     equal = [group[0] for group in records.groups[-200:] if len(group) > 1 and len(set(group)) == 1]
     if share <= 0.8:
         return True, text
@@ -150,11 +156,9 @@ def _groups_differ(records: Records) -> Found:
         least, most = min(map(min, filter(None, records.groups))), max(map(max, filter(None, records.groups)))
         text += f", mostly {value:g}"
         if least == most:
-            text += ", as every answer of this run: look at samples.jsonl whether the reward finds the answers' result"
+            text += ", as every logged answer: check in samples.jsonl that the reward reads the answers correctly"
         elif value == least:
-            text += (
-                ": take easier prompts or more samples per prompt, and look at samples.jsonl whether right answers fail"
-            )
+            text += ": take easier prompts or more samples, and check in samples.jsonl that no right answer fails"
         elif value == most:
             text += ": the task is solved, or take harder prompts"
     return False, text
@@ -174,8 +178,8 @@ def _rewards_say_something(records: Records) -> Found:
 
 
 def _episodes_are_scored(records: Records) -> Found:
-    failed, sequences = records.mean("episodes/failed") or 0.0, records.mean("batch/sequences")
-    unscored = records.mean("rewards/failed") or 0.0
+    failed, sequences = records.count("episodes/failed"), records.mean("batch/sequences")
+    unscored = records.count("rewards/failed")
     if sequences is None:
         return None
     text = f"{failed:.3g} episodes and {unscored:.3g} rewards failed a step, of {sequences:.3g} sequences in a batch"
@@ -248,7 +252,7 @@ def _moves(records: Records) -> Found:
         change = abs(statistics.fmean(last) / max(statistics.fmean(first), 1e-9) - 1)
         clipped, kl = records.mean("train/clip_fraction") or 0.0, records.mean("train/behavior_kl") or 0.0
         if change < 0.02 and clipped < 1e-3 and kl < 1e-5 and max(records.last("train/gradient_norm"), default=1.0) > 0:
-            return False, f"{text}; the entropy has changed by {change:.1%}: the policy hardly moves; raise it"
+            return False, f"{text}: the policy hardly moves, its entropy changed by {change:.1%}; raise the rate"
     return None if rises else True, text
 
 
@@ -258,8 +262,8 @@ def _explores(records: Records) -> Found:
         return None
     before, after = statistics.fmean(first), statistics.fmean(last)
     text = f"the entropy went from {before:.2g} to {after:.2g} nats a token"
-    rewards = records.first("reward/all_episodes"), records.last("reward/all_episodes")
-    has_fallen = all(rewards) and statistics.fmean(rewards[1]) < 0.5 * max(rewards[0])
+    had, has = records.first("reward/all_episodes"), records.last("reward/all_episodes")
+    has_fallen = bool(had and has) and 0 <= max(has) < 0.5 * max(had) and statistics.fmean(has) < statistics.fmean(had)
     if after > 2 * min(first) and has_fallen:
         return False, f"{text}, and rewards have halved: the policy has diverged; lower the learning rate, start again"
     if after < 0.05 * before and records.has_risen() is False:
@@ -271,9 +275,9 @@ def _data_is_fresh(records: Records) -> Found:
     stale = records.mean("staleness/mean")
     if stale is None:
         return None
-    over, sampled = records.mean("staleness/tokens_over_bound") or 0.0, records.mean("batch/sampled_tokens") or 0.0
+    over, sampled = records.count("staleness/tokens_over_bound"), records.mean("batch/sampled_tokens") or 0.0
     share = over / (over + sampled) if over + sampled else 0.0
-    dropped = records.mean("groups/stale") or 0.0
+    dropped = records.count("groups/stale")
     text = (
         f"tokens are {stale:.2g} batches old, {share:.0%} of them over the bound; {dropped:.2g} groups a step dropped"
     )

@@ -198,7 +198,7 @@ class ServerConnection:
         try:
             port = self._url.port or (443 if is_secure else 80)
             host, ssl = self._url.hostname or "", is_secure or None
-            connecting = loop.create_task(loop.create_connection(_Socket, host, port, ssl=ssl))
+            connecting = asyncio.ensure_future(loop.create_connection(_Socket, host, port, ssl=ssl))
             self._connecting.add(connecting)
             try:
                 async with asyncio.timeout(timeout_s):

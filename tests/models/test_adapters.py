@@ -36,7 +36,7 @@ def test_an_adapter_that_the_model_reads_past_is_refused_and_the_hint_works(fami
     small_models.make_model(family, tmp_path)
     with pytest.raises(RunError, match="so their adapters would have no effect") as caught:
         small_models.set_up(tmp_path, adapter={"rank": 2})
-    names = caught.value.hints[0].removeprefix("name others: modules: [").removesuffix("]").split(", ")
+    names = caught.value.hints[0].removeprefix("set modules: [").removesuffix("]").split(", ")
     small_models.set_up(tmp_path, adapter={"rank": 2, "modules": names}).close()
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of packages as pip installs them, which this Python sees."""
+def libraries(tmp_path: Path) -> Path:
+    """An interpreter that sees a folder of packages as pip installs them."""
     for name, version, needs in (
         ("nemo-gym", "0.4.0", ""),
         ("openenv", "0.10.0", ""),
@@ -38,14 +38,16 @@ def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for path, text in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    return tmp_path
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return python
 
 
 def test_environments_of_another_interpreter_are_listed_with_what_they_need(
     libraries: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--python", sys.executable, "--json"]) == 0
+    assert main(["--python", str(libraries), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     found = {row["name"]: row for row in rows if row["name"]}
     assert found["sums"] == {
@@ -54,7 +56,7 @@ def test_environments_of_another_interpreter_are_listed_with_what_they_need(
         "name": "sums",
         "use": "agents/nemo_gym server: sums",
         "needs": ["no-such-package"],
-        "python": sys.executable,
+        "python": str(libraries),
     }
     assert found["plain"]["needs"] == []
     assert found["echo_env"]["use"] == "agents/openenv app: echo_env.server.app:app"

@@ -130,11 +130,16 @@ class ForeignProgram:
         return json.dumps(self.request).encode() + b"\n"
 
     def _environment(self) -> dict[str, str]:
-        inherited = {name: value for name, value in public_environment().items() if not name.startswith(HIDDEN)}
-        variables = {**inherited, **resolve_secrets(self.settings.variables)}
-        variables.pop("PYTHONPATH", None)
+        variables = {**interpreter_environment(), **resolve_secrets(self.settings.variables)}
         bypass_proxies(variables)
         return variables
+
+
+def interpreter_environment() -> dict[str, str]:
+    """Return the environment variables that another interpreter inherits: no secrets, and none that name modules."""
+    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    inherited = public_environment().items()
+    return {name: value for name, value in inherited if not name.startswith(HIDDEN) and name not in hidden}
 
 
 class ServerProcess:
@@ -165,11 +170,13 @@ class ServerProcess:
         """End the process and everything that it has started."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(END_TIMEOUT_S):
-                await self._process.wait()
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(END_TIMEOUT_S):
+                    await self._process.wait()
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         self._logging.cancel()
 

@@ -121,7 +121,8 @@ class ServerConnection(ABC):
         if self.process is not None:
             reasons.append(asyncio.ensure_future(self.process.wait()))
         done, waiting = await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
-        self.loss = done.pop().result()
+        ended = done.pop()
+        self.loss = ended.result() if ended.exception() is None else f"cannot be watched: {ended.exception()!r}"
         self._lost.set_result(None)
         for reason in waiting:
             reason.cancel()
@@ -172,6 +173,7 @@ class ServerKeeper(Generic[C]):
         self._connect = connect
         self._opening = asyncio.Lock()
         self._task: asyncio.Task[C] | None = None
+        self._is_closed = False
 
     async def connected(self) -> C:
         """Return the connection. Open a new one if the server was lost.
@@ -180,6 +182,8 @@ class ServerKeeper(Generic[C]):
             EnvironmentServerError: the server cannot be started, or does not answer within `start_timeout_s`.
         """
         async with self._opening:
+            if self._is_closed:
+                raise EnvironmentServerError(f"the server of {self._title} was closed")
             if self.connection is None or self.connection.loss:
                 self._task = asyncio.ensure_future(self._open())
                 try:
@@ -198,7 +202,8 @@ class ServerKeeper(Generic[C]):
             return self.connection
 
     async def close(self) -> None:
-        """End the connection. A server that is starting is ended."""
+        """End the connection. A server that is starting is ended, and no other one starts."""
+        self._is_closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

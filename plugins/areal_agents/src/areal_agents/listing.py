@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import importlib.util
 import json
 import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal_agents.foreign_process import interpreter_environment
 from areal_core.errors import UsageError
 from areal_core.plugins import install_command
 from areal_core.programs import print_out
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 PROGRAM = Path(__file__).parent / "interpreter" / "areal_environments.py"
 OWN = {
-    "gymnasium": ("gymnasium", "agents", "multi_turn with environment: agents/gymnasium"),
-    "textarena": ("textarena", "agents", "multi_turn with environment: agents/textarena"),
-    "mcp": ("mcp", "agents", "agents/tools with mcp"),
-    "reasoning-gym": ("reasoning_gym", "rewards", "rewards/reasoning_gym, a data set and a reward"),
+    "gymnasium": ("agents", "multi_turn with environment: agents/gymnasium"),
+    "textarena": ("agents", "multi_turn with environment: agents/textarena"),
+    "mcp": ("agents", "agents/tools with mcp"),
+    "reasoning-gym": ("rewards", "rewards/reasoning_gym, a data set and a reward"),
 }
-"""Libraries that areal imports: module, plugin whose extra installs it, and where it is used."""
+"""Libraries that areal imports: plugin whose extra installs it, and where it is used."""
 FOREIGN = {
     "verifiers": ("agents/verifiers", "a virtual environment with `pip install verifiers==0.4.0 uv`"),
     "nemo-gym": ("agents/nemo_gym", "a virtual environment of Python 3.12 with `pip install nemo-gym==0.4.0`"),
@@ -64,15 +64,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _own() -> Iterator[dict[str, Any]]:
-    for name, (module, plugin, use) in OWN.items():
-        is_there = importlib.util.find_spec(module) is not None
-        yield {
-            "library": name,
-            "version": importlib.metadata.version(name) if is_there else "",
-            "name": "",
-            "use": use,
-            "needs": [] if is_there else [install_command(plugin, extra=name)],
-        }
+    for name, (plugin, use) in OWN.items():
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            version = ""
+        needs = [] if version else [install_command(plugin, extra=name)]
+        yield {"library": name, "version": version, "name": "", "use": use, "needs": needs}
     needs = [] if shutil.which("bwrap") else ["bubblewrap, a package of your system"]
     yield {"library": "harbor", "version": "", "name": "", "use": "agents/harbor, a folder of tasks", "needs": needs}
 
@@ -84,9 +82,17 @@ def _of(python: Path) -> list[dict[str, Any]]:
         UsageError: it cannot be run, or has none of the libraries.
     """
     try:
-        done = subprocess.run([python, PROGRAM], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        done = subprocess.run(
+            [python, PROGRAM],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=True,
+            env=interpreter_environment(),
+        )
     except (OSError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
+        lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
+        said = lines[-1] if lines else str(error)
         raise UsageError(f"--python {python} cannot list its environments: {said}") from error
     rows = json.loads(done.stdout)
     if not rows:

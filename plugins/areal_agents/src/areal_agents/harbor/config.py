@@ -52,7 +52,7 @@ class HarborSettings(ConversationSettings):
         default=60.0, gt=0, description="Timeout of one of the policy's commands in seconds."
     )
     tests_timeout_s: Seconds = Field(
-        default=600.0,
+        default=300.0,
         gt=0,
         description="Timeout of the tests in seconds, if the task's own (`[verifier] timeout_sec`) is not less. The "
         "episode fails.",
@@ -70,3 +70,15 @@ class HarborSettings(ConversationSettings):
         min_length=1,
         description="Name of the reward in the tests' reward.json. Its other numbers become metrics.",
     )
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """Yield limits of the sandbox that end commands or tests before their timeouts here."""
+        del config
+        needed = max(self.command_timeout_s, self.tests_timeout_s)
+        limits = self.sandbox.keywords() if self.sandbox.is_read else {}
+        for name in ("time_s", "cpu_s"):
+            if limits.get(name, needed) < needed:
+                yield (
+                    f"sandbox: its {name} is {limits[name]:g} and ends commands and tests before command_timeout_s and "
+                    f"tests_timeout_s; set sandbox.{name} to {needed:g}, or lower these"
+                )

@@ -6,6 +6,7 @@ to /logs/verifier/reward.json, or to reward.txt; see harbor.models.task (version
 
 from __future__ import annotations
 
+import re
 import tomllib
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,29 @@ if TYPE_CHECKING:
 
 BUILDS = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml", "singularity-compose.yaml")
 """Files of `environment/` that define a container."""
+FOLDER = re.compile(r"/[a-z][a-z0-9_-]*")
+SYSTEM = (
+    "bin",
+    "dev",
+    "etc",
+    "home",
+    "lib",
+    "lib32",
+    "lib64",
+    "logs",
+    "opt",
+    "proc",
+    "root",
+    "sbin",
+    "sys",
+    "tests",
+    "tmp",
+    "usr",
+    "var",
+    "work",
+)
+TAKEN = frozenset(f"/{name}" for name in SYSTEM)
+"""Folders of the system, of its Python, and of the tests."""
 WORKING_FOLDER = "/app"
 """Folder in which the policy works, unless the task names another one."""
 
@@ -108,7 +132,7 @@ def _problems(folder: Path, config: dict[str, Any]) -> Iterator[str]:
         "has tests with an environment of their own": has_separate_tests,
         "collects artifacts for its tests": verifier.get("collect"),
         f"takes {', '.join(taken)} from the environment of this machine": taken,
-        f"works in {workdir}, which is not a folder of the root": not workdir.startswith("/") or workdir.count("/") > 1,
+        f"works in {workdir}, which a sandbox cannot give it": not FOLDER.fullmatch(workdir) or workdir in TAKEN,
         f"has no {', '.join(missing)}": missing,
     }
     yield from (text for text, is_there in found.items() if is_there)

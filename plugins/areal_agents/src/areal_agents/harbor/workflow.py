@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -98,7 +99,7 @@ class HarborWorkflow:
             await self._solve(row, session, shell)
             rewards = await shell.test()
         finally:
-            await run_in_thread(lambda: shutil.rmtree(folder, ignore_errors=True))
+            await run_in_thread(lambda: _remove(folder))
         if settings.reward_key not in rewards:
             names = ", ".join(rewards)
             raise HarborTestsError(f"the tests gave no `{settings.reward_key}`, only {names}: set reward_key")
@@ -110,11 +111,11 @@ class HarborWorkflow:
 
         async def call(request: Mapping[str, Any]) -> str:
             name, arguments = request["function"]["name"], request["function"]["arguments"]
-            command = arguments.get("command")
+            command = arguments.get("command") if isinstance(arguments, dict) else None
             if name != "bash" or not isinstance(command, str):
                 session.counts["tool_errors"] += 1
                 return "error: there is one tool, bash, with the argument command"
-            return cut_result(await shell.run(command), settings.longest_result)
+            return await shell.run(command)
 
         async def respond(turn: Turn) -> Sequence[Message]:
             if turn.generation.finish_reason in (FinishReason.LENGTH, FinishReason.ABORT) or not turn.answer.acts:
@@ -148,6 +149,7 @@ class _Shell:
         self._environment: Mapping[str, Any] = row["environment"]
         self._tests: Mapping[str, Any] = row["tests"]
         self._work, self._logs, self._verifier = (folder / name for name in ("work", "logs", "tests"))
+        self._running = asyncio.Lock()
 
     def prepare(self) -> None:
         """Make the folders of the policy, with the files of the task's environment."""
@@ -165,13 +167,15 @@ class _Shell:
             ValueError: the files of the episode have more than `disk_mib`.
         """
         folders = {self._workdir: self._work, "/logs": self._logs}
-        ended = await self._run(folders, ["bash", "-c", command], self._environment, self._settings.command_timeout_s)
-        text = ended.output + ended.error
+        limit = self._settings.command_timeout_s
+        async with self._running:  # the calls of an answer run in their order
+            ended = await self._run(folders, ["bash", "-c", command], self._environment, limit)
+        text = cut_result((ended.output + ended.error).rstrip(), self._settings.longest_result)
         if ended.limit:
             text += f"\n(the command was ended by its limit of {ended.limit})"
         elif ended.exit_code:
             text += f"\n(exit code {ended.exit_code})"
-        return text.strip() or "(no output)"
+        return text or "(no output)"
 
     async def test(self) -> dict[str, float]:
         """Run the tests with logs of their own, and return their rewards.
@@ -193,11 +197,13 @@ class _Shell:
         ended = await self._run(folders, ["bash", "/tests/test.sh"], variables, limit)
         if ended.limit:
             raise HarborTestsError(f"the tests of {self._task.name} were ended by their limit of {ended.limit}")
-        for path in REWARDS:
-            # The tests may run the policy's code, and a link would lead out of the sandbox: it must not be read here.
-            read = await self._sandbox.run_in(folders, ["cat", path])
-            if read.exit_code == 0:
-                return _rewards(read.output, path)
+        # The tests may run the policy's code, and a link would lead out of the sandbox: it must not be read here.
+        read = {path: await self._sandbox.run_in(folders, ["cat", path]) for path in REWARDS}
+        if found := {path: result.output for path, result in read.items() if result.exit_code == 0}:
+            if len(found) > 1:
+                raise HarborTestsError(f"the tests of {self._task.name} wrote {' and '.join(found)}: which one counts?")
+            ((path, text),) = found.items()
+            return _rewards(text, path)
         said = (ended.output + ended.error).strip()[-SHOWN_CHARACTERS:]
         raise HarborTestsError(f"the tests of {self._task.name} wrote no reward (exit code {ended.exit_code}): {said}")
 
@@ -213,12 +219,30 @@ class _Shell:
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes that the files of a folder take, without following links."""
+    """Return the bytes that the files of a folder take, without following links.
+
+    Raises:
+        OSError: a folder cannot be read, as one that the policy has closed to others.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
     return sum(
         (Path(path) / name).lstat().st_blocks * 512
-        for path, folders, files in os.walk(folder)
+        for path, folders, files in os.walk(folder, onerror=refuse)
         for name in (*folders, *files)
     )
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, with folders in it that their owner has closed."""
+    for path, folders, _ in os.walk(folder):  # a folder is opened before the walk goes into it
+        for name in folders:
+            inner = Path(path) / name
+            if not inner.is_symlink():
+                inner.chmod(0o700)
+    shutil.rmtree(folder)
 
 
 def _rewards(text: str, path: str) -> dict[str, float]:

@@ -25,7 +25,10 @@ def list_tasks(request: Request, split: str, first: int, size: int | None) -> li
     Raises:
         ValueError: the environment has no tasks, no such split, or fewer tasks; or the server failed.
     """
-    (name,) = _json(request, "/list_environments", None)
+    names = _json(request, "/list_environments", None)
+    if not isinstance(names, list) or len(names) != 1:
+        raise ValueError(f"/list_environments must name one environment: {names!r:.200}")
+    (name,) = names
     root = f"/{quote(str(name), safe='')}"
     count = _json(request, f"{root}/num_tasks", {"split": split})["num_tasks"]
     stop = count if size is None else first + size

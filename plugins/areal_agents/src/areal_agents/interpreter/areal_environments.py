@@ -41,7 +41,8 @@ def folder_of(package: str) -> Path | None:
 def users_of(library: str) -> Iterator[tuple[str, Path]]:
     """Yield the packages of the distributions that need a library, with their folders."""
     for distribution in metadata.distributions():
-        needed = {NAME.match(line)[0].lower() for line in distribution.requires or () if NAME.match(line)}  # type: ignore[index]
+        matches = filter(None, map(NAME.match, distribution.requires or ()))
+        needed = {match[0].lower().replace("_", "-") for match in matches}
         if library not in needed:
             continue
         tops = {file.parts[0] for file in distribution.files or () if len(file.parts) > 1 and file.suffix == ".py"}
@@ -57,7 +58,8 @@ def verifiers() -> Iterator[tuple[str, str, list[str]]]:
         needs = [] if file.parent.name != "harbor" or installed("harbor") else ["harbor"]
         yield file.parent.name, f"taskset: {file.parent.name}", needs
     for name, folder in users_of("verifiers"):
-        if "Taskset" in (folder / "__init__.py").read_text(errors="replace"):
+        module = folder / "__init__.py"
+        if module.is_file() and "Taskset" in module.read_text(errors="replace"):
             yield name, f"taskset: {name.replace('_', '-')}", []
 
 

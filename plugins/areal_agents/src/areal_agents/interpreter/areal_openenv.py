@@ -31,9 +31,10 @@ def load_app(name: str) -> Any:
     """
     from fastapi import FastAPI
 
-    module, _, attribute = name.partition(":")
+    path, _, attribute = name.partition(":")
+    module = importlib.import_module(path)
     try:
-        app = getattr(importlib.import_module(module), attribute or "app")
+        app = getattr(module, attribute or "app")
     except AttributeError as error:
         raise SystemExit(f"{name} cannot be loaded: {error}") from None
     return app if isinstance(app, FastAPI) else app()
@@ -51,14 +52,13 @@ def main() -> None:
         return
     from fastapi.testclient import TestClient
 
-    client = TestClient(app)
-
     def ask(path: str, body: dict[str, Any] | None) -> tuple[int, str]:
         answer = client.get(path) if body is None else client.post(path, json=body)
         return answer.status_code, answer.text
 
     try:
-        rows = _areal_tasks.list_tasks(ask, request["split"], request["first"], request["size"])
+        with TestClient(app) as client:  # with the application's start and end
+            rows = _areal_tasks.list_tasks(ask, request["split"], request["first"], request["size"])
     except ValueError as error:
         raise SystemExit(str(error)) from None
     with Path(sys.argv[2]).open("w") as file:

@@ -88,7 +88,7 @@ class TrackerSuite(ComponentSuite):
         self._track(tmp_path / "run", range(1, 3))
         self._track(tmp_path / "run", range(2, 4))
         steps = {step for step, name in self.logged(tmp_path / "run") if name == "reward/mean"}
-        assert steps >= {1, 2}, f"only the steps {sorted(steps)} of 1 to 3 are left"
+        assert steps >= {1, 2, 3}, f"only the steps {sorted(steps)} of 1 to 3 are left"
 
 
 class EventsSuite:
@@ -105,7 +105,12 @@ class EventsSuite:
         events, config = PluginManager.load([self.plugin]).events, begin_run(run_dir)
         events.configure(config)
         events.run_started(config, run_dir)
+        first = {"evaluation/reward": 0.5, "time/step_s": 0.1}  # step 0: an evaluation before training
+        events.should_stop(run_dir, 0, first | events.add_metrics(run_dir, 0, first))
         for step in steps:
+            metrics = dict(METRICS[step - 1])
+            metrics |= events.add_metrics(run_dir, step, metrics)
+            events.should_stop(run_dir, step, metrics)
             events.weights_synced(run_dir, step, step + 10)
             with (run_dir / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "time": float(step), **METRICS[step - 1]}) + "\n")
