@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 KEPT_LINES = 20
 """Last lines of a program's log that are part of the message about its end."""
+LOG_TIMEOUT_S = 1.0
+"""Seconds to read the rest of a log after the process has ended."""
 LOG_BYTES = 1 << 16
 """Bytes of a log that are read at a time, and after which a line without an end is written."""
 LOGGED_CHARACTERS = 1000
@@ -163,7 +165,7 @@ class ServerProcess:
     async def wait(self) -> str:
         """Wait until the process ends; return how it ended, with the last lines of its log."""
         code = await self._process.wait()
-        await asyncio.wait({self._logging}, timeout=1.0)  # its children may hold the pipe open
+        await asyncio.wait({self._logging}, timeout=LOG_TIMEOUT_S)  # a child of its own may hold the pipe open
         return "\n".join([f"{describe_exit(code)}; the end of its log:", *self._last_lines])
 
     async def end(self) -> None:
@@ -178,7 +180,10 @@ class ServerProcess:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
+        await asyncio.wait({self._logging}, timeout=LOG_TIMEOUT_S)  # a child of its own may hold the pipe open
         self._logging.cancel()
+        # asyncio closes the pipes only when they have ended, and warns if the loop has closed before.
+        self._process._transport.close()  # type: ignore[attr-defined]
 
     async def _copy_log(self) -> None:
         assert self._process.stderr is not None

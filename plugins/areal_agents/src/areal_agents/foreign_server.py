@@ -174,6 +174,7 @@ class ServerKeeper(Generic[C]):
         self._opening = asyncio.Lock()
         self._task: asyncio.Task[C] | None = None
         self._is_closed = False
+        self._lost: list[C] = []
 
     async def connected(self) -> C:
         """Return the connection. Open a new one if the server was lost.
@@ -185,6 +186,9 @@ class ServerKeeper(Generic[C]):
             if self._is_closed:
                 raise EnvironmentServerError(f"the server of {self._title} was closed")
             if self.connection is None or self.connection.loss:
+                if self.connection is not None:
+                    self._lost.append(self.connection)
+                    self.connection = None
                 self._task = asyncio.ensure_future(self._open())
                 try:
                     async with asyncio.timeout(self._limit) as starting:
@@ -208,8 +212,8 @@ class ServerKeeper(Generic[C]):
             self._task.cancel()
             await asyncio.wait({self._task})
         async with self._opening:
-            if self.connection is not None:
-                await self.connection.close()
+            connections = [*self._lost, *([self.connection] if self.connection is not None else [])]
+            await asyncio.gather(*(connection.close() for connection in connections))  # a hung server takes seconds
 
     async def _open(self) -> C:
         process = await self._program.serve() if self._program else None
