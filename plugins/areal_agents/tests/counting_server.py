@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from web_servers import served
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -43,13 +44,8 @@ class CountingServer:
         application = web.Application()
         application.router.add_get("/", self._health)
         application.router.add_post("/{path}", self._answer)
-        runner = web.AppRunner(application, shutdown_timeout=0.1, handler_cancellation=True)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
+        async with served(application) as address:
+            yield address
 
     async def _health(self, _: web.Request) -> web.Response:
         if self.is_silent:

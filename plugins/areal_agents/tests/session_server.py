@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from web_servers import served
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -37,13 +38,8 @@ class SessionServer:
         """Serve; the address."""
         application = web.Application()
         application.router.add_get("/ws", self._session)
-        runner = web.AppRunner(application, shutdown_timeout=0.1, handler_cancellation=True)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
+        async with served(application) as address:
+            yield address
 
     async def _session(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()

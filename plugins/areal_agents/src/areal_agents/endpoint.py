@@ -137,11 +137,10 @@ class AgentEndpoint:
 
     async def _answer(self, protocol: AgentProtocol, request: web.Request) -> web.StreamResponse:
         body, parsed = await _read(request, protocol)
-        session = self._session_of(request, parsed.model)
         model = parsed.model
-        parsed = replace(parsed, model=model.removesuffix(f"@{session.key}"))
-        if self._session_header:
-            parsed = replace(parsed, session=request.headers.get(self._session_header, ""))
+        session = self._session_of(request, model)
+        sender = request.headers.get(self._session_header, "") if self._session_header else ""
+        parsed = replace(parsed, model=model.removesuffix(f"@{session.key}"), session=sender)
         session.counts[REQUESTS[request.path]] += 1
         session.counts["streamed_requests"] += bool(body.get("stream"))
         self._check_options(parsed)

@@ -52,6 +52,11 @@ class ServerConnection(ABC):
         self._is_healthy = asyncio.Event()
         self._keeper = start_task(self._keep(), "watching an environment server")
 
+    @property
+    def is_released(self) -> bool:
+        """Whether the connection has ended, with the process."""
+        return self._keeper.done()
+
     @abstractmethod
     async def ask_health(self) -> None:
         """Return when the server has answered a health check.
@@ -172,7 +177,7 @@ class ServerKeeper(Generic[C]):
         self._program = program
         self._connect = connect
         self._opening = asyncio.Lock()
-        self._task: asyncio.Task[C] | None = None
+        self._opening_task: asyncio.Task[C] | None = None
         self._is_closed = False
         self._lost: list[C] = []
 
@@ -187,33 +192,33 @@ class ServerKeeper(Generic[C]):
                 raise EnvironmentServerError(f"the server of {self._title} was closed")
             if self.connection is None or self.connection.loss:
                 if self.connection is not None:
-                    self._lost.append(self.connection)
+                    self._lost = [each for each in (*self._lost, self.connection) if not each.is_released]
                     self.connection = None
-                self._task = asyncio.ensure_future(self._open())
-                try:
-                    async with asyncio.timeout(self._limit) as starting:
-                        self.connection = await self._task
-                except TimeoutError:
-                    if not starting.expired():
-                        raise
-                    limit = f"{self._limit:g}"
-                    message = f"the server of {self._title} did not start and answer within start_timeout_s: {limit}"
-                    raise EnvironmentServerError(message) from None
-                except asyncio.CancelledError:
-                    if self._task.cancelled() and not _is_cancelled():
-                        raise EnvironmentServerError(f"the server of {self._title} was closed") from None
-                    raise
+                self.connection = await self._started()
             return self.connection
 
     async def close(self) -> None:
         """End the connection. A server that is starting is ended, and no other one starts."""
         self._is_closed = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        if self._opening_task is not None:
+            self._opening_task.cancel()
+            await asyncio.wait({self._opening_task})
         async with self._opening:
-            connections = [*self._lost, *([self.connection] if self.connection is not None else [])]
+            connections = [*self._lost, *filter(None, [self.connection])]
             await asyncio.gather(*(connection.close() for connection in connections))  # a hung server takes seconds
+
+    async def _started(self) -> C:
+        self._opening_task = opening = asyncio.ensure_future(self._open())
+        try:
+            await asyncio.wait({opening}, timeout=self._limit)
+        finally:
+            if not opening.done():
+                opening.cancel()
+                await asyncio.wait({opening})
+        if opening.cancelled():
+            limit = f"did not start and answer within start_timeout_s: {self._limit:g}"
+            raise EnvironmentServerError(f"the server of {self._title} {'was closed' if self._is_closed else limit}")
+        return opening.result()
 
     async def _open(self) -> C:
         process = await self._program.serve() if self._program else None
@@ -229,9 +234,3 @@ class ServerKeeper(Generic[C]):
             await connection.close()
             raise
         return connection
-
-
-def _is_cancelled() -> bool:
-    """Return whether the current task itself was cancelled."""
-    task = asyncio.current_task()
-    return task is not None and bool(task.cancelling())

@@ -5,16 +5,46 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from areal_agents.answers import AnswerReader
 from areal_agents.requests import AgentRequest, RefusedError
+from areal_agents.session import Session
 from areal_core.data import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from typing import Any
 
+    from areal_agents.config import ConversationSettings
     from areal_agents.conversations import Turn
-    from areal_agents.session import Session
     from areal_core.chat import Message
+    from areal_core.sdk import WorkflowContext
+
+
+class Sessions:
+    """Opens the session of each episode of a workflow. The first one makes the reader of answers.
+
+    Args:
+        settings: of the workflow.
+        most_answers: maximum number of answers of an episode.
+    """
+
+    def __init__(self, settings: ConversationSettings, most_answers: int) -> None:
+        self._settings = settings
+        self._most_answers = most_answers
+        self._reader: AnswerReader | None = None
+
+    def open(self, context: WorkflowContext) -> Session:
+        """Return the session of an episode."""
+        settings = self._settings
+        if self._reader is None:
+            self._reader = AnswerReader(context.tokenizer, settings.tool_form, settings.chat_template)
+        return Session(context, self._reader, max_tokens=settings.max_tokens, most_answers=self._most_answers)
+
+
+def opening_messages(system: str | None, text: str) -> list[Message]:
+    """Return the first messages of a conversation: the system message if there is one, and the user's."""
+    user = {"role": "user", "content": text}
+    return [{"role": "system", "content": system}, user] if system else [user]
 
 
 async def converse(

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError, validate_call
 from transformers.utils.chat_template_utils import get_json_schema
 
-from areal_agents.answers import AnswerReader
-from areal_agents.environments.conversation import call_tools, converse, cut_result, mark_cut
+from areal_agents.environments.conversation import Sessions, call_tools, converse, cut_result, mark_cut
 from areal_agents.environments.tool_servers import BoundTool, OfferedTool, ToolError, ToolServerError, ToolServers
 from areal_agents.episodes import make_episode
 from areal_agents.outcomes import Outcome
-from areal_agents.session import Session
 from areal_agents.threads import run_in_thread
 from areal_core.chat import Conversation, prompt_of
 from areal_core.data import FinishReason
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
 
     from areal_agents.conversations import Turn
     from areal_agents.environments.config import ToolSettings
+    from areal_agents.session import Session
     from areal_core.chat import Message
     from areal_core.data import Episode
     from areal_core.sdk import WorkflowContext
@@ -53,7 +52,7 @@ class ToolWorkflow:
             self._tools.append((schema, function, "workflow.tools"))
         name_tools(self._tools)
         self._servers = ToolServers(settings.mcp)
-        self._reader: AnswerReader | None = None
+        self._sessions = Sessions(settings, settings.max_turns)
 
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
         """Play one conversation; see `RolloutWorkflow.run_episode`."""
@@ -68,9 +67,7 @@ class ToolWorkflow:
         settings, began_at = self._settings, time.monotonic()
         functions = name_tools(tools)
         schemas = [schema for schema, _, _ in tools]
-        if self._reader is None:
-            self._reader = AnswerReader(context.tokenizer, settings.tool_form, settings.chat_template)
-        session = Session(context, self._reader, max_tokens=settings.max_tokens, most_answers=settings.max_turns)
+        session = self._sessions.open(context)
         opening = prompt_of(row, settings.prompt)
         assert isinstance(opening, Conversation)
 

@@ -12,11 +12,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_agents.answers import AnswerReader
-from areal_agents.environments.conversation import call_tools, converse, cut_result, mark_cut
+from areal_agents.environments.conversation import (
+    Sessions,
+    call_tools,
+    converse,
+    cut_result,
+    mark_cut,
+    opening_messages,
+)
 from areal_agents.episodes import make_episode
 from areal_agents.outcomes import Outcome
-from areal_agents.session import Session
 from areal_agents.threads import run_in_thread
 from areal_core.chat import template_arguments
 from areal_core.data import FinishReason
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
 
     from areal_agents.conversations import Turn
     from areal_agents.harbor.config import HarborSettings
+    from areal_agents.session import Session
     from areal_core.chat import Message
     from areal_core.data import Episode
     from areal_core.sdk import FolderSandbox, SandboxResult, WorkflowContext
@@ -44,7 +50,7 @@ BASH = {
     },
 }
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
-"""Files with the tests' reward. The first one that exists counts."""
+"""Files that may hold the tests' reward. Only one of them may exist."""
 SHOWN_CHARACTERS = 1000
 """Characters of the tests' output that are part of an error message."""
 MEBIBYTE = 1 << 20
@@ -72,7 +78,7 @@ class HarborWorkflow:
                 f"workflow.sandbox: {settings.sandbox.target} keeps no folders from one command to the next",
                 hints=["use sandboxes/bubblewrap"],
             )
-        self._reader: AnswerReader | None = None
+        self._sessions = Sessions(settings, settings.max_steps)
 
     def check_row(self, row: Mapping[str, Any], tokenizer: Any = None) -> str:
         """Return why an episode cannot be played for a row; empty if it can."""
@@ -89,9 +95,7 @@ class HarborWorkflow:
             ValueError: the policy's commands wrote more than `disk_mib`.
         """
         settings, began_at = self._settings, time.monotonic()
-        if self._reader is None:
-            self._reader = AnswerReader(context.tokenizer, settings.tool_form, settings.chat_template)
-        session = Session(context, self._reader, max_tokens=settings.max_tokens, most_answers=settings.max_steps)
+        session = self._sessions.open(context)
         folder = Path(tempfile.mkdtemp(prefix="areal-harbor-"))
         try:
             shell = _Shell(settings, self._sandbox, row, folder)
@@ -126,8 +130,7 @@ class HarborWorkflow:
                 return []
             return messages
 
-        system: list[Message] = [{"role": "system", "content": settings.system}] if settings.system else []
-        opening = [*system, {"role": "user", "content": row["instruction"]}]
+        opening = opening_messages(settings.system, row["instruction"])
         await converse(session, opening, [BASH], template_arguments(row, settings.chat_template_kwargs or {}), respond)
 
 

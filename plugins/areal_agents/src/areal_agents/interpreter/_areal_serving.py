@@ -1,4 +1,4 @@
-"""Serve a web application until the process that started this one closes standard input."""
+"""Serve until the process that started this one closes standard input."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import os
 import socket
 import sys
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
 
 KEEP_ALIVE_S = 75
 """Seconds that an idle connection stays open: longer than areal keeps one, so that no request meets a closing one."""
@@ -19,8 +22,34 @@ def listen() -> socket.socket:
 
 
 def serve(app: Any, listening: socket.socket, output: Any) -> None:
-    """Write the address to `output`, serve, and end this process when standard input is closed."""
+    """Serve a web application until standard input is closed or serving fails, and end this process."""
     asyncio.run(_serve(app, listening, output))
+
+
+async def serve_until_closed(
+    work: Coroutine[Any, Any, Any], address: str, output: Any, stop: Callable[[], object] | None = None
+) -> None:
+    """Write the address, and serve until standard input is closed or serving fails. Then end this process.
+
+    Args:
+        work: serves.
+        address: address at which it does.
+        output: file to write the address to.
+        stop: asks the work to end; None: it is cancelled.
+    """
+    serving = asyncio.ensure_future(work)
+    output.write(f"{address}\n")
+    output.flush()
+    closed = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
+    await asyncio.wait({serving, closed}, return_when=asyncio.FIRST_COMPLETED)
+    (stop or serving.cancel)()
+    await asyncio.wait({serving})
+    # A thread may still read standard input: only this ends the process.
+    if serving.cancelled() or serving.exception() is None:
+        os._exit(0)
+    traceback.print_exception(serving.exception())
+    sys.stderr.flush()
+    os._exit(1)
 
 
 async def _serve(app: Any, listening: socket.socket, output: Any) -> None:
@@ -30,16 +59,9 @@ async def _serve(app: Any, listening: socket.socket, output: Any) -> None:
         app, log_level="warning", access_log=False, timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=1
     )
     server = uvicorn.Server(config)
-    serving = asyncio.ensure_future(server.serve(sockets=[listening]))
-    output.write(f"http://127.0.0.1:{listening.getsockname()[1]}\n")
-    output.flush()
-    closed = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
-    await asyncio.wait({serving, closed}, return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
-    await asyncio.wait({serving})
-    # After a signal or a failure, a thread still reads standard input: only this ends the process.
-    if serving.exception() is None:
-        os._exit(0)
-    traceback.print_exception(serving.exception())
-    sys.stderr.flush()
-    os._exit(1)
+
+    def stop() -> None:
+        server.should_exit = True
+
+    address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    await serve_until_closed(server.serve(sockets=[listening]), address, output, stop)

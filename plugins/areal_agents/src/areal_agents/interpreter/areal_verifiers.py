@@ -16,10 +16,10 @@ import asyncio
 import json
 import os
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
+import _areal_serving  # type: ignore[import-not-found]
 import httpx
 from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.harnesses.null.harness import NullHarness
@@ -109,19 +109,7 @@ def write_tasks(config: Any, path: Path, limit: int | None) -> None:
 async def serve(config: Any, output: Any) -> None:
     """Serve until standard input is closed or serving fails, and end this process."""
     server = EnvServer(config, address="tcp://127.0.0.1:0")
-    serving = asyncio.ensure_future(server.run())
-    output.write(f"{server.address}\n")
-    output.flush()
-    closed = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
-    await asyncio.wait({serving, closed}, return_when=asyncio.FIRST_COMPLETED)
-    serving.cancel()
-    await asyncio.wait({serving})
-    # A thread still reads standard input: only this ends the process.
-    if serving.cancelled() or serving.exception() is None:
-        os._exit(0)
-    traceback.print_exception(serving.exception())
-    sys.stderr.flush()
-    os._exit(1)
+    await _areal_serving.serve_until_closed(server.run(), server.address, output)
 
 
 def main() -> None:

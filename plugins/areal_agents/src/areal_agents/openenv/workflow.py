@@ -7,13 +7,18 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from areal_agents.answers import AnswerReader
-from areal_agents.environments.conversation import call_tools, converse, cut_result, mark_cut
+from areal_agents.environments.conversation import (
+    Sessions,
+    call_tools,
+    converse,
+    cut_result,
+    mark_cut,
+    opening_messages,
+)
 from areal_agents.episodes import make_episode
 from areal_agents.foreign_process import EnvironmentServerError
 from areal_agents.openenv.server import OpenEnvServer
 from areal_agents.outcomes import Outcome
-from areal_agents.session import Session
 from areal_core.chat import template_arguments
 from areal_core.data import FinishReason
 
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
     from areal_agents.conversations import Turn
     from areal_agents.openenv.config import OpenEnvSettings
     from areal_agents.openenv.server import OpenEnvSession, Step
+    from areal_agents.session import Session
     from areal_core.chat import Message
     from areal_core.data import Episode
     from areal_core.sdk import WorkflowContext
@@ -41,7 +47,7 @@ class OpenEnvWorkflow:
     def __init__(self, settings: OpenEnvSettings) -> None:
         self._settings = settings
         self._server = OpenEnvServer(settings)
-        self._reader: AnswerReader | None = None
+        self._sessions = Sessions(settings, settings.max_steps)
 
     def check_row(self, row: Mapping[str, Any], tokenizer: Any = None) -> str:
         """Return why an episode cannot be played for a row; empty if it can."""
@@ -60,10 +66,8 @@ class OpenEnvWorkflow:
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
         """Play one episode; see `RolloutWorkflow.run_episode`."""
         settings = self._settings
-        if self._reader is None:
-            self._reader = AnswerReader(context.tokenizer, settings.tool_form, settings.chat_template)
         began_at = time.monotonic()
-        session = Session(context, self._reader, max_tokens=settings.max_tokens, most_answers=settings.max_steps)
+        session = self._sessions.open(context)
         if settings.reset_keys is None:
             arguments = {key: row[key] for key in TASK_KEYS if key in row}
         else:
@@ -102,8 +106,7 @@ class _Play:
         settings = self._settings
         tools = await self._tools() if settings.acts_by == "tools" else []
         first = str(row[settings.opening_key]) if settings.opening_key else self._text()
-        system: list[Message] = [{"role": "system", "content": settings.system}] if settings.system else []
-        opening = [*system, {"role": "user", "content": first}]
+        opening = opening_messages(settings.system, first)
         await converse(
             self._session, opening, tools, template_arguments(row, settings.chat_template_kwargs or {}), self._respond
         )
