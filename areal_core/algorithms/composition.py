@@ -179,7 +179,7 @@ def _checking(chosen: Selection) -> Callable[[PolicyTerms], tuple[torch.Tensor, 
 
 
 def _checking_weights(chosen: Selection) -> Callable[[PolicyTerms], tuple[torch.Tensor, dict[str, torch.Tensor]]]:
-    """A correction, built. A gradient through its weights would be a second loss, which nobody has asked for."""
+    """Return a correction that checks its weights: a gradient through them would be a second loss."""
     checking = _checking(chosen)
 
     def checked(terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

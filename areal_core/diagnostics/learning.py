@@ -24,7 +24,7 @@ ENOUGH: Final = 10
 MOST: Final = 20
 """Steps that are compared at the beginning and at the end, at most."""
 SURE: Final = 2.0
-"""Standard errors between the first and the last rewards that are no chance."""
+"""Standard errors by which the last rewards must exceed the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Answer:
 
     Attributes:
         question: what is asked.
-        is_well: True if this is no reason for a run not to learn, False if it is, None if the records do not say.
+        is_well: False if this keeps the run from learning, True if it does not, None if the records do not say.
         text: the figures, and what to try if they are wrong.
     """
 
@@ -137,7 +137,7 @@ def _learns(records: Records) -> Found:
     if has_risen is None:
         return None, f"{text}; {ENOUGH} steps are needed to judge"
     if not has_risen and min(after) >= 0.95 * max(*before, *after) and statistics.fmean(after) > 0:
-        return True, f"{text}: it began where it is, near its best"
+        return True, f"{text}: it began near its best, and stayed there"
     return has_risen, text if has_risen else f"{text}: within the noise"
 
 

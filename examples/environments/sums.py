@@ -1,4 +1,4 @@
-"""Sums of two numbers: an environment without a library. The files beside this one give it to each of them."""
+"""Sums of two numbers: an environment without a library. Each file beside this one adapts it to a library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 
 def task(number: int) -> tuple[str, str]:
-    """Return the question and the answer of a task. A number has always the same."""
+    """Return the question and the answer of a task. The same number always gives the same task."""
     generator = random.Random(number)
     first, second = generator.randrange(10, 100), generator.randrange(10, 100)
     return f"{first}+{second}=", str(first + second)

@@ -82,6 +82,9 @@ def test_a_limit_of_steps_ends_the_episode_and_the_tests_run(play: Callable[...,
         pytest.param('echo \'{"reward": "1"}\' > /logs/verifier/reward.json', "no finite number", id="text in JSON"),
         pytest.param("echo '{\"right\": 1}' > /logs/verifier/reward.json", "set reward_key", id="another key"),
         pytest.param("sleep 60", "ended by their limit of time", id="hangs"),
+        pytest.param(
+            "cd /logs/verifier; echo 1 > reward.json; echo 0 > reward.txt", "which one counts", id="two rewards"
+        ),
     ],
 )
 def test_tests_that_give_no_reward_fail_the_episode(
@@ -137,6 +140,19 @@ def test_the_environment_of_a_task_reaches_commands_and_tests(play: Callable[...
     assert episode.reward == 0.75
     assert "<a b|>" in episode.text
     assert "/work-here" in episode.text
+
+
+def test_limits_of_the_sandbox_below_the_timeouts_are_named() -> None:
+    short = {"sandbox": {"type": "sandboxes/bubblewrap", "time_s": 20, "cpu_s": 300}, "tests_timeout_s": 60}
+    (problem,) = HarborSettings.model_validate(short).check(None)  # type: ignore[arg-type]
+    assert problem.startswith("sandbox: its time_s is 20 and ends commands and tests before")
+    assert "set sandbox.time_s to 60" in problem
+    assert not list(HarborSettings.model_validate({**short, "tests_timeout_s": 15, "command_timeout_s": 5}).check(None))  # type: ignore[arg-type]
+
+
+def test_calls_of_one_answer_run_in_their_order(play: Callable[..., Any], task: Path) -> None:
+    episode = play(task, [bash("sleep 0.5; mkdir a") + bash("cd a && echo inside"), "done"])
+    assert "inside" in episode.text
 
 
 def test_a_sandbox_without_folders_is_refused() -> None:

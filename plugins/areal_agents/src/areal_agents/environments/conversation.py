@@ -1,4 +1,4 @@
-"""A conversation in which something answers the policy until it ends."""
+"""A conversation between the policy and what answers it: tools, a shell or an environment."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ async def converse(
     arguments: Mapping[str, Any],
     respond: Callable[[Turn], Awaitable[Sequence[Message]]],
 ) -> None:
-    """Let the policy answer until nothing responds, or the conversation is full.
+    """Let the policy answer until there is no response, or the conversation is full.
 
     Args:
-        session: of the episode.
+        session: session of the episode.
         opening: first messages.
         tools: schemas of the tools that the policy may call.
         arguments: arguments of the chat template.
-        respond: returns the messages that follow an answer; none ends the conversation.
+        respond: returns the messages that follow an answer; an empty list ends the conversation.
 
     Raises:
         RefusedError: the first messages leave no room for an answer, or the chat template rejects the messages.
