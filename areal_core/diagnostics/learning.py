@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,8 @@ ENOUGH: Final = 10
 """Steps that a run needs before it can be said whether it learns."""
 MOST: Final = 20
 """Steps that are compared at the beginning and at the end, at most."""
+LARGEST: Final = 1e100
+"""Largest number that is taken for a metric: sums and squares of larger ones overflow."""
 SURE: Final = 2.0
 """Standard errors by which the last rewards must exceed the first."""
 
@@ -50,25 +53,31 @@ class Records:
         lines: metrics of the steps, in order, without the evaluation before training.
         evaluations: held-out scores by step.
         groups: rewards of the answers of each logged group.
+        not_finite: number of steps in which a metric was not finite, by its name.
+        unread: lines of the files that could not be read.
     """
 
     lines: Sequence[Mapping[str, Any]]
     evaluations: Mapping[int, float] = field(default_factory=dict)
     groups: Sequence[Sequence[float]] = ()
+    not_finite: Mapping[str, int] = field(default_factory=dict)
+    unread: int = 0
 
     @classmethod
     def read(cls, run_dir: Path) -> Records:
-        """Read the records of a run folder. Numbers that are not finite are left out."""
-        every = [
-            {key: value for key, value in line.items() if isinstance(value, int | float) and math.isfinite(value)}
-            for line in read_steps(run_dir / "metrics.jsonl")
-        ]
+        """Read the records of a run folder. Of a step that occurs twice, the last line counts."""
+        by_step = {line["step"]: line for line in read_steps(run_dir / "metrics.jsonl")}
+        written = [by_step[step] for step in sorted(by_step) if step >= 0]
+        every = [{key: value for key, value in line.items() if _is_finite(value)} for line in written]
+        not_finite = Counter(
+            key for line in written for key, value in line.items() if isinstance(value, float) and not _is_finite(value)
+        )
         scores = {int(line["step"]): line["evaluation/reward"] for line in every if "evaluation/reward" in line}
-        groups = [
-            [float(episode["reward"]) for episode in sample.get("episodes", ())]
-            for sample in read_lines(run_dir / "samples.jsonl")
-        ]
-        return cls([line for line in every if line["step"]], scores, groups)
+        samples = read_lines(run_dir / "samples.jsonl")
+        groups = [rewards for sample in samples if (rewards := _rewards(sample))]
+        unread = _lines(run_dir / "metrics.jsonl") - len(read_steps(run_dir / "metrics.jsonl"))
+        unread += _lines(run_dir / "samples.jsonl") - len(groups)
+        return cls([line for line in every if line["step"]], scores, groups, not_finite, unread)
 
     def first(self, name: str) -> list[float]:
         """Return the values of a metric in the first steps."""
@@ -116,8 +125,32 @@ def examine(run_dir: Path) -> list[Answer]:
     if not records.lines:
         return []
     answers = [Answer(question, *found) for question, ask in QUESTIONS.items() if (found := ask(records)) is not None]
+    if records.not_finite:
+        named = ", ".join(f"{name} in {count}" for name, count in sorted(records.not_finite.items()))
+        text = f"not finite, of {len(records.lines)} steps: {named}; lower the learning rate, and look at the rewards"
+        answers.append(Answer("are all metrics finite", False, text))
+    if records.unread:
+        text = f"{records.unread} lines of metrics.jsonl and samples.jsonl cannot be read and are left out"
+        answers.append(Answer("are all records read", None, text))
     noted = [finding for finding in read_findings(run_dir) if finding["step"]]
     return answers + [Answer(f"noted at step {finding['step']}", None, finding["text"]) for finding in noted]
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= LARGEST
+
+
+def _lines(path: Path) -> int:
+    return sum(bool(line.strip()) for line in path.read_bytes().splitlines()) if path.is_file() else 0
+
+
+def _rewards(sample: Mapping[str, Any]) -> list[float]:
+    """Return the rewards of a logged group; none if they cannot be read."""
+    try:
+        rewards = [episode["reward"] for episode in sample["episodes"]]
+    except (KeyError, TypeError):
+        return []
+    return [float(reward) for reward in rewards] if all(map(_is_finite, rewards)) else []
 
 
 Found = tuple[bool | None, str] | None

@@ -174,6 +174,32 @@ def test_noisy_rewards_that_rise_have_not_diverged(tmp_path: Path) -> None:
     assert "does the policy explore" not in found
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e308])
+def test_metrics_that_are_not_finite_are_named(tmp_path: Path, value: float) -> None:
+    found = wrong(write(tmp_path, lambda step: {"train/gradient_norm": value} if step > 30 else {}))
+    assert "train/gradient_norm in 10; lower the learning rate" in found["are all metrics finite"]
+
+
+def test_steps_count_once_and_in_their_order(tmp_path: Path) -> None:
+    write(tmp_path)
+    expected = examine(tmp_path)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*reversed(lines), lines[-1]]))
+    assert examine(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[1]", "{}", '{"episodes": 5}', '{"episodes": [null]}', '{"episodes": [{"reward": "a"}]}']
+)
+def test_records_that_cannot_be_read_are_counted(tmp_path: Path, line: str) -> None:
+    write(tmp_path)
+    (tmp_path / "samples.jsonl").write_text(f'{{"episodes": [{{"reward": 1.0}}]}}\n{line}\n')
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(f'{line}\n{{"step": 99, "train/learning_rate": true, "train/gradient_norm": {10**400}}}\n')
+    (answer,) = (answer for answer in examine(tmp_path) if answer.question == "are all records read")
+    assert answer.text.startswith("2 lines of metrics.jsonl and samples.jsonl")
+
+
 def test_a_short_run_is_not_judged_and_a_warm_up_is_named(tmp_path: Path) -> None:
     first = examine(write(tmp_path / "short", flat, steps=8))[0]
     assert (first.is_well, "10 steps are needed" in first.text) == (None, True)

@@ -68,7 +68,7 @@ def test_two_ranks_have_the_gradients_of_one(folder, tmp_path):
         found = torch.load(tmp_path / f"rank{rank}.pt")
         for name, gradient in wanted.items():
             assert torch.allclose(found["gradients"][name], gradient, atol=1e-5), name
-        assert "is not divided over ranks of context or tensor" in found["refused"]
+        assert "VLMs support neither context nor tensor parallelism" in found["refused"]
 
 
 def test_images_for_a_model_of_text_are_refused(folder, tmp_path):

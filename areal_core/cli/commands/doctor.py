@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from areal_core.cli.output import print_out
-from areal_core.errors import UsageError
+from areal_core.errors import UsageError, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -87,7 +87,7 @@ def _examine(run_dir: Path, *, as_json: bool) -> int:
         print_out(json.dumps([dataclasses.asdict(answer) for answer in answers], indent=2))
     else:
         for answer in answers:
-            print_out(f"{_VERDICTS[answer.is_well]:5}  {answer.question}: {answer.text}")
+            print_out(printable(f"{_VERDICTS[answer.is_well]:5}  {answer.question}: {answer.text}"))
     return 1 if any(answer.is_well is False for answer in answers) else 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -190,6 +191,40 @@ def test_tasks_that_a_sandbox_cannot_play_are_named(task: Path, change: dict[str
         HarborTasks(HarborDataSettings(path=task.parent))
     (row,) = HarborTasks(HarborDataSettings(path=task.parent, skip_unsupported=True))
     assert row["folder"].endswith("a-good-one")
+
+
+def test_links_out_of_a_task_are_refused_and_never_followed(
+    play: Callable[..., Any], task: Path, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("the key")
+    (task / "environment" / "inside").symlink_to("text.txt")
+    assert "place" in play(task, [bash("cat inside"), "done"]).text
+    link = task / "environment" / "outside"
+    link.symlink_to(secret)
+    with pytest.raises(RunError, match="count-words has environment/outside, which leads out of its folder"):
+        HarborTasks(HarborDataSettings(path=task))
+    link.unlink()
+    os.mkfifo(link)
+    with pytest.raises(
+        RunError, match="count-words has environment/outside, which leads out of its folder or is no file"
+    ):
+        HarborTasks(HarborDataSettings(path=task))
+    link.unlink()
+    (row,) = HarborTasks(HarborDataSettings(path=task))
+    link.symlink_to(secret)  # after the data set was read
+    workflow = HarborWorkflow(HarborSettings.model_validate({"sandbox": {"type": "sandboxes/bubblewrap"}}))
+    texts = [bash("cat outside"), "done"]
+    episode = asyncio.run(workflow.run_episode(row, Policy("chat", lambda number: texts[number]).context))
+    assert "the key" not in episode.text
+    assert "No such file" in episode.text
+
+
+@pytest.mark.parametrize("toml", ["[environment]\nworkdir = 5", "environment = 5", "[verifier]\nenv = 3"])
+def test_a_task_that_cannot_be_read_is_named(task: Path, toml: str) -> None:
+    (task / "task.toml").write_text(toml)
+    with pytest.raises(RunError, match=r"the task .*count-words cannot be read"):
+        HarborTasks(HarborDataSettings(path=task))
 
 
 def test_tasks_are_chosen_by_name_and_number(task: Path) -> None:

@@ -75,3 +75,12 @@ def test_the_table_says_how_to_install_what_is_missing(capsys: pytest.CaptureFix
 def test_an_interpreter_that_cannot_be_asked_is_named() -> None:
     with pytest.raises(UsageError, match="/no/python cannot list its environments"):
         main(["--python", "/no/python"])
+
+
+@pytest.mark.parametrize("output", ["", "[1, 2]", '[{"library": "other"}]', "\\237\\237"])
+def test_a_program_that_is_no_interpreter_is_named(tmp_path: Path, output: str) -> None:
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\nprintf '{output}'\n")
+    program.chmod(0o755)
+    with pytest.raises(UsageError, match="is no Python interpreter: it printed"):
+        main(["--python", str(program)])

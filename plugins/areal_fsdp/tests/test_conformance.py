@@ -1,8 +1,6 @@
 """The core's own suite for training engines."""
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from areal_core.errors import RunError
 from areal_core.sdk import ACTOR, CRITIC, EMA, Role
@@ -10,7 +8,7 @@ from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_fsdp.lora.adapter import install
 from areal_fsdp.lora.settings import LoraSettings
-from areal_testing.conformance import TrainEngineSuite, checkpoints, divergence, models, training
+from areal_testing.conformance import TrainEngineSuite, checkpoints, divergence, training
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +58,7 @@ class TestWithAdapter(TrainEngineSuite):
 
     def test_an_ema_follows_its_target(self, tmp_path):
         """A copy does; the average of two adapters is no adapter of their rank, which is said before anything runs."""
-        model, batch = training.make_model(tmp_path / "model"), training.make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), training.make_training_batch()
         copying = Role("average", ema=EMA(ACTOR.name))
         with self.engine(model, learning_rate=1e-2) as leader, self.engine(model, role=copying) as follower:
             for _ in range(3):
@@ -74,7 +72,7 @@ class TestWithAdapter(TrainEngineSuite):
     def test_an_ema_of_a_critic_starts_as_the_critic(self, tmp_path):
         """A copy: its head is new as the critic's is, and the same."""
         role = Role("target", head="scalar", ema=EMA(CRITIC.name))
-        model, batch = training.make_model(tmp_path / "model"), training.make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), training.make_training_batch()
         with self.engine(model, role=CRITIC) as critic, self.engine(model, role=role) as target:
             training.same_tensors(training.parameters_of(target), training.parameters_of(critic), "at the beginning")
             training.train(critic, batch, training.value_loss, ["values"])
@@ -83,7 +81,7 @@ class TestWithAdapter(TrainEngineSuite):
 
     def test_a_snapshot_reports_its_memory(self, tmp_path):
         """The size covers the adapter and its moments; the base is in no checkpoint."""
-        model = training.make_model(tmp_path / "model")
+        model = self.make_model(tmp_path / "model")
         with self.engine(model) as engine:
             shapes = {name: value.shape for name, value in engine.named_full_parameters()}
             least = 3 * 4 * LoraSettings(rank=8).parameters(shapes)
@@ -91,22 +89,9 @@ class TestWithAdapter(TrainEngineSuite):
 
 
 class TestWithAnMoE(TrainEngineSuite):
-    """The suite's tests with a Mixtral instead of a Qwen3."""
+    """The suite's tests with a mixture of experts."""
 
-    @pytest.fixture(autouse=True)
-    def _moe_models(self, monkeypatch):
-        dense = models._fresh
-
-        def fresh(architecture, seed):
-            if architecture != "qwen3":
-                return dense(architecture, seed)
-            moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
-            config = Qwen3MoeConfig(**models._SIZES, **moe, tie_word_embeddings=True)
-            with torch.random.fork_rng():
-                torch.manual_seed(seed)
-                return AutoModelForCausalLM.from_config(config)
-
-        monkeypatch.setattr(models, "_fresh", fresh)
+    architectures = ("qwen3_moe",)
 
     def make_engine(self, **settings):
         return FSDPEngine(FSDPConfig(**settings))

@@ -145,7 +145,7 @@ def test_ranks_that_share_sequences_refuse_a_model_together(program, model_folde
     finally:
         for process in processes:
             process.kill()
-    assert all("cannot be packed, and train_engine.parallel.context" in text for text in errors), errors
+    assert all("cannot be packed, but train_engine.parallel.context" in text for text in errors), errors
 
 
 def test_a_rotary_embedding_by_length_needs_whole_sequences(make_engine, tmp_path):

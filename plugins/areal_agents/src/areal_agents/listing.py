@@ -86,6 +86,7 @@ def _of(python: Path) -> list[dict[str, Any]]:
             [python, PROGRAM],
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=TIMEOUT_S,
             check=True,
             env=interpreter_environment(),
@@ -94,10 +95,16 @@ def _of(python: Path) -> list[dict[str, Any]]:
         lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
         said = lines[-1] if lines else str(error)
         raise UsageError(f"--python {python} cannot list its environments: {said}") from error
-    rows = json.loads(done.stdout)
+    try:
+        rows = [
+            {**row, "use": f"{FOREIGN[row['library']][0]} {row['use']}".strip(), "python": str(python)}
+            for row in json.loads(done.stdout)
+        ]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"--python {python} is no Python interpreter: it printed {done.stdout[:80]!r}") from error
     if not rows:
         raise UsageError(f"--python {python} has none of {', '.join(FOREIGN)}")
-    return [{**row, "use": f"{FOREIGN[row['library']][0]} {row['use']}".strip(), "python": str(python)} for row in rows]
+    return rows
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:

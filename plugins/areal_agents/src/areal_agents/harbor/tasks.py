@@ -66,7 +66,10 @@ class HarborTasks(ListedRows):
             folders = [folder for folder in folders if folder.name in settings.tasks]
         rows, problems = [], []
         for folder in folders:
-            row, reasons = read_task(folder)
+            try:
+                row, reasons = read_task(folder)
+            except (OSError, ValueError, TypeError, AttributeError) as error:
+                raise RunError(f"the task {folder} cannot be read: {error}") from error
             if reasons:
                 problems.append(f"{folder.name} {', '.join(reasons)}")
             else:
@@ -120,6 +123,7 @@ def _problems(folder: Path, config: dict[str, Any]) -> Iterator[str]:
     variables = {**environment.get("env", {}), **verifier.get("env", {})}
     taken = [name for name, value in variables.items() if "${" in str(value)]
     builds = [name for name in BUILDS if (folder / "environment" / name).exists()]
+    strange = [str(path.relative_to(folder)) for path in _copied(folder) if _is_strange(path, folder)]
     missing = [name for name in ("instruction.md", "tests/test.sh") if not (folder / name).is_file()]
     needed = [name for name in ("gpus", "mcp_servers", "healthcheck") if environment.get(name)]
     has_separate_tests = verifier.get("environment_mode", "shared") != "shared" or "environment" in verifier
@@ -133,6 +137,19 @@ def _problems(folder: Path, config: dict[str, Any]) -> Iterator[str]:
         "collects artifacts for its tests": verifier.get("collect"),
         f"takes {', '.join(taken)} from the environment of this machine": taken,
         f"works in {workdir}, which a sandbox cannot give it": not FOLDER.fullmatch(workdir) or workdir in TAKEN,
+        f"has {', '.join(strange[:5])}, which leads out of its folder or is no file": strange,
         f"has no {', '.join(missing)}": missing,
     }
     yield from (text for text, is_there in found.items() if is_there)
+
+
+def _copied(folder: Path) -> Iterator[Path]:
+    """Yield the paths that an episode gets a copy of."""
+    for name in ("environment", "tests"):
+        yield from (folder / name).rglob("*")
+
+
+def _is_strange(path: Path, folder: Path) -> bool:
+    """Return whether a path is a link out of the task, or neither a file nor a folder."""
+    is_inside = path.resolve().is_relative_to(folder.resolve())
+    return not is_inside or not (path.is_file() or path.is_dir())

@@ -159,7 +159,7 @@ class _Shell:
         self._logs.mkdir()
         given = self._task / "environment"
         if given.is_dir():
-            shutil.copytree(given, self._work)
+            shutil.copytree(given, self._work, symlinks=True)  # a link must not lead out of the task
         else:
             self._work.mkdir()
 
@@ -191,7 +191,7 @@ class _Shell:
         logs = self._logs.with_name("verifier-logs")
 
         def prepare() -> None:
-            shutil.copytree(self._task / "tests", self._verifier)
+            shutil.copytree(self._task / "tests", self._verifier, symlinks=True)
             (logs / "verifier").mkdir(parents=True)
 
         await run_in_thread(prepare)

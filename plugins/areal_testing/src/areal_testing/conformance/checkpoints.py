@@ -12,7 +12,7 @@ import torch.distributed as dist
 from areal_core.engines import SnapshotEngine
 from areal_core.errors import RunError
 from areal_core.sdk import CRITIC, REFERENCE
-from areal_testing.conformance.models import load_reference, make_model, reference_outputs
+from areal_testing.conformance.models import load_reference, reference_outputs
 from areal_testing.conformance.training_session import (
     OUTPUTS,
     REWARD_MODEL,
@@ -42,7 +42,7 @@ class CheckpointsAndRoles(TrainingSession):
         from safetensors.torch import load_file
 
         for architecture in self.architectures:
-            model = make_model(tmp_path / architecture, architecture=architecture)
+            model = self.make_model(tmp_path / architecture, architecture)
             with self.engine(model) as engine:
                 same_tensors(
                     parameters_of(engine), load_file(model / "model.safetensors"), f"{architecture}: parameters"
@@ -51,7 +51,7 @@ class CheckpointsAndRoles(TrainingSession):
 
     def test_a_checkpoint_continues_bit_for_bit(self, tmp_path: Path) -> None:
         """An engine that loads a checkpoint (parameters, optimizer, random state) continues exactly as the first."""
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model) as engine:
             for _ in range(3):
                 train(engine, batch, policy_loss, OUTPUTS)
@@ -73,7 +73,7 @@ class CheckpointsAndRoles(TrainingSession):
 
         The test takes two snapshots, because the second may reuse the memory of the first.
         """
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model) as engine:
             if not isinstance(engine, SnapshotEngine):
                 pytest.skip("the engine makes no snapshots")
@@ -95,7 +95,7 @@ class CheckpointsAndRoles(TrainingSession):
 
     def test_a_snapshot_reports_its_memory(self, tmp_path: Path) -> None:
         """`snapshot_size` is at least the size of this rank's parameters if no earlier snapshot's memory is reused."""
-        with self.engine(make_model(tmp_path / "model")) as engine:
+        with self.engine(self.make_model(tmp_path / "model")) as engine:
             if not isinstance(engine, SnapshotEngine):
                 pytest.skip("the engine makes no snapshots")
             ranks = dist.get_world_size() if dist.is_initialized() else 1
@@ -106,14 +106,14 @@ class CheckpointsAndRoles(TrainingSession):
 
     def test_a_missing_checkpoint_is_an_error(self, tmp_path: Path) -> None:
         """`load` raises an error if the checkpoint does not exist. It does not start from the initial state."""
-        with self.engine(make_model(tmp_path / "model")) as engine, pytest.raises(RunError):
+        with self.engine(self.make_model(tmp_path / "model")) as engine, pytest.raises(RunError):
             engine.load(tmp_path / "nothing")
 
     def test_an_export_is_the_model_after_the_last_update(self, tmp_path: Path) -> None:
         """Both transformers and this engine load an export as the model after the last update."""
         batch = make_training_batch()
         for architecture in self.architectures:
-            model = make_model(tmp_path / architecture, architecture=architecture)
+            model = self.make_model(tmp_path / architecture, architecture)
             target = tmp_path / f"export_{architecture}"
             with self.engine(model) as engine:
                 for _ in range(2):
@@ -130,7 +130,7 @@ class CheckpointsAndRoles(TrainingSession):
     def test_a_reference_never_learns(self, tmp_path: Path) -> None:
         """A reference computes the same outputs as an actor, and refuses to be trained."""
         self._need(REFERENCE)
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model) as engine:
             expected = engine.forward(batch, OUTPUTS)
         with self.engine(model, role=REFERENCE) as engine:
@@ -143,7 +143,7 @@ class CheckpointsAndRoles(TrainingSession):
     def test_a_critic_learns_values(self, tmp_path: Path) -> None:
         """A critic computes one value for each token, from the tokens up to it in its own sequence only."""
         self._need(CRITIC)
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model, role=CRITIC, learning_rate=3e-3, max_tokens_per_microbatch=60) as engine:
             losses = [train(engine, batch, value_loss, ["values"])["loss"] for _ in range(20)]
             assert losses[-1] < 0.8 * losses[0], f"the critic's loss went from {losses[0]:.3f} to {losses[-1]:.3f}"
@@ -160,7 +160,7 @@ class CheckpointsAndRoles(TrainingSession):
     def test_a_trained_critic_is_a_reward_model(self, tmp_path: Path) -> None:
         """The export of a critic, loaded in a frozen scalar role, gives the same values."""
         self._need(CRITIC, REWARD_MODEL)
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model, role=CRITIC, learning_rate=3e-3) as engine:
             train(engine, batch, value_loss, ["values"])
             expected = engine.forward(batch, ["values"])["values"]

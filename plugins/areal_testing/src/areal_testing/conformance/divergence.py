@@ -9,7 +9,7 @@ import torch
 
 from areal_core.engines import ComparingEngine
 from areal_core.sdk import REFERENCE, LossResult
-from areal_testing.conformance.models import load_reference, make_model
+from areal_testing.conformance.models import load_reference
 from areal_testing.conformance.training_session import (
     STILL,
     TrainingSession,
@@ -35,7 +35,7 @@ class Divergences(TrainingSession):
     def test_a_divergence_matches_its_definition(self, tmp_path: Path) -> None:
         """The divergence of each token's whole distribution, and its gradient, match automatic differentiation."""
         batch = make_training_batch()
-        models = [make_model(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+        models = [self.make_model(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
         learner, compared = (load_reference(model) for model in models)
         for beta in BETAS:
             name = f"divergence:{REFERENCE.name}:{beta}"
@@ -70,7 +70,7 @@ class Divergences(TrainingSession):
     def test_training_on_a_divergence_lowers_it(self, tmp_path: Path) -> None:
         """The gradient has the right direction, which its norm does not show. The other role does not change."""
         batch, name = make_training_batch(), f"divergence:{REFERENCE.name}:0.25"
-        models = [make_model(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+        models = [self.make_model(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
 
         def loss(part: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
             return LossResult((outputs[name] * part["loss_weights"]).sum())

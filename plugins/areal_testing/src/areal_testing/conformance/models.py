@@ -22,8 +22,18 @@ CONTEXT = 16384
 """Largest number of tokens of a sequence."""
 FIRST_FORCED = 4
 """The token that version 0 of a constant model always generates. Version v generates this plus v."""
-ARCHITECTURES = {"qwen3": True, "llama": False}
-"""Architectures, and whether their embeddings and head are one tensor."""
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "qwen3": {"tie_word_embeddings": True},
+    "llama": {"tie_word_embeddings": False},
+    "qwen3_moe": {
+        "tie_word_embeddings": False,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+    },
+}
+"""Architectures, and the settings of each beside the common dimensions."""
 _DIMENSIONS: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -43,8 +53,7 @@ def _new_model(architecture: str, seed: int) -> Any:
 
     if architecture not in ARCHITECTURES:
         raise ValueError(f"architecture is '{architecture}': use {' or '.join(ARCHITECTURES)}")
-    tied = ARCHITECTURES[architecture]
-    config = AutoConfig.for_model(architecture, **_DIMENSIONS, tie_word_embeddings=tied)
+    config = AutoConfig.for_model(architecture, **_DIMENSIONS, **ARCHITECTURES[architecture])
     build: Any = AutoModelForCausalLM.from_config
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -56,7 +65,7 @@ def make_model(folder: Path, *, architecture: str = "qwen3", seed: int = 0) -> P
 
     Args:
         folder: the folder, which is created if needed.
-        architecture: "qwen3" (tied embeddings, norms of queries and keys) or "llama" (untied).
+        architecture: "qwen3" (tied embeddings, norms of queries and keys), "llama" (untied) or "qwen3_moe" (experts).
         seed: seed of the weights. Two seeds differ in every tensor, including the norms.
 
     Returns:

@@ -11,7 +11,7 @@ from areal_core.errors import RunError
 from areal_core.sdk import ACTOR, CRITIC, EMA, LossResult, LossSpec, Role
 from areal_testing.conformance.checkpoints import CheckpointsAndRoles
 from areal_testing.conformance.divergence import Divergences
-from areal_testing.conformance.models import load_reference, make_model, reference_outputs
+from areal_testing.conformance.models import load_reference, reference_outputs
 from areal_testing.conformance.training_session import (
     OUTPUTS,
     STILL,
@@ -50,7 +50,7 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
     def _compare_forward(self, folder: Path, output: str) -> None:
         batch = make_training_batch()
         for architecture in self.architectures:
-            model = make_model(folder / architecture, architecture=architecture)
+            model = self.make_model(folder / architecture, architecture)
             reference = load_reference(model)
             for temperature in TEMPERATURES:
                 with torch.no_grad():
@@ -68,7 +68,7 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
 
     def test_micro_batches_keep_the_order_of_a_batch(self, tmp_path: Path) -> None:
         """`forward` gives the same values for any token budget, position by position."""
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         outputs = []
         for budget in BUDGETS:
             with self.engine(model, max_tokens_per_microbatch=budget) as engine:
@@ -81,13 +81,13 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
         """Loss and gradient norm match automatic differentiation through transformers' model."""
         batch = make_training_batch()
         for architecture in self.architectures:
-            model = make_model(tmp_path / architecture, architecture=architecture)
+            model = self.make_model(tmp_path / architecture, architecture)
             for temperature in TEMPERATURES:
                 self._compare_gradient(model, batch, temperature)
 
     def test_a_single_token_has_the_right_gradient(self, tmp_path: Path) -> None:
         """The gradient of one token's loss is right: values are not shifted, padded or mixed with a neighbor's."""
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         for position in batch["loss_mask"].nonzero()[:, 0][[0, 7, 20, -1]].tolist():
             weights = torch.zeros(batch.token_count)
             weights[position] = 1.0
@@ -109,7 +109,7 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
 
     def test_micro_batches_add_up(self, tmp_path: Path) -> None:
         """Any token budget gives the same loss, gradient and metrics."""
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         results = []
         for budget in BUDGETS:
             with self.engine(model, max_tokens_per_microbatch=budget, **STILL) as engine:
@@ -123,7 +123,7 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
 
     def test_metrics_are_combined_by_their_kind(self, tmp_path: Path) -> None:
         """Micro-batches' means (by weight), sums, maxima and histograms are combined, and one that few of them have."""
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         advantages, inside = batch["advantages"], batch["loss_mask"]
         with self.engine(model, max_tokens_per_microbatch=40, **STILL) as engine:
             logprobs = engine.forward(batch, ["logprobs"])["logprobs"]
@@ -144,7 +144,7 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
 
     def test_sequence_groups_stay_whole(self, tmp_path: Path) -> None:
         """The sequences of a group, such as the two sides of a preference, are in one micro-batch."""
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         sides = torch.arange(len(batch)).flip(0) % (len(batch) // 2)  # the two sequences of a group are far apart
         batch = batch.with_units(sides, margin=torch.arange(float(len(batch) // 2)))
         seen: list[float] = []
@@ -166,7 +166,7 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
 
     def test_the_loss_sees_every_token_once(self, tmp_path: Path) -> None:
         """The loss gets each token once, with all its fields, and with differentiable outputs equal to `forward`'s."""
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         seen: list[int] = []
         with self.engine(model, max_tokens_per_microbatch=40, **STILL) as engine:
             outputs_before = engine.forward(batch, OUTPUTS)
@@ -194,7 +194,7 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
 
     def test_several_loss_specs_are_one_update(self, tmp_path: Path) -> None:
         """Loss specs with different batches and losses give the sum of the losses and gradients, in one update."""
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         loss_specs = [
             LossSpec("any", batch.select(range(5)), OUTPUTS, policy_loss),
             LossSpec("any", batch.select(range(3, 12)), ("logprobs",), likelihood_loss),
@@ -221,7 +221,7 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
     def test_an_ema_follows_its_target(self, tmp_path: Path) -> None:
         """A frozen role moves towards the trained one, and a checkpoint keeps the average."""
         role = Role("average", ema=EMA(ACTOR.name, decay=0.75))
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model) as actor, self.engine(model, role=role) as average:
             before = parameters_of(average)
             for _ in range(3):
@@ -243,7 +243,7 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
         if CRITIC not in self.roles:
             pytest.skip("the engine does not support the role critic")
         role = Role("target", head="scalar", ema=EMA(CRITIC.name, decay=0.5))
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model, role=CRITIC) as critic, self.engine(model, role=role) as target:
             same_tensors(parameters_of(target), parameters_of(critic), "an average of a critic before training")
             train(critic, batch, value_loss, ["values"])
@@ -252,14 +252,14 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
 
     def test_each_update_has_its_own_gradient(self, tmp_path: Path) -> None:
         """The gradient of an update contains nothing of the previous one."""
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model, **STILL) as engine:
             norms = [train(engine, batch, policy_loss, OUTPUTS)["gradient_norm"] for _ in range(3)]
         assert norms[1:] == pytest.approx(norms[:1] * 2, rel=self.gradient_tolerance), f"norms {norms} of equal updates"
 
     def test_the_gradient_norm_is_that_before_clipping(self, tmp_path: Path) -> None:
         """The metric is the norm before clipping: a clipped norm would hide that training diverges."""
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         norms = []
         for limit in (None, 1e-3):
             with self.engine(model, **{**STILL, "max_gradient_norm": limit}) as engine:
@@ -270,7 +270,7 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
 
     def test_training_lowers_the_loss(self, tmp_path: Path) -> None:
         """Twenty updates on the negative log-likelihood of a batch lower it in the metrics and in `forward`."""
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model, learning_rate=3e-3) as engine:
             metrics = [train(engine, batch, likelihood_loss, ["logprobs"]) for _ in range(20)]
             forward_loss = float(-(engine.forward(batch, ["logprobs"])["logprobs"] * batch["loss_weights"]).sum())
@@ -287,7 +287,7 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
 
     def test_a_gradient_that_is_not_finite_changes_nothing(self, tmp_path: Path) -> None:
         """The engine skips and reports the update. The next update is as if the skipped one had not happened."""
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
 
         def poisoned(part: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
             return LossResult(outputs["logprobs"].sum() * torch.nan)
@@ -304,7 +304,7 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
 
     def test_an_update_without_loss_weights_changes_nothing(self, tmp_path: Path) -> None:
         """If all loss weights are 0, the momentum of earlier updates does not move the parameters either."""
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         weightless = batch.with_tokens(loss_weights=torch.zeros_like(batch["loss_weights"]))
         with self.engine(model, learning_rate=1e-3) as engine:
             train(engine, batch, policy_loss, OUTPUTS)
@@ -315,7 +315,7 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
 
     def test_the_batch_stays_as_it_was(self, tmp_path: Path) -> None:
         """The engine does not change the batch, which the next update and the consumption log use."""
-        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        model, batch = self.make_model(tmp_path / "model"), make_training_batch()
         before = batch.to_bytes()
         with self.engine(model, max_tokens_per_microbatch=40) as engine:
             engine.forward(batch, OUTPUTS)
@@ -326,5 +326,5 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
         """`setup` raises RunError. `close` is safe after that, and may be called twice."""
         with pytest.raises(RunError), self.engine(tmp_path / "nothing", role=ACTOR):
             pass
-        with self.engine(make_model(tmp_path / "model")) as engine:
+        with self.engine(self.make_model(tmp_path / "model")) as engine:
             engine.close()

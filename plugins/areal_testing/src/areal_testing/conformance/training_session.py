@@ -12,6 +12,7 @@ from areal_core.data import Metric
 from areal_core.engines import ModelReference, OptimizerSettings
 from areal_core.sdk import ACTOR, CRITIC, REFERENCE, LossResult, LossSpec, Role
 from areal_testing.conformance.batches import VALUES_OUTPUT, make_batch
+from areal_testing.conformance.models import make_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +34,8 @@ class TrainingSession:
     Attributes:
         tolerance: largest absolute difference of log-probabilities, entropies and values, in float32.
         gradient_tolerance: largest relative difference of the gradient norm.
-        architectures: tiny models that the engine can load: "qwen3" (tied embeddings) and "llama" (untied).
+        architectures: tiny models that the engine can load, of those in `models.ARCHITECTURES`. Most tests use the
+            first; "qwen3" has tied embeddings, "llama" untied ones.
         roles: roles that the engine supports.
     """
 
@@ -47,6 +49,10 @@ class TrainingSession:
     ) -> TrainEngine:
         """Return a new engine before `setup`, with a constant learning rate and without weight decay."""
         raise NotImplementedError(f"{type(self).__name__} must override make_engine and return its engine")
+
+    def make_model(self, folder: Path, architecture: str | None = None, *, seed: int = 0) -> Path:
+        """Write a tiny model, of the first of `architectures` unless one is given. See `models.make_model`."""
+        return make_model(folder, architecture=architecture or self.architectures[0], seed=seed)
 
     @contextmanager
     def engine(
