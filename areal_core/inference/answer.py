@@ -79,11 +79,18 @@ class Answer:
         self.sampled = SampledTokens()
         self.columns: dict[str, Values] = {}
         self.finish: FinishReason | None = None
+        self._shown = 0
         self._conversations = conversations
         self._conversation = request.conversation or f"request {request.request_id}"
 
     def next_partial(self, grant: Grant) -> PartialGeneration:
-        """Return the request for the rest of the answer, to the server of a slot."""
+        """Return the request for the rest of the answer, to the server of a slot.
+
+        Raises:
+            ValueError: the caller has seen tokens that a lost server took with it.
+        """
+        if self._shown > len(self.sampled):
+            raise ValueError("a server failed after the caller had received its tokens, which cannot be kept")
         if not is_resumable(self.request.sampling):
             self.sampled, self.columns = SampledTokens(), {}
         self.partials += 1
@@ -101,6 +108,16 @@ class Answer:
         input_ids = self._prompt.followed_by(self.sampled.ids) if done else self._prompt
         return PartialGeneration(name, input_ids, sampling, seed, salt, self.request.images, grant.adapter)
 
+    def show(self, tokens: PartialTokens) -> None:
+        """Pass the new tokens of a running partial generation to the caller, as far as they are certain to be kept."""
+        if self.request.on_tokens is not None and not tokens.fault():
+            self._show(tokens.sampled.ids[self._shown - len(self.sampled) : len(tokens.labels())])
+
+    def _show(self, ids: Sequence[int]) -> None:
+        if ids and self.request.on_tokens is not None and is_resumable(self.request.sampling):
+            self._shown += len(ids)
+            self.request.on_tokens(ids)
+
     def keep_labeled(self, tokens: PartialTokens) -> None:
         """Keep the tokens of an interrupted partial generation whose version is certain."""
         versions = tokens.labels()
@@ -112,6 +129,7 @@ class Answer:
         """Keep the first tokens of a partial generation, as many as have a version."""
         count = len(versions)
         self.sampled.extend(tokens.sampled.ids[:count], tokens.sampled.logprobs[:count], versions)
+        self._show(self.sampled.ids[self._shown :])
         if tokens.columns:
             self.columns = joined_columns(self.columns, tokens.columns, len(self._prompt) + len(self.sampled))
         if tokens.finish == "stop":

@@ -111,6 +111,7 @@ class ServersClient:
                 async with aclosing(chunks):  # type: ignore[type-var]
                     async for chunk in chunks:
                         tokens.add(chunk)
+                        answer.show(tokens)
             if fault := tokens.fault():
                 raise ServerLostError(f"sent {fault}")
             versions = tokens.versions()

@@ -105,6 +105,9 @@ class GenerationRequest:
         on_slot_change: called in the caller's event loop: with False when the request waits for a slot, at first or
             after it has lost one, and with True when it has got one. It is not called after the answer. The time of an
             episode is stopped while one of its requests waits.
+        on_tokens: called in the caller's event loop with the next tokens of the answer, as they arrive. They are a part
+            of the answer, or the request fails. It is not called for a request that another server could not continue;
+            see `is_resumable`.
 
     Example:
         >>> from areal_core.servers import GenerationRequest, SamplingParameters
@@ -123,6 +126,7 @@ class GenerationRequest:
     conversation: str = ""
     images: tuple[str, ...] = ()
     on_slot_change: Callable[[bool], None] = field(default=lambda _: None, repr=False, compare=False)
+    on_tokens: Callable[[Sequence[int]], None] | None = field(default=None, repr=False, compare=False)
 
     def check(self, vocabulary: int, limit: int, limited_by: str) -> None:
         """Check what an engine cannot serve. A token outside of the vocabulary, for example, would end most engines.

@@ -66,11 +66,13 @@ class WorkflowContext:
 
     Attributes:
         tokenizer: the model's tokenizer, as loaded by `transformers.AutoTokenizer`.
-        generate: `await generate(input_ids, *, max_new_tokens=None, stop=(), images=())` continues token ids with the
-            run's sampling settings and returns a `Generation`. The runtime adds deadline, seed and retries.
+        generate: `await generate(input_ids, *, max_new_tokens=None, stop=(), images=(), on_tokens=None)` continues
+            token ids with the run's sampling settings and returns a `Generation`. The runtime adds deadline, seed and
+            retries.
             `max_new_tokens` lowers the run's setting for this call. `stop` has texts that end this answer; it raises
             `ValueError` if the engine does not support them. `images` has the image files of the image tokens in the
             ids. Pass `TrajectoryBuilder.input_ids` rather than a list: then a turn costs time only for its new tokens.
+            `on_tokens` is called with tokens of the answer before it is complete; see `GenerationRequest.on_tokens`.
         score: `await score(prompt=..., completion=..., completion_ids=..., finish_reason=...)` computes the run's
             rewards in the reward pool and returns a `RewardScore`. It also takes `prompt_ids`, for rewards that name
             it. A reward that fails also fails the episode, unless `rollout.failed_reward` is set.

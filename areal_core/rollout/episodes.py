@@ -151,6 +151,7 @@ class EpisodeRunner:
             max_new_tokens: int | None = None,
             stop: Sequence[str] = (),
             images: Sequence[bytes] = (),
+            on_tokens: Callable[[Sequence[int]], None] | None = None,
         ) -> Generation:
             settings = sampling
             prompt = TokenIds(input_ids)  # a copy: the workflow's conversation grows
@@ -174,6 +175,7 @@ class EpisodeRunner:
                         conversation=own,
                         images=tuple(b64encode(image).decode() for image in images),
                         on_slot_change=on_slot_change,
+                        on_tokens=on_tokens,
                     )
                 )
             if (count := len(generation)) > (most := settings.max_new_tokens):

@@ -11,9 +11,9 @@ from areal_core.inference.answer import Answer, Conversations, PartialTokens
 from areal_core.servers import GenerationRequest, Grant, SamplingParameters, ServerLostError
 
 
-def answer(seed=7, name="r1", conversation="", conversations=None, **sampling):
+def answer(seed=7, name="r1", conversation="", conversations=None, on_tokens=None, **sampling):
     settings = SamplingParameters(**{"max_new_tokens": 10, **sampling})
-    request = GenerationRequest(name, [1, 2, 3], settings, seed, conversation=conversation)
+    request = GenerationRequest(name, [1, 2, 3], settings, seed, conversation=conversation, on_tokens=on_tokens)
     return Answer(request, conversations or Conversations("recompute"))
 
 
@@ -83,6 +83,47 @@ def test_what_looks_at_its_own_output_begins_anew(sampling):
     second = asked.next_partial(grant(5))
     assert (second.input_ids, second.sampling.max_new_tokens, second.name) == ([1, 2, 3], 10, "r1.2")
     assert len(asked.sampled) == 0
+
+
+def test_the_caller_sees_each_token_once_as_soon_as_it_is_certain_to_be_kept():
+    seen = []
+    asked = answer(on_tokens=seen.append)
+    partial = PartialTokens(grant(), 10)
+    partial.add(Chunk([11, 12, 13], [-1.0] * 3, None, [("4", 0, 2)]))
+    asked.show(partial)
+    assert [list(ids) for ids in seen] == [[11, 12]], "the third token has no label yet"
+    asked.show(partial)
+    partial.add(Chunk([14, 15], [-1.0] * 2, None, [("4", 0, 4)]))
+    asked.keep_labeled(partial)  # the server is lost
+    rest = PartialTokens(grant(labels_tokens=False), 6)
+    rest.add(Chunk([16], [-1.0]))
+    asked.next_partial(grant())
+    asked.show(rest)
+    rest.add(Chunk([17], [-1.0], "stop"))
+    asked.keep(rest, rest.versions())
+    assert [list(ids) for ids in seen] == [[11, 12], [13, 14], [16], [17]]
+    assert asked.generation().output_ids == [11, 12, 13, 14, 16, 17]
+
+
+def test_an_answer_fails_if_its_caller_has_seen_tokens_that_are_not_kept():
+    seen = []
+    asked = answer(on_tokens=seen.append)
+    partial = PartialTokens(grant(), 10)
+    partial.add(Chunk([11, 12], [-1.0] * 2, None, [("4", 0, 2)]))
+    asked.show(partial)
+    partial.add(Chunk([1000], [-1.0]))  # of a vocabulary of 100: nothing of this server is kept
+    asked.show(partial)
+    assert [list(ids) for ids in seen] == [[11, 12]]
+    with pytest.raises(ValueError, match="a server failed after the caller had received its tokens"):
+        asked.next_partial(grant())
+
+
+@pytest.mark.parametrize("sampling", [{"stop": ("x",)}, {"repetition_penalty": 1.1}])
+def test_tokens_that_another_server_could_not_continue_are_not_shown(sampling):
+    asked = answer(on_tokens=pytest.fail, **sampling)
+    partial = tokens(11, 12, spans=[("4", 0, 2)])
+    asked.show(partial)
+    asked.keep(partial, partial.versions())
 
 
 def test_the_answer_ends_as_its_last_partial_does():

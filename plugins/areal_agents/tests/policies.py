@@ -130,6 +130,7 @@ class Policy:
         self.tokenizer = make_tokenizer(template)
         self.said: list[tuple[list[int], Generation]] = []
         self.wait_s = 0.0
+        self.pause: asyncio.Event | None = None
         self.scored: list[dict[str, Any]] = []
         self._end = self.tokenizer.convert_tokens_to_ids(ENDS[template])
         self._log = log
@@ -148,7 +149,12 @@ class Policy:
         return ids
 
     async def generate(
-        self, input_ids: list[int], *, max_new_tokens: int | None = None, stop: Sequence[str] = ()
+        self,
+        input_ids: list[int],
+        *,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        on_tokens: Callable[[Sequence[int]], None] | None = None,
     ) -> Generation:
         text = self._log(len(self.said))
         for ending in stop:
@@ -164,6 +170,8 @@ class Policy:
         generation = Generation(ids, logprobs, [7] * len(ids), reason)
         place = len(self.said)
         self.said.append((list(input_ids), generation))
+        if on_tokens is not None and not stop:
+            await self._show(ids, on_tokens)
         if self.wait_s:
             try:
                 await asyncio.sleep(self.wait_s)
@@ -171,6 +179,17 @@ class Policy:
                 self.said[place] = ([], generation)
                 raise
         return generation
+
+    async def _show(self, ids: list[int], on_tokens: Callable[[Sequence[int]], None]) -> None:
+        """Pass the tokens on a few at a time. Wait in the middle until the test goes on."""
+        sent = 0
+        while sent < len(ids):
+            size = self._random.randint(1, 4)
+            on_tokens(ids[sent : sent + size])
+            sent += size
+            if self.pause is not None and sent >= len(ids) // 2:
+                await self.pause.wait()
+            await asyncio.sleep(0)
 
     async def score(self, **arguments: Any) -> Any:
         self.scored.append(arguments)

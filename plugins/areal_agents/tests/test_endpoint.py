@@ -70,7 +70,7 @@ def test_a_client_that_goes_away_in_a_stream_loses_its_answer(play):
         async with aiohttp.ClientSession(headers=headers) as client:
             body, soon = {"messages": USER, "stream": True}, aiohttp.ClientTimeout(total=0.5)
             with pytest.raises(asyncio.TimeoutError):
-                await client.post(f"{base_url}/chat/completions", json=body, timeout=soon)
+                await (await client.post(f"{base_url}/chat/completions", json=body, timeout=soon)).read()
         policy.wait_s = 0.0
         async with ask(base_url, api_key) as client:
             await client.chat.completions.create(model="any", messages=USER)

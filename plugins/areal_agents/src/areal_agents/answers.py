@@ -96,9 +96,25 @@ class AnswerReader:
         self._ends = {*getattr(tokenizer, "all_special_ids", ())}
         self._texts = TokenTexts(tokenizer)
 
+    @property
+    def has_own_template(self) -> bool:
+        """Whether the tokenizer's `response_template` parses the answers."""
+        return self._response_template is not None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+
+    def without_end(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return an answer's tokens without the special tokens at its end."""
+        count = len(ids)
+        while count and ids[count - 1] in self._ends:
+            count -= 1
+        return ids[:count]
+
     def begun(self, prompt_ids: Sequence[int]) -> str:
         """Return the text with which the chat template has opened the policy's turn: "<think>", or empty."""
-        opened = self.tokenizer.decode(prompt_ids[-_OPENING_TOKENS:], skip_special_tokens=False).rstrip()
+        opened = self.decode(prompt_ids[-_OPENING_TOKENS:]).rstrip()
         return "<think>" if opened.endswith("<think>") else ""
 
     def logprobs(self, generation: Generation) -> list[dict[str, Any]]:
@@ -126,10 +142,7 @@ class AnswerReader:
             stop: texts at which the answer ends. They are not part of the message.
             first_call: index of the answer's first call among all calls of the episode; call ids count from it.
         """
-        ids = generation.output_ids
-        while ids and ids[-1] in self._ends:
-            ids = ids[:-1]
-        text = self.tokenizer.decode(ids, skip_special_tokens=False)
+        text = self.decode(self.without_end(generation.output_ids))
         if positions := [position for ending in stop if (position := text.find(ending)) >= 0]:
             text = text[: min(positions)]
         if self._response_template is not None:

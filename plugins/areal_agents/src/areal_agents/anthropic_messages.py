@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from areal_agents.options import not_honored
 from areal_agents.requests import AgentRequest, objects, positive, stop_texts, tools_of
+from areal_agents.streams import CONTENT, REASONING
 from areal_core.chat import read_conversation
 from areal_core.data import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from areal_agents.answers import AnswerReader
-    from areal_agents.conversations import Turn
+    from areal_agents.conversations import Prompt, Turn
     from areal_agents.openai_chat import Event
     from areal_agents.requests import RefusedError
+    from areal_agents.streams import AnswerStream
 
 
 HONORED = frozenset({"max_tokens", "messages", "model", "stop_sequences", "stream", "system", "tool_choice", "tools"})
@@ -49,11 +51,9 @@ def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) 
     del reader
     (turn,) = turns
     message = turn.answer.message
-    blocks: list[dict[str, Any]] = []
-    if thought := message.get("reasoning_content"):
-        blocks.append({"type": "thinking", "thinking": thought, "signature": ""})
-    if message["content"] or not turn.answer.calls:
-        blocks.append({"type": "text", "text": message["content"]})
+    blocks = [_block(REASONING, thought)] if (thought := message.get(REASONING)) else []
+    if message[CONTENT] or not turn.answer.calls:
+        blocks.append(_block(CONTENT, message[CONTENT]))
     for call in turn.answer.calls:
         function = call["function"]
         blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": function["arguments"]})
@@ -61,38 +61,73 @@ def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) 
     if turn.generation.finish_reason is FinishReason.LENGTH:
         reason = "max_tokens"
     return {
-        "id": f"msg_{turn.identifier}",
-        "type": "message",
-        "role": "assistant",
-        "model": str(body.get("model", "")),
+        **_begun(body, turn.identifier, turn.prompt),
         "content": blocks,
         "stop_reason": reason,
-        "stop_sequence": None,
         "usage": {"input_tokens": turn.prompt.length, "output_tokens": len(turn.generation.output_ids)},
     }
 
 
-def stream(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> Iterator[Event]:
+def _begun(body: Mapping[str, Any], identifier: str, prompt: Prompt) -> dict[str, Any]:
+    """Return the response before its first block."""
+    return {
+        "id": f"msg_{identifier}",
+        "type": "message",
+        "role": "assistant",
+        "model": str(body.get("model", "")),
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {"input_tokens": prompt.length, "output_tokens": 0},
+    }
+
+
+def _block(field: str, text: str) -> dict[str, Any]:
+    if field == REASONING:
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    return {"type": "text", "text": text}
+
+
+async def stream(body: Mapping[str, Any], answers: AnswerStream, reader: AnswerReader) -> AsyncIterator[Event]:
     """Yield the same response as stream events."""
-    whole = write(body, turns, reader)
-    used = whole["usage"]
-    begun = {**whole, "content": [], "stop_reason": None, "usage": {**used, "output_tokens": 0}}
-    yield "message_start", {"type": "message_start", "message": begun}
-    for number, block in enumerate(whole["content"]):
-        if block["type"] == "text":
-            empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
-        elif block["type"] == "thinking":
-            empty, delta = {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
+    yield "message_start", {"type": "message_start", "message": _begun(body, answers.identifier, answers.prompt)}
+    number, field = -1, ""
+    async for piece in answers.pieces():
+        if piece.field != field:
+            if field:
+                yield _stop(number)
+            number, field = number + 1, piece.field
+            yield _start(number, _block(field, ""))
+        name = "thinking" if field == REASONING else "text"
+        yield _delta(number, {"type": f"{name}_delta", name: piece.text})
+    if field:
+        yield _stop(number)
+    whole = write(body, answers.turns, reader)
+    for block in whole["content"][number + 1 :]:  # calls, or a text block without text
+        number += 1
+        if block["type"] == "tool_use":
+            yield _start(number, {**block, "input": {}})
+            arguments = json.dumps(block["input"], ensure_ascii=False)
+            yield _delta(number, {"type": "input_json_delta", "partial_json": arguments})
         else:
-            empty = {**block, "input": {}}
-            delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}
-        start = {"type": "content_block_start", "index": number, "content_block": empty}
-        yield "content_block_start", start
-        yield "content_block_delta", {"type": "content_block_delta", "index": number, "delta": delta}
-        yield "content_block_stop", {"type": "content_block_stop", "index": number}
+            yield _start(number, block)
+        yield _stop(number)
     end = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
-    yield "message_delta", {"type": "message_delta", "delta": end, "usage": {"output_tokens": used["output_tokens"]}}
+    written = {"output_tokens": whole["usage"]["output_tokens"]}
+    yield "message_delta", {"type": "message_delta", "delta": end, "usage": written}
     yield "message_stop", {"type": "message_stop"}
+
+
+def _start(number: int, block: dict[str, Any]) -> Event:
+    return "content_block_start", {"type": "content_block_start", "index": number, "content_block": block}
+
+
+def _delta(number: int, delta: dict[str, Any]) -> Event:
+    return "content_block_delta", {"type": "content_block_delta", "index": number, "delta": delta}
+
+
+def _stop(number: int) -> Event:
+    return "content_block_stop", {"type": "content_block_stop", "index": number}
 
 
 def problem(error: RefusedError) -> dict[str, Any]:

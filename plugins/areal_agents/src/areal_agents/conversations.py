@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -75,8 +74,8 @@ class Turn:
     prompt: Prompt
     generation: Generation
     answer: Answer
-    agent_id: str = ""
-    identifier: str = field(default_factory=lambda: uuid.uuid4().hex)
+    agent_id: str
+    identifier: str
     children: list[Turn] = field(default_factory=list)
     length: int = field(init=False)
 
@@ -176,9 +175,9 @@ class Conversations:
                 return candidates, count
         return [], 0
 
-    def add(self, prompt: Prompt, generation: Generation, answer: Answer, agent_id: str) -> Turn:
+    def add(self, prompt: Prompt, generation: Generation, answer: Answer, agent_id: str, identifier: str) -> Turn:
         """Store an answer, so that later requests can continue it. Call this before the answer is sent."""
-        turn = Turn(prompt, generation, answer, agent_id)
+        turn = Turn(prompt, generation, answer, agent_id, identifier)
         self.turns.append(turn)
         self._known[_extended(prompt.key, answer.message)].append(turn)
         if prompt.parent is not None:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from collections import OrderedDict
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -18,13 +19,14 @@ from aiohttp import web
 
 from areal_agents import anthropic_messages, openai_chat, openai_responses, token_generate
 from areal_agents.requests import REQUESTS, RefusedError
+from areal_agents.streams import AnswerStream
 from areal_core.chat import ROLES, read_json
 from areal_core.errors import RunError
 from areal_core.processes import http_address
 from areal_core.sdk import Endpoint, RowError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 
     from aiohttp.typedefs import Handler
 
@@ -56,8 +58,8 @@ class AgentProtocol(Protocol):
     def write(self, body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> dict[str, Any]:
         """Return the complete response."""
 
-    def stream(self, body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> Iterator[Event]:
-        """Yield the same response as stream events."""
+    def stream(self, body: Mapping[str, Any], answers: AnswerStream, reader: AnswerReader) -> AsyncIterator[Event]:
+        """Yield the same response as stream events, while the answers are generated."""
 
 
 class AgentEndpoint:
@@ -146,13 +148,15 @@ class AgentEndpoint:
         self._check_options(parsed)
         prompt = await session.place(parsed)
         # Look up the session again: the episode may have ended during the awaits.
-        answering = self._session_of(request, model).start(parsed, prompt)
+        session = self._session_of(request, model)
+        if body.get("stream"):
+            answers = AnswerStream(session, parsed, prompt, self._reader)
+            response, answering = self._stream(protocol, request, body, answers), answers.answering
+        else:
+            answering = session.start(parsed, prompt)
+            response = self._whole(protocol, request, body, answering)
         try:
-            if body.get("stream"):
-                return await self._stream(protocol, request, body, answering)
-            response = web.json_response(protocol.write(body, await answering, self._reader))
-            await response.prepare(request)
-            await response.write_eof()
+            return await response
         except BaseException as error:
             if not isinstance(error, (RefusedError, RunError)):
                 session.counts["lost_answers"] += parsed.count
@@ -160,38 +164,59 @@ class AgentEndpoint:
             if answering.done() and not answering.cancelled() and answering.exception() is None:
                 session.lose(answering.result())
             raise
-        return response
 
-    async def _stream(
+    async def _whole(
         self,
         protocol: AgentProtocol,
         request: web.Request,
         body: Mapping[str, Any],
         answering: asyncio.Task[list[Turn]],
     ) -> web.StreamResponse:
-        """Stream comments until the answer is complete, then its events.
-
-        An error within the first `PING_S` seconds still becomes an HTTP status.
-        """
-        await asyncio.wait({answering}, timeout=PING_S)
-        if answering.done():
-            answering.result()
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        response = web.json_response(protocol.write(body, await answering, self._reader))
         await response.prepare(request)
-        while not answering.done():
-            await response.write(b": waiting\n\n")
-            await asyncio.wait({answering}, timeout=PING_S)
-        events: Iterable[Event]
-        try:
-            events = protocol.stream(body, answering.result(), self._reader)
-        except (RefusedError, RunError) as error:
-            events = [("error", _problem(request, as_refused(error)))]
-        for name, data in events:
-            line = f"event: {name}\n" if name else ""
-            await response.write(f"{line}data: {json.dumps(data)}\n\n".encode())
-        if protocol is openai_chat:
-            await response.write(f"data: {openai_chat.ENDED}\n\n".encode())
         await response.write_eof()
+        return response
+
+    async def _stream(
+        self, protocol: AgentProtocol, request: web.Request, body: Mapping[str, Any], answers: AnswerStream
+    ) -> web.StreamResponse:
+        """Stream the answers as they are generated, and comments while there is nothing to send.
+
+        An error before the first text still becomes an HTTP status if it comes within `PING_S` seconds.
+        """
+
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+
+        async def lines() -> AsyncGenerator[str, None]:
+            try:
+                await answers.begin()
+                async for name, data in protocol.stream(body, answers, self._reader):
+                    yield (f"event: {name}\n" if name else "") + f"data: {json.dumps(data)}"
+                if protocol is openai_chat:
+                    yield f"data: {openai_chat.ENDED}"
+            except (RefusedError, RunError) as error:
+                if not response.prepared:
+                    raise
+                yield f"event: error\ndata: {json.dumps(_problem(request, as_refused(error)))}"
+
+        async with aclosing(lines()) as written:
+            line: asyncio.Future[str | None] = asyncio.ensure_future(anext(written, None))
+            try:
+                while True:
+                    await asyncio.wait({line}, timeout=PING_S)
+                    text = line.result() if line.done() else ": waiting"
+                    if text is None:
+                        break
+                    if not response.prepared:
+                        await response.prepare(request)
+                    await response.write(f"{text}\n\n".encode())
+                    if line.done():
+                        line = asyncio.ensure_future(anext(written, None))
+            finally:
+                line.cancel()
+                await asyncio.wait({line})
+        with suppress(ConnectionResetError):  # the client has all lines, and need not wait for the end
+            await response.write_eof()
         return response
 
     def _check_options(self, parsed: AgentRequest) -> None:
@@ -233,6 +258,8 @@ async def _write_errors(request: web.Request, handler: Handler) -> web.StreamRes
         refused = RefusedError(message, error.status, error.reason.lower().replace(" ", "_"))
     except (RefusedError, RunError) as error:
         refused = as_refused(error)
+    except ConnectionResetError:
+        refused = RefusedError("the client has closed the connection", 499, "client_closed_request")
     except Exception as error:
         logger.exception("the agents' endpoint failed at %s", request.path)
         refused = RefusedError(f"the endpoint failed: {error!r}", 500, "internal_error")

@@ -12,10 +12,11 @@ from areal_core.chat import read_conversation, template_arguments
 from areal_core.data import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from areal_agents.answers import AnswerReader
-    from areal_agents.conversations import Turn
+    from areal_agents.conversations import Prompt, Turn
+    from areal_agents.streams import AnswerStream
     from areal_core.chat import Message
 
 Event = tuple[str, dict[str, Any]]
@@ -88,42 +89,49 @@ def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) 
         }
         for number, turn in enumerate(turns)
     ]
-    return {**_head(body, turns, "chat.completion"), "choices": choices, "usage": usage(turns), **_prompt(body, turns)}
+    head = _head(body, turns[0].identifier, "chat.completion")
+    return {**head, "choices": choices, "usage": usage(turns), **_prompt(body, turns[0].prompt)}
 
 
-def stream(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> Iterator[Event]:
-    """Yield the same response as stream events."""
-    head = _head(body, turns, "chat.completion.chunk")
+async def stream(body: Mapping[str, Any], answers: AnswerStream, reader: AnswerReader) -> AsyncIterator[Event]:
+    """Yield the same response as stream events. Token ids and log-probabilities are in the last event of an answer."""
+    head = _head(body, answers.identifier, "chat.completion.chunk")
 
     def chunk(number: int, delta: dict[str, Any], finish: str | None = None, **fields: Any) -> Event:
         choice = {"index": number, "delta": delta, "finish_reason": finish, "logprobs": None, **fields}
         return "", {**head, "choices": [choice]}
 
-    for number, turn in enumerate(turns):
-        message = _message_of(turn)
-        calls = [{"index": index, **call} for index, call in enumerate(message.pop("tool_calls", []))]
-        ids: dict[str, Any] = {"token_ids": turn.generation.output_ids} if body.get("return_token_ids") else {}
-        name, data = chunk(number, message, logprobs=_logprobs(body, turn, reader), **ids)
-        yield name, {**data, **(_prompt(body, turns) if not number else {})}
-        if calls:
+    for number in range(answers.count):
+        name, data = chunk(number, {"role": "assistant", "content": "", "refusal": None})
+        yield name, {**data, **(_prompt(body, answers.prompt) if not number else {})}
+    async for piece in answers.pieces():
+        yield chunk(piece.choice, {piece.field: piece.text})
+    for number, turn in enumerate(answers.turns):
+        if turn.answer.calls:
+            calls = [{"index": index, **written_call(call)} for index, call in enumerate(turn.answer.calls)]
             yield chunk(number, {"tool_calls": calls})
-        yield chunk(number, {}, finish_reason(turn))
+        ids: dict[str, Any] = {"token_ids": turn.generation.output_ids} if body.get("return_token_ids") else {}
+        yield chunk(number, {}, finish_reason(turn), logprobs=_logprobs(body, turn, reader), **ids)
     if (body.get("stream_options") or {}).get("include_usage"):
-        yield "", {**head, "choices": [], "usage": usage(turns)}
+        yield "", {**head, "choices": [], "usage": usage(answers.turns)}
 
 
 def _logprobs(body: Mapping[str, Any], turn: Turn, reader: AnswerReader) -> dict[str, Any] | None:
     return {"content": reader.logprobs(turn.generation), "refusal": None} if body.get("logprobs") else None
 
 
-def _prompt(body: Mapping[str, Any], turns: Sequence[Turn]) -> dict[str, Any]:
+def _prompt(body: Mapping[str, Any], prompt: Prompt) -> dict[str, Any]:
     """Return the prompt's token ids under vLLM's name, if the request asks for them."""
-    return {"prompt_token_ids": turns[0].prompt.ids} if body.get("return_token_ids") else {}
+    return {"prompt_token_ids": prompt.ids} if body.get("return_token_ids") else {}
 
 
-def _head(body: Mapping[str, Any], turns: Sequence[Turn], kind: str) -> dict[str, Any]:
-    identifier = f"chatcmpl-{turns[0].identifier}"
-    return {"id": identifier, "object": kind, "created": int(time.time()), "model": str(body.get("model", ""))}
+def _head(body: Mapping[str, Any], identifier: str, kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{identifier}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": str(body.get("model", "")),
+    }
 
 
 def _message_of(turn: Turn) -> Message:

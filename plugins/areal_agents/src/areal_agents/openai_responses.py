@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 from areal_agents.openai_chat import written_call
 from areal_agents.options import not_honored
 from areal_agents.requests import AgentRequest, RefusedError, objects, positive, tools_of
+from areal_agents.streams import CONTENT, REASONING
 from areal_core.chat import read_conversation, read_message, template_arguments
 from areal_core.data import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from areal_agents.answers import AnswerReader
     from areal_agents.conversations import Turn
     from areal_agents.openai_chat import Event
+    from areal_agents.streams import AnswerStream, Piece
     from areal_core.chat import Message
 
 PREFIX = "resp_"
@@ -36,8 +38,18 @@ HONORED = frozenset(
     }
 )
 """Request keys that the endpoint honors; `_text_options` lists the parts of `text` that it does not honor."""
-_EMPTY: Final[Mapping[str, dict[str, Any]]] = {"message": {"content": []}, "function_call": {"arguments": ""}}
+_EMPTY: Final[Mapping[str, dict[str, Any]]] = {
+    "reasoning": {"content": []},
+    "message": {"content": []},
+    "function_call": {"arguments": ""},
+}
 """Fields of an item before its first delta, by item type."""
+_TEXTS: Final = {
+    "reasoning": "reasoning_text",
+    "message": "output_text",
+    "function_call": "function_call_arguments",
+}
+"""Names of the events for an item's text or arguments, by item type."""
 
 
 def read(body: Mapping[str, Any]) -> AgentRequest:
@@ -123,30 +135,36 @@ def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) 
     cached = {"cached_tokens": 0, "cache_write_tokens": 0}
     details = {"input_tokens_details": cached, "output_tokens_details": {"reasoning_tokens": 0}}
     return {
-        "id": PREFIX + turn.identifier,
-        "object": "response",
-        "created_at": int(time.time()),
+        **_begun(body, turn.identifier),
         "status": "incomplete" if is_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "model": str(body.get("model", "")),
         "output": _items(turn),
+        "usage": {**used, **details},
+    }
+
+
+def _begun(body: Mapping[str, Any], identifier: str) -> dict[str, Any]:
+    """Return the response before its first item."""
+    return {
+        "id": PREFIX + identifier,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "incomplete_details": None,
+        "model": str(body.get("model", "")),
+        "output": [],
         "parallel_tool_calls": True,
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": body.get("tools") or [],
-        "usage": {**used, **details},
+        "usage": None,
     }
 
 
 def _items(turn: Turn) -> list[dict[str, Any]]:
     message, name = turn.answer.message, turn.identifier
-    items: list[dict[str, Any]] = []
-    if thought := message.get("reasoning_content"):
-        content = [{"type": "reasoning_text", "text": thought}]
-        items.append({"type": "reasoning", "id": f"rs_{name}", "summary": [], "content": content})
-    if message["content"] or not turn.answer.calls:
-        text = {"type": "output_text", "text": message["content"], "annotations": [], "logprobs": []}
-        header = {"type": "message", "id": f"msg_{name}", "role": "assistant", "status": "completed"}
-        items.append({**header, "content": [text]})
+    items = [_text_item(REASONING, name, thought)] if (thought := message.get(REASONING)) else []
+    if message[CONTENT] or not turn.answer.calls:
+        items.append(_text_item(CONTENT, name, message[CONTENT]))
     for number, call in enumerate(turn.answer.calls):
         function = written_call(call)["function"]
         header = {"type": "function_call", "id": f"fc_{name}_{number}", "call_id": call["id"], "status": "completed"}
@@ -154,33 +172,99 @@ def _items(turn: Turn) -> list[dict[str, Any]]:
     return items
 
 
-def stream(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> Iterator[Event]:
+def _text_item(field: str, name: str, text: str) -> dict[str, Any]:
+    if field == REASONING:
+        content: list[dict[str, Any]] = [{"type": "reasoning_text", "text": text}]
+        return {"type": "reasoning", "id": f"rs_{name}", "summary": [], "content": content}
+    content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
+    header = {"type": "message", "id": f"msg_{name}", "role": "assistant", "status": "completed"}
+    return {**header, "content": content}
+
+
+async def stream(body: Mapping[str, Any], answers: AnswerStream, reader: AnswerReader) -> AsyncIterator[Event]:
     """Yield the same response as stream events."""
-    whole = write(body, turns, reader)
-    number = -1
+    events = _Events(answers.identifier)
+    begun = _begun(body, answers.identifier)
+    yield events.one("response.created", response=begun)
+    yield events.one("response.in_progress", response=begun)
+    async for piece in answers.pieces():
+        for event in events.text(piece):
+            yield event
+    for event in events.end_text():
+        yield event
+    whole = write(body, answers.turns, reader)
+    for item in whole["output"][events.items :]:  # the calls, or a message without text
+        for event in events.item(item):
+            yield event
+    yield events.one(f"response.{whole['status']}", response=whole)
 
-    def event(kind: str, **data: Any) -> Event:
-        nonlocal number
-        number += 1
-        return kind, {"type": kind, "sequence_number": number, **data}
 
-    begun = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-    yield event("response.created", response=begun)
-    yield event("response.in_progress", response=begun)
-    for index, item in enumerate(whole["output"]):
-        at = {"item_id": item["id"], "output_index": index}
-        empty: dict[str, Any] = _EMPTY.get(item["type"], {})
-        yield event("response.output_item.added", output_index=index, item={**item, **empty, "status": "in_progress"})
+class _Events:
+    """Writes the events of one response.
+
+    Args:
+        name: identifier of the response.
+
+    Attributes:
+        items: number of items that have begun. They follow one another.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.items = 0
+        self._name = name
+        self._number = -1
+        self._field = ""  # of the text item that has begun
+        self._text = ""
+        self._at: dict[str, Any] = {}
+
+    def one(self, kind: str, **data: Any) -> Event:
+        """Return an event with the next number."""
+        self._number += 1
+        return kind, {"type": kind, "sequence_number": self._number, **data}
+
+    def text(self, piece: Piece) -> Iterator[Event]:
+        """Yield the events for new text. Text of another field begins a new item."""
+        if piece.field != self._field:
+            yield from self.end_text()
+            self._field = piece.field
+            yield from self._begin(_text_item(piece.field, self._name, ""))
+        self._text += piece.text
+        yield self._delta("reasoning" if piece.field == REASONING else "message", piece.text)
+
+    def end_text(self) -> Iterator[Event]:
+        """Yield the events that end the text item, if one has begun."""
+        if self._field:
+            yield from self._end(_text_item(self._field, self._name, self._text))
+        self._field = self._text = ""
+
+    def item(self, item: dict[str, Any]) -> Iterator[Event]:
+        """Yield the events for a complete item."""
+        yield from self._begin(item)
+        yield self._delta(item["type"], item.get("arguments", ""))
+        yield from self._end(item)
+
+    def _begin(self, item: dict[str, Any]) -> Iterator[Event]:
+        empty = {**item, **_EMPTY[item["type"]], "status": "in_progress"}
+        yield self.one("response.output_item.added", output_index=self.items, item=empty)
+        self._at = {"item_id": item["id"], "output_index": self.items}
+        self.items += 1
+        if item["type"] != "function_call":
+            self._at["content_index"] = 0
         if item["type"] == "message":
+            yield self.one("response.content_part.added", **self._at, part={**item["content"][0], "text": ""})
+
+    def _delta(self, kind: str, text: str) -> Event:
+        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        return self.one(f"response.{_TEXTS[kind]}.delta", **self._at, delta=text, **more)
+
+    def _end(self, item: dict[str, Any]) -> Iterator[Event]:
+        done = f"response.{_TEXTS[item['type']]}.done"
+        if item["type"] == "function_call":
+            yield self.one(done, **self._at, arguments=item["arguments"], name=item["name"])
+        elif item["type"] == "reasoning":
+            yield self.one(done, **self._at, text=item["content"][0]["text"])
+        else:
             (part,) = item["content"]
-            within = {**at, "content_index": 0}
-            yield event("response.content_part.added", **within, part={**part, "text": ""})
-            yield event("response.output_text.delta", **within, delta=part["text"], logprobs=[])
-            yield event("response.output_text.done", **within, text=part["text"], logprobs=[])
-            yield event("response.content_part.done", **within, part=part)
-        elif item["type"] == "function_call":
-            yield event("response.function_call_arguments.delta", **at, delta=item["arguments"])
-            call = {"arguments": item["arguments"], "name": item["name"]}
-            yield event("response.function_call_arguments.done", **at, **call)
-        yield event("response.output_item.done", output_index=index, item=item)
-    yield event(f"response.{whole['status']}", response=whole)
+            yield self.one(done, **self._at, text=part["text"], logprobs=[])
+            yield self.one("response.content_part.done", **self._at, part=part)
+        yield self.one("response.output_item.done", output_index=self.items - 1, item=item)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ class AgentRequest:
         not_honored: names of options that the answer does not follow; see `areal_agents.options`.
         model: requested model name.
         session: identifier by which an environment tells its agents apart; empty if it does not.
+        identifier: id of the response; with several answers, of the first of them.
     """
 
     messages: Sequence[Message]
@@ -65,6 +67,7 @@ class AgentRequest:
     not_honored: tuple[str, ...] = ()
     model: str = ""
     session: str = ""
+    identifier: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def agent_id(self) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import secrets
 import time
+import uuid
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from areal_agents.requests import RefusedError
 from areal_core.errors import RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from areal_agents.answers import AnswerReader
     from areal_agents.conversations import Prompt, Turn
@@ -102,9 +103,11 @@ class Session:
         self.counts.update(f"other_sampling/{name}" for name in names)
         return prompt
 
-    def start(self, request: AgentRequest, prompt: Prompt) -> asyncio.Task[list[Turn]]:
+    def start(
+        self, request: AgentRequest, prompt: Prompt, on_tokens: Callable[[Sequence[int]], None] | None = None
+    ) -> asyncio.Task[list[Turn]]:
         """Run `answer` in a task that `close` cancels."""
-        task = asyncio.ensure_future(self.answer(request, prompt))
+        task = asyncio.ensure_future(self.answer(request, prompt, on_tokens))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
         return task
@@ -121,12 +124,22 @@ class Session:
         if self._failure is not None:
             raise self._failure
 
-    async def answer(self, request: AgentRequest, prompt: Prompt) -> list[Turn]:
-        """Generate the answers to a request. Call `lose` if they cannot be delivered."""
+    async def answer(
+        self, request: AgentRequest, prompt: Prompt, on_tokens: Callable[[Sequence[int]], None] | None = None
+    ) -> list[Turn]:
+        """Generate the answers to a request. Call `lose` if they cannot be delivered.
+
+        Args:
+            request: the request.
+            prompt: its prompt.
+            on_tokens: called with the tokens of the only answer as they arrive; see `GenerationRequest.on_tokens`.
+        """
         ids = prompt.ids
         max_output = self.max_tokens - len(ids)
         max_new_tokens = max_output if request.max_tokens is None else min(max_output, request.max_tokens)
-        settings = {"max_new_tokens": max_new_tokens, "stop": request.stop}
+        settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": request.stop}
+        if on_tokens is not None:
+            settings["on_tokens"] = on_tokens
         generating = [asyncio.ensure_future(self._generate(ids, **settings)) for _ in range(request.count)]
         self._begin()
         try:
@@ -137,12 +150,13 @@ class Session:
                 task.cancel()
         begun = self._reader.begun(ids)
         turns = []
-        for generation in generations:
+        for number, generation in enumerate(generations):
+            identifier = uuid.uuid4().hex if number else request.identifier
             calls = self.counts["calls"]
             answer = self._reader.read(generation, begun, request.tools, request.stop, first_call=calls)
             self.counts["malformed_calls"] += answer.malformed
             self.counts["calls"] += len(answer.calls)
-            turns.append(self.conversations.add(prompt, generation, answer, request.agent_id))
+            turns.append(self.conversations.add(prompt, generation, answer, request.agent_id, identifier))
         return turns
 
     async def _generate(self, ids: list[int], **settings: Any) -> Generation:

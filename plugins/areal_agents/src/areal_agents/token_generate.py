@@ -9,11 +9,12 @@ from areal_agents.requests import AgentRequest, RefusedError, positive, stop_tex
 from areal_core.data import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from areal_agents.answers import AnswerReader
     from areal_agents.conversations import Turn
     from areal_agents.openai_chat import Event
+    from areal_agents.streams import AnswerStream
 
 HONORED = frozenset({"model", "sampling_params", "stream", "token_ids"})
 """Request keys that the endpoint honors."""
@@ -72,6 +73,8 @@ def _logprobs(turn: Turn) -> list[dict[str, Any]]:
     ]
 
 
-def stream(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> Iterator[Event]:
+async def stream(body: Mapping[str, Any], answers: AnswerStream, reader: AnswerReader) -> AsyncIterator[Event]:
     """Yield the complete response as one event, because no client streams this protocol."""
-    yield "", write(body, turns, reader)
+    async for _ in answers.pieces():
+        pass
+    yield "", write(body, answers.turns, reader)

@@ -133,6 +133,22 @@ class InferenceEngineSuite(WeightUpdates):
 
         asyncio.run(check())
 
+    def test_tokens_are_shown_once_and_in_their_order(self, tmp_path: Path) -> None:
+        """What `GenerationRequest.on_tokens` gets adds up to the answer. An engine may show nothing."""
+        model = make_model(tmp_path / "model")
+
+        async def check() -> None:
+            async with self.running(tmp_path, model) as engine:
+                shown: list[list[int]] = [[], [], []]
+                requests = [
+                    replace(make_request(prompt, most=24), on_tokens=seen.extend)
+                    for prompt, seen in zip(PROMPTS, shown, strict=False)
+                ]
+                for seen, generation in zip(shown, await self.answers(engine, requests), strict=True):
+                    assert seen in ([], generation.output_ids), "on_tokens got other tokens than the answer has"
+
+        asyncio.run(check())
+
     def test_stop_tokens_are_not_drawn_before_min_new_tokens(self, tmp_path: Path) -> None:
         """No stop token is drawn before `min_new_tokens`. Half of the vocabulary are stop tokens.
 
