@@ -348,9 +348,17 @@ class CheckpointSection(Section):
     """Maximum share of the time, from 0 to 1, that training may wait for checkpoints by time. Slow checkpoints are
     written less often."""
     keep: int = Field(default=2, ge=1)
-    """Number of checkpoints to keep, the newest ones."""
+    """Number of checkpoints to keep, the newest ones. `areal replay` can rebuild the steps since the oldest of them."""
+    keep_trajectories: bool = False
+    """Keep the trajectories of all steps, for `areal replay`: about 16 bytes a token. Otherwise those of steps before
+    the oldest checkpoint are removed."""
     asynchronous: bool = True
     """Write checkpoints while training continues, from a copy in host memory, if the engine supports it and memory
     suffices."""
     export: bool = True
     """Export the model as a Hugging Face folder at the end of the run."""
+
+    @property
+    def kept_trajectories(self) -> int | None:
+        """Checkpoints since the oldest of which trajectories are kept; None keeps all."""
+        return None if self.keep_trajectories else self.keep

@@ -95,11 +95,14 @@ class Ledger:
     Args:
         folder: folder of this attempt's ledger.
         run_dir: folder of the run, with the segments and checkpoints of all attempts.
+        keep: the trajectories of consumed groups are kept since the oldest of this many committed checkpoints; the
+            initial model counts as one. None keeps all.
     """
 
-    def __init__(self, folder: Path, run_dir: Path) -> None:
+    def __init__(self, folder: Path, run_dir: Path, keep: int | None = 1) -> None:
         self.folder = folder
         self._run_dir = run_dir
+        self._keep = keep
         with writing("the ledger", folder):
             folder.mkdir(parents=True, exist_ok=True)
             sync_names(folder, run_dir)
@@ -116,13 +119,14 @@ class Ledger:
         self._pending: deque[_Write] = deque()
 
     @classmethod
-    def take_over(cls, folder: Path, former: Sequence[Path], run_dir: Path) -> Ledger:
+    def take_over(cls, folder: Path, former: Sequence[Path], run_dir: Path, keep: int | None = 1) -> Ledger:
         """Create the ledger of a new attempt from a copy of the latest ledger. Files of other attempts do not change.
 
         Args:
             folder: folder of the new attempt's ledger.
             former: folders of the ledgers of earlier attempts, latest last.
             run_dir: folder of the run.
+            keep: see `Ledger`.
 
         Raises:
             RunError: there are checkpoints, but no ledger that has the commits.
@@ -137,7 +141,7 @@ class Ledger:
             )
         if source is not None and not (folder / DATABASE).is_file():
             copy_database(source, folder)
-        ledger = cls(folder, run_dir)
+        ledger = cls(folder, run_dir, keep)
         with sqlite_errors(folder):
             check_numbers(ledger.database)
             ledger._go_back()
@@ -224,7 +228,7 @@ class Ledger:
         """
         with writing("the ledger", self.folder):
             self._commit(step, checkpoint, position)
-            self._remove_what_is_done(step)
+            self._remove_what_is_done()
 
     def _commit(self, step: int, checkpoint: Path, position: int) -> None:
         if any(_attempt(path) > _attempt(self.folder.parent) for path in self._run_dir.glob("attempts/[0-9]*")):
@@ -240,8 +244,8 @@ class Ledger:
         with self._lock, sqlite_errors(self.folder):
             self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    def _remove_what_is_done(self, step: int) -> None:
-        """Remove segments whose groups are all committed or dropped, and files of earlier attempts.
+    def _remove_what_is_done(self) -> None:
+        """Remove segments whose groups are all dropped or consumed by old steps, and files of earlier attempts.
 
         Segments of this attempt without a reference stay, because their writers may be about to announce them.
         """
@@ -249,7 +253,7 @@ class Ledger:
         with self._lock:
             rows = self.database.execute(
                 f"SELECT segment, MAX({needed}) FROM groups WHERE segment IS NOT NULL GROUP BY segment",
-                (step,),
+                (self._oldest_step(),),
             ).fetchall()
             unwritten = [write.finished.record for write in list(self._pending) if write.finished is not None]
         kept = {name for name, is_needed in rows if is_needed}
@@ -264,6 +268,11 @@ class Ledger:
                 for path in (*attempt.glob("segments/*"), *attempt.glob(f"ledger/{DATABASE}*")):
                     if path.relative_to(self._run_dir).as_posix() not in kept:
                         path.unlink()
+
+    def _oldest_step(self) -> int:
+        """Return the first step whose trajectories stay."""
+        steps = [0, *(checkpoint.step for checkpoint in self._kept())]
+        return steps[-self._keep] if self._keep is not None and self._keep <= len(steps) else 0
 
     @property
     def committed_step(self) -> int:
@@ -417,6 +426,50 @@ def read_training_order(folder: Path) -> dict[tuple[int, str | None], tuple[int,
         (number, digest): (row, step + 1 if state == "consumed" else None)
         for number, digest, row, state, step in groups
     }
+
+
+class Consumption(NamedTuple):
+    """What the steps of a run have consumed.
+
+    Attributes:
+        steps: by step, from 0, number and record of each group in the order of consumption. The record is None if the
+            group has no trajectories.
+        gone: steps whose trajectories were removed.
+        synced: for each weight version the number of batches trained when it was synced.
+        checkpoints: committed checkpoints that still exist: steps, folder and digest of each, oldest first.
+    """
+
+    steps: dict[int, list[tuple[int, Record | None]]]
+    gone: set[int]
+    synced: dict[int, int]
+    checkpoints: list[tuple[int, Path, str]]
+
+
+def read_consumption(folder: Path, run_dir: Path) -> Consumption:
+    """Read what the steps of a run have consumed, from a copy of its ledger.
+
+    Args:
+        folder: folder of a ledger whose run is not in progress.
+        run_dir: folder of the run.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        copy = Path(temporary) / "ledger"
+        copy_database(folder, copy)
+        with closing(sqlite3.connect(copy / DATABASE)) as database, sqlite_errors(folder):
+            groups = database.execute(
+                "SELECT step, number, segment, position, size, digest FROM groups WHERE state = 'consumed' "
+                "ORDER BY step, place"
+            ).fetchall()
+            synced = dict(database.execute("SELECT version, trained FROM weight_syncs").fetchall())
+            facts = dict(database.execute("SELECT name, value FROM facts").fetchall())
+    steps: dict[int, list[tuple[int, Record | None]]] = {}
+    gone = set()
+    for step, number, *where in groups:
+        steps.setdefault(step, []).append((number, Record(*where) if where[0] is not None else None))
+        if where[0] is None and where[-1] is not None:
+            gone.add(step)
+    kept = [(one.step, run_dir / one.name, one.digest) for one in _kept_checkpoints(facts)]
+    return Consumption(steps, gone, synced, [checkpoint for checkpoint in kept if checkpoint[1].is_dir()])
 
 
 def copy_database(source: Path, target: Path) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-_IN_PROGRESS: Final = ("running", "recovering", "unreachable")
+IN_PROGRESS: Final = ("running", "recovering", "unreachable")
 
 
 class Run:
@@ -76,7 +76,7 @@ class Run:
         order: Mapping[tuple[int, str | None], tuple[int, int | None]] = {}
         attempts = self._files.attempts()
         ledgers = [attempt.ledger for attempt in attempts if (attempt.ledger / DATABASE).is_file()]
-        is_in_progress = bool(attempts) and self.status in _IN_PROGRESS
+        is_in_progress = bool(attempts) and self.status in IN_PROGRESS
         if ledgers and not is_in_progress:
             order = read_training_order(ledgers[-1])
         elif step is not None:

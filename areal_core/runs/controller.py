@@ -176,7 +176,7 @@ async def _serve(run: RunFolder, member: Member) -> None:
     member.on_message(on_message)
     attempt = run.attempt(current_attempt())
     former = [one.ledger for one in run.attempts() if one.number < attempt.number]
-    ledger = Ledger.take_over(attempt.ledger, former, run.path)
+    ledger = Ledger.take_over(attempt.ledger, former, run.path, config.checkpoint.kept_trajectories)
     member.enter("starting", config.training.phase_timeout_s, LOADING_SILENCE_S)
     half = await RolloutHalf.begin(resolved, run, member, trains=True)
     controller: RolloutController | None = None

@@ -158,8 +158,7 @@ def _train(resolved: Resolved, run: RunFolder, member: Member) -> bool:
         source.close()
         if weight_sync is not None:
             weight_sync.close()
-        for engine in engines.values():
-            engine.close()
+        learner.close()
 
 
 def _weight_sync(

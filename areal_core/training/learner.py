@@ -35,6 +35,7 @@ class Learner:
 
     Attributes:
         has_learned: whether the policy has been updated since this was set to False.
+        logged_groups: see above; may be changed between two batches.
         logged: on the main rank, a few groups of the last batch with what the losses computed of their tokens; see
             `TokenLog`.
     """
@@ -51,7 +52,7 @@ class Learner:
         self._algorithm = algorithm
         self._roles = roles
         self._engines = engines
-        self._logged_groups = logged_groups
+        self.logged_groups = logged_groups
         self._skipped: dict[str, int] = {}
         self._first = next(iter(roles))
         self.has_learned = False
@@ -84,7 +85,7 @@ class Learner:
         """
         context = BatchContext(self._config.training, self._engines, self._config.seed, step, version, state)
         prepared = self._algorithm.prepare(shift_to_predictions(batch), context)
-        log = TokenLog(prepared, self._logged_groups)
+        log = TokenLog(prepared, self.logged_groups)
         learned = [self._update(log.watch(works), step) for works in self._algorithm.updates(log.batch, context)]
         self.logged = log.gather()
         for name, role in self._roles.items():
@@ -95,6 +96,11 @@ class Learner:
         for name, metric in metrics.items():
             numbers |= metric.as_numbers(f"train/{name}")
         return {**numbers, **self._measurements()}
+
+    def close(self) -> None:
+        """Close the engines."""
+        for engine in self._engines.values():
+            engine.close()
 
     def _measurements(self) -> dict[str, float]:
         """Return the engines' own measurements, such as times. Those of later roles have the role in their name."""

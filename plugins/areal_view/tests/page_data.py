@@ -47,6 +47,7 @@ def empty_data() -> dict[str, Any]:
         "steps": 100,
         "facts": [],
         "notes": [],
+        "others": [],
         "diagnostics": [],
         "config": "",
         "charts": NAMED,

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from areal_core.errors import UsageError
 from areal_view import page
 from areal_view.timeline import Span, Track, in_flight, lanes, latest, one_after_another, read_timeline, united
 
@@ -132,3 +133,36 @@ def test_a_damaged_file_of_tokens_is_left_out(run_dir):
     data = page.run_data(run_dir)
     assert data["notes"] == ["left out the tokens of the steps [1]: unreadable"]
     assert ({*map(len, data["sequences"].values())}, data["rollouts"]) == ({0}, {})
+
+
+def test_runs_are_compared_by_step_and_by_their_settings(run_dir):
+    write(run_dir / "metrics.jsonl", *({**STEP, "step": step, "reward/all_episodes": 0.1 * step} for step in (1, 2)))
+    other = run_dir / "other" / "second"
+    other.mkdir(parents=True)
+    (other / "config.yaml").write_text("steps: 5\nalgorithm:\n  loss: grpo/reinforce\n")
+    write(other / "metrics.jsonl", *({"step": step, "time": 9.0, "reward/all_episodes": 0.5} for step in (2, 4)))
+    data = page.run_data(run_dir, others=[other])
+    columns = data["metrics"]["columns"]
+    assert data["metrics"]["step"] == [1, 2, 4]
+    assert columns["reward/all_episodes"] == pytest.approx([0.1, 0.2, None])
+    assert columns["reward/all_episodes · second"] == [None, 0.5, 0.5]
+    (chart,) = (chart for chart in data["charts"] if chart["title"] == "Reward")
+    assert chart["keys"] == ["reward/all_episodes", "reward/all_episodes · second"]
+    name = run_dir.name
+    assert data["facts"] == [
+        ("algorithm.loss", f"{name}: not set; second: grpo/reinforce"),
+        ("steps", f"{name}: 2; second: 5"),
+    ]
+    path = page.write_report(run_dir, others=[other])
+    assert path.name == "comparison.html"
+    with pytest.raises(UsageError, match=r"nothing to compare with: .*nowhere has no metrics"):
+        page.run_data(run_dir, others=[run_dir / "nowhere"])
+
+
+def test_runs_whose_folders_have_one_name_are_called_by_their_paths(run_dir):
+    write(run_dir / "metrics.jsonl", STEP)
+    others = [run_dir / place / "same" for place in ("a", "b")]
+    for other in others:
+        other.mkdir(parents=True)
+        write(other / "metrics.jsonl", STEP)
+    assert page.run_data(run_dir, others=others)["others"] == [str(other) for other in others]

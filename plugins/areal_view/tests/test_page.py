@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import time
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,27 @@ def test_the_legend_has_the_values_under_the_cursor(open_page: Callable[..., Pag
     assert float(shown[1]) == pytest.approx(run_data["metrics"]["columns"]["train/entropy"][0], rel=1e-4)
     other = page.locator("[data-chart='Reward'] .u-series:not(.raw) .u-value").all_inner_texts()
     assert other[0] == "1", "cursors are synchronized"
+
+
+def test_other_runs_have_curves_of_their_own_in_each_chart(
+    open_page: Callable[..., Page], run_data: dict[str, Any]
+) -> None:
+    run_data = copy.deepcopy(run_data)
+    columns = run_data["metrics"]["columns"]
+    columns |= {f"{key} · second": values for key, values in [*columns.items()]}
+    run_data["others"] = ["second"]
+    for chart in run_data["charts"]:
+        if not chart.get("stacked"):
+            chart["keys"] = [*chart["keys"], *(f"{key} · second" for key in chart["keys"] if key in columns)]
+    page = open_page(run_data)
+    labels = page.locator("[data-chart='Entropy'] .u-series:not(.raw) .u-label").all_inner_texts()
+    assert labels[-1] == "train/entropy · second"
+    assert page.locator("#x-axis").is_hidden(), "the steps of two runs have two times"
+    page.locator("#metric-filter").fill("agents/turns")
+    page.wait_for_selector("[data-chart='agents/turns'] .uplot")
+    labels = page.locator("[data-chart='agents/turns'] .u-series:not(.raw) .u-label").all_inner_texts()
+    assert labels[1:] == ["value", "agents/turns · second"]
+    assert page.locator("#metric-count").inner_text().startswith("1 of")
 
 
 def test_a_chart_zooms_and_the_others_follow(open_page: Callable[..., Page], run_data: dict[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 The command writes RUN_DIR/report.html and opens it. The page contains the tokens of some steps; --steps chooses others.
 --serve shows a run in progress, with the tokens of every step.
+Several runs are compared: the charts of the first one have the curves of all, and its head lists the settings in which
+they differ. That page is RUN_DIR/comparison.html.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import webbrowser
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from areal_core.errors import UsageError
 from areal_core.programs import print_error, print_out
@@ -33,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
     """Run `areal view` with these arguments and return its exit code."""
     parser = argparse.ArgumentParser(prog="areal view", description=__doc__)
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the run folder")
+    parser.add_argument("others", metavar="OTHER_RUN_DIR", type=Path, nargs="*", help="further runs to compare it with")
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--serve", action="store_true", help="serve the pages on this machine until Ctrl-C")
     parser.add_argument(
@@ -57,9 +60,9 @@ def _show(run_dir: Path, arguments: argparse.Namespace) -> None:
     if arguments.trace:
         print_out(str(_trace(run_dir)))
     elif arguments.serve:
-        _serve(run_dir, arguments.port, opens=not arguments.no_open)
+        _serve(run_dir, arguments.others, arguments.port, opens=not arguments.no_open)
     else:
-        path = write_report(run_dir, arguments.steps)
+        path = write_report(run_dir, arguments.steps, arguments.others)
         if path is None:
             raise UsageError(NO_METRICS.format(run_dir))
         print_out(str(path))
@@ -76,12 +79,12 @@ def _trace(run_dir: Path) -> Path:
     return path
 
 
-def _serve(run_dir: Path, port: int, *, opens: bool) -> None:
+def _serve(run_dir: Path, others: Sequence[Path], port: int, *, opens: bool) -> None:
     """Serve the pages on this machine until Ctrl-C. The random path keeps other users of the machine out."""
-    if run_data(run_dir, is_served=True) is None:
+    if run_data(run_dir, is_served=True, others=others) is None:
         raise UsageError(NO_METRICS.format(run_dir))
     key = secrets.token_urlsafe(16)
-    server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Pages, run_dir, key))
+    server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Pages, run_dir, others, key))
     url = f"http://127.0.0.1:{server.server_port}/{key}/"
     print_out(url)
     print_error("press Ctrl-C to stop; reload the page to update it")
@@ -99,8 +102,9 @@ def _serve(run_dir: Path, port: int, *, opens: bool) -> None:
 class _Pages(BaseHTTPRequestHandler):
     """Serves the page, built anew for each request, and the tokens of any step."""
 
-    def __init__(self, run_dir: Path, key: str, *connection: object) -> None:
+    def __init__(self, run_dir: Path, others: Sequence[Path], key: str, *connection: object) -> None:
         self._run_dir = run_dir
+        self._others = others
         self._key = key
         super().__init__(*connection)  # type: ignore[arg-type]
 
@@ -111,7 +115,7 @@ class _Pages(BaseHTTPRequestHandler):
         try:
             if not secrets.compare_digest(key.encode(), self._key.encode()):
                 self.send_error(404)
-            elif rest == [""] and (data := run_data(self._run_dir, is_served=True)) is not None:
+            elif rest == [""] and (data := self._data()) is not None:
                 self._answer(page(data), "text/html")
             elif match:
                 self._answer(script_of(self._run_dir, int(match[1])), "text/javascript")
@@ -121,6 +125,9 @@ class _Pages(BaseHTTPRequestHandler):
             return  # the browser has closed the connection
         except (OSError, ValueError, LookupError):
             self.send_error(404)
+
+    def _data(self) -> dict[str, Any] | None:
+        return run_data(self._run_dir, is_served=True, others=self._others)
 
     def _answer(self, text: str, kind: str) -> None:
         body = text.encode()

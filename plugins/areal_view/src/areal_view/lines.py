@@ -1,13 +1,17 @@
-"""Read files of JSON lines, some of which a crash or a full disk may have damaged."""
+"""Read files of JSON lines, some of which a crash or a full disk may have damaged, and turn metrics into columns."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+POINTS: Final = 2000
+"""Maximum number of points of a curve."""
 
 
 def read_lines(
@@ -56,3 +60,28 @@ def _parsed(line: bytes) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError):
         return None
+
+
+def spread(items: Sequence[Any], limit: int) -> list[Any]:
+    """Return at most `limit` items, evenly spread, with the first and the last."""
+    if len(items) <= limit:
+        return list(items)
+    return [items[round(index * (len(items) - 1) / (limit - 1))] for index in range(limit)]
+
+
+def thinned(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return at most `POINTS` lines for curves, and also all lines with rare metrics, such as evaluations."""
+    counts = Counter(key for line in lines for key in line)
+    rare = {key for key, count in counts.items() if count <= POINTS}
+    kept = {id(line) for line in spread(lines, POINTS)}
+    return [line for line in lines if id(line) in kept or rare & line.keys()] if len(lines) > POINTS else list(lines)
+
+
+def metrics_of(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the metrics as columns, with None for steps that lack a metric."""
+    keys = sorted({key for line in lines for key in line} - {"step", "time"})
+    return {
+        "step": [line["step"] for line in lines],
+        "time": [line.get("time") for line in lines],
+        "columns": {key: [line.get(key) for line in lines] for key in keys},
+    }

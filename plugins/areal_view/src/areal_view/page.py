@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +11,8 @@ import msgspec
 from areal_core.config import load_run
 from areal_core.errors import ArealError, UsageError
 from areal_core.programs import RunFolder, read_findings
-from areal_view.lines import is_group, is_metrics, read_lines
+from areal_view.comparison import compare
+from areal_view.lines import is_group, is_metrics, metrics_of, read_lines, spread, thinned
 from areal_view.rollouts import COLUMNS, HARDWARE_FILE, INDEXED, read_index, read_step, steps_of, token_count
 from areal_view.timeline import in_flight, latest, read_timeline
 
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 STATIC: Final = Path(__file__).with_name("static")
 REPORT_FILE: Final = "report.html"
+COMPARISON_FILE: Final = "comparison.html"
 FILES: Final = ("uPlot.min.css", "view.css", "uPlot.iife.min.js", "view.js")
 """Files that replace the comments with their names in the template."""
-POINTS: Final = 2000
-"""Maximum number of points of a curve."""
 INDEXED_STEPS: Final = 500
 """Maximum number of steps whose sequences are listed."""
 INLINE_STEPS: Final = 24
@@ -71,16 +70,19 @@ PHASES: Final = tuple(
 )
 
 
-def run_data(run_dir: Path, steps: range | None = None, *, is_served: bool = False) -> dict[str, Any] | None:
+def run_data(
+    run_dir: Path, steps: range | None = None, *, is_served: bool = False, others: Sequence[Path] = ()
+) -> dict[str, Any] | None:
     """Return the data of a run's page, or None if the run has no metrics yet.
 
     Args:
         run_dir: folder of the run.
         steps: steps whose tokens the page contains; None: a selection of all steps, up to `TOKENS` tokens.
         is_served: whether the page can request the tokens of a step, so that it contains none.
+        others: folders of runs to compare it with.
 
     Raises:
-        UsageError: it is not a run folder, or none of the steps was logged.
+        UsageError: it is not a run folder, none of the steps was logged, or another run has no metrics.
     """
     lines, bad_lines = read_lines(run_dir / "metrics.jsonl", is_metrics)
     samples, bad_samples = read_lines(run_dir / "samples.jsonl", is_group)
@@ -102,7 +104,7 @@ def run_data(run_dir: Path, steps: range | None = None, *, is_served: bool = Fal
     logged = [step for step in steps_of(run_dir) if steps is None or step in steps]
     if steps is not None and not logged:
         raise UsageError(f"no step of {steps.start}:{steps.stop} was logged")
-    indexes = {step: _sequences(run_dir, step) for step in _spread(logged, INDEXED_STEPS)}
+    indexes = {step: _sequences(run_dir, step) for step in spread(logged, INDEXED_STEPS)}
     listed = {step: index for step, index in indexes.items() if index}
     if unreadable := indexes.keys() - listed.keys():
         notes.append(f"left out the tokens of the steps {sorted(unreadable)}: unreadable")
@@ -111,25 +113,27 @@ def run_data(run_dir: Path, steps: range | None = None, *, is_served: bool = Fal
     if not is_served:
         included = [*listed] if steps is not None else _included_steps(run_dir, [*listed])
     tracks, groups = read_timeline(run_dir / "logs", LOG_BYTES)
-    return {
+    data = {
         "name": name,
         "made_at": time.time(),
         "steps": all_steps,
         "facts": facts,
         "notes": notes,
+        "others": [],
         "diagnostics": read_findings(run_dir),
         "config": RunFolder(run_dir).config.read_text(encoding="utf-8"),
         "charts": _charts(lines),
-        "metrics": _metrics(_thinned(lines)),
+        "metrics": metrics_of(thinned(lines)),
         "sequences": {key: [sequence[key] for sequence in sequences] for key in INDEXED},
         "rollouts": {str(step): read_step(run_dir, step) for step in included},
         "rollout_steps": logged if is_served else included,
         "missing": f"areal view {run_dir} --steps A:B shows steps A to B - 1, --serve all steps",
         "columns": COLUMNS,
-        "samples": _spread(samples, SAMPLES),
+        "samples": spread(samples, SAMPLES),
         "in_flight": in_flight(groups),
         "timeline": {"tracks": [track._asdict() for track in latest(tracks, SPANS)]},
     }
+    return compare(data, run_dir, others) if others else data
 
 
 def page(data: dict[str, Any]) -> str:
@@ -149,20 +153,23 @@ def script_of(run_dir: Path, step: int) -> str:
     return f"arealRollouts({step}, {as_json(read_step(run_dir, step))});"
 
 
-def write_report(run_dir: Path, steps: range | None = None) -> Path | None:
-    """Write `report.html` into a run folder. Return its path, or None if the run has no metrics yet.
+def write_report(run_dir: Path, steps: range | None = None, others: Sequence[Path] = ()) -> Path | None:
+    """Write the page into a run folder. Return its path, or None if the run has no metrics yet.
+
+    It is `report.html`, or `comparison.html` if there are other runs.
 
     Args:
         run_dir: folder of the run.
         steps: steps whose tokens the page contains; see `run_data`.
+        others: folders of runs to compare it with.
 
     Raises:
         UsageError: it is not a run folder, or none of the steps was logged.
     """
-    data = run_data(run_dir, steps)
+    data = run_data(run_dir, steps, others=others)
     if data is None:
         return None
-    path = run_dir / REPORT_FILE
+    path = run_dir / (COMPARISON_FILE if others else REPORT_FILE)
     hidden = path.with_name(f".{path.name}")  # keeps the old page if the disk is full
     hidden.write_text(page(data), encoding="utf-8")
     return hidden.replace(path)
@@ -173,18 +180,11 @@ def as_json(data: Any) -> str:
     return msgspec.json.encode(data).decode().replace("<", "\\u003c")
 
 
-def _spread(items: Sequence[Any], limit: int) -> list[Any]:
-    """Return at most `limit` items, evenly spread, with the first and the last."""
-    if len(items) <= limit:
-        return list(items)
-    return [items[round(index * (len(items) - 1) / (limit - 1))] for index in range(limit)]
-
-
 def _included_steps(run_dir: Path, steps: Sequence[int]) -> list[int]:
     """Return the steps whose tokens the page contains: spread over all steps, newest first up to `TOKENS`."""
     included: list[int] = []
     left = TOKENS
-    for step in reversed(_spread(steps, INLINE_STEPS)):  # newest first
+    for step in reversed(spread(steps, INLINE_STEPS)):  # newest first
         left -= token_count(run_dir, step)
         if left < 0:
             break
@@ -198,14 +198,6 @@ def _sequences(run_dir: Path, step: int) -> list[dict[str, Any]]:
         return read_index(run_dir, step)
     except (OSError, ValueError, LookupError):
         return []
-
-
-def _thinned(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return at most `POINTS` lines for curves, and also all lines with rare metrics, such as evaluations."""
-    counts = Counter(key for line in lines for key in line)
-    rare = {key for key, count in counts.items() if count <= POINTS}
-    kept = {id(line) for line in _spread(lines, POINTS)}
-    return [line for line in lines if id(line) in kept or rare & line.keys()] if len(lines) > POINTS else list(lines)
 
 
 def _facts(config: RunConfig, run_dir: Path) -> list[tuple[str, str]]:
@@ -239,13 +231,3 @@ def _charts(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _shares(present: set[str], begin: str) -> list[str]:
     return sorted((key for key in present if key.startswith(begin)), key=lambda key: int(key.rsplit("_", 1)[1]))
-
-
-def _metrics(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the metrics as columns, with None for steps that lack a metric."""
-    keys = sorted({key for line in lines for key in line} - {"step", "time"})
-    return {
-        "step": [line["step"] for line in lines],
-        "time": [line.get("time") for line in lines],
-        "columns": {key: [line.get(key) for line in lines] for key in keys},
-    }

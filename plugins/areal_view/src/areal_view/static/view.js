@@ -3,6 +3,7 @@
 
 const RUN = JSON.parse(document.getElementById("run").textContent);
 const { metrics: METRICS, sequences: SEQUENCES, in_flight: IN_FLIGHT, timeline: { tracks: TRACKS } } = RUN;
+const BETWEEN = " · ";  // between the name of a metric and that of another run
 const COLUMNS = RUN.columns;  // numbers of a token, in the order of the menu: [name, what it is]
 
 // ---- helpers
@@ -200,10 +201,11 @@ function showCards(where, charts, height) {
 function showSmallCharts() {
   const named = new Set(RUN.charts.flatMap((chart) => chart.keys));
   const words = find("metric-filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const all = Object.keys(METRICS.columns).sort();
+  const all = Object.keys(METRICS.columns).filter((key) => !key.includes(BETWEEN)).sort();
   const keys = all.filter((key) => (words.length ? words.every((word) => key.toLowerCase().includes(word))
     : /^(train|reward|agents|episodes)\//.test(key) && !named.has(key)));
-  showCards(find("small-charts"), keys.map((key) => ({ title: key, keys: [key] })), 150);
+  const ofRuns = (key) => [key, ...RUN.others.map((run) => key + BETWEEN + run)];
+  showCards(find("small-charts"), keys.map((key) => ({ title: key, keys: ofRuns(key) })), 150);
   find("metric-count").textContent = `${keys.length} of ${all.length} metrics`;
 }
 
@@ -233,6 +235,7 @@ function startOverview() {
   find("diagnostics").hidden = !newest;
   find("diagnostics").append(newest ?? "", make("details", { hidden: earlier.length ? null : "" },
     make("summary", {}, `${earlier.length} earlier`), ...earlier));
+  find("x-axis").parentElement.hidden = RUN.others.length > 0;  // the steps of two runs have two times
   find("smoothing").addEventListener("input", setSmoothing);
   find("metric-filter").addEventListener("input", showSmallCharts);
   find("x-axis").addEventListener("change", showCharts);

@@ -1,0 +1,96 @@
+"""Compute a step of a run again on this machine, and show what each sample has contributed to its loss.
+
+The step is computed from the tokens that the run has kept, in one process, without servers. Nothing in the run changes.
+KEY=VALUE shows what another setting would have made of the same samples: algorithm.loss=grpo/reinforce.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from areal_core.cli.output import print_error, print_out
+from areal_core.cli.request import require_folder
+from areal_core.errors import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from areal_core.config import Resolved
+    from areal_core.runs.replay import Replay
+
+SUMMARY = "compute a step of a run again, and show what each sample contributed"
+SHOWN: Final = 10
+"""Samples in the table, those with the largest share of the loss."""
+COLUMNS: Final = ("group", "sample", "reward", "advantage", "trained", "versions", "ratio", "loss", "share")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `areal replay`."""
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the run folder")
+    parser.add_argument("changes", metavar="KEY=VALUE", nargs="*", help="settings that differ from the run's")
+    parser.add_argument("--step", metavar="N", type=int, required=True, help="the step, from 1 as in metrics.jsonl")
+    parser.add_argument("--json", action="store_true", help="print all samples as JSON, with the values of each token")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Replay the step and print it. Return 0."""
+    require_folder(arguments.run_dir)
+    import json
+
+    from areal_core.library.run import IN_PROGRESS, open_run
+    from areal_core.library.table import Table
+    from areal_core.runs.replay import replay
+
+    run_dir = arguments.run_dir.resolve()
+    run = open_run(run_dir)
+    if run.status in IN_PROGRESS:
+        raise UsageError(f"the run in {run_dir} is {run.status}: its ledger cannot be read before it ends")
+    if wrong := [change for change in arguments.changes if "=" not in change]:
+        raise UsageError(f"{wrong[0]!r} is not a setting: write section.key=value")
+    found, resolved = replay(
+        run_dir, arguments.step, arguments.changes, lambda step: print_error(f"step {step} of {arguments.step}")
+    )
+    folder = _write(run_dir, found, resolved, arguments.changes)
+    if arguments.json:
+        summary = {"step": found.step, "begin": found.begin, "difference": found.difference, "metrics": found.metrics}
+        print_out(json.dumps({**summary, "samples": [_with_tokens(found, row) for row in found.samples()]}))
+        return 0
+    origin = f"the checkpoint of step {found.begin}" if found.begin else "the initial model"
+    print_out(f"step {found.step}, computed again from {origin}")
+    if found.difference is not None:
+        print_out(f"parameters after the step: at most {found.difference:.3g} from those of the run's checkpoint")
+    print_out(repr(Table(found.samples()[:SHOWN], printed=COLUMNS)))
+    print_out(f"tokens: areal view {folder}   values: --json")
+    return 0
+
+
+def _with_tokens(found: Replay, row: dict[str, Any]) -> dict[str, Any]:
+    """Return a sample with the values of its tokens. A value stands at the position before its token."""
+    batch = found.batch
+    keys = ("group_id", "sample_index", "part_index")
+    wanted = (row["group"], row["sample"], row["part"])
+    (index,) = [i for i in range(len(batch)) if tuple(int(batch[key][i]) for key in keys) == wanted]
+    start, end = batch.tokens.offsets.tolist()[index : index + 2]
+    return {**row, "values": {name: values[start:end].tolist() for name, values in batch.tokens.values.items()}}
+
+
+def _write(run_dir: Path, found: Replay, resolved: Resolved, changes: list[str]) -> Path:
+    """Write a folder that `areal view` shows like a run of this one step."""
+    import json
+
+    from areal_core.runtime.folder import RunFolder
+
+    name = f"step-{found.step:06d}" + ("-changed" if changes else "")
+    folder = run_dir / "replays" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    run, own = RunFolder(run_dir), RunFolder(folder)
+    shutil.copyfile(run.config, own.config)
+    if run.model_note.is_file():
+        shutil.copyfile(run.model_note, own.model_note)
+    own.metrics.write_text(json.dumps({"step": found.step, **found.metrics}) + "\n")
+    resolved.plugins.events.log = print_error
+    resolved.plugins.events.batch_logged(folder, found.step, found.batch)
+    return folder
