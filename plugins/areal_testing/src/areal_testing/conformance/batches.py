@@ -25,7 +25,10 @@ ACTOR_OUTPUT, REFERENCE_OUTPUT, VALUES_OUTPUT = "fake_output/actor", "fake_outpu
 a column which it does not declare fails."""
 GROUP_IDS = (1007, 13, 500_000, 42)
 SIBLINGS = 3
-_PER_TOKEN = {"logprobs", "proximal_logprobs", "behavior_logprobs", "advantages", "mask", "entropy"}
+HEAD = 5
+"""K: number of likeliest tokens of each position."""
+_TOPS = {"top_logprobs", "behavior_top_logprobs"}
+_PER_TOKEN = {"logprobs", "proximal_logprobs", "behavior_logprobs", "advantages", "mask", "entropy", *_TOPS}
 
 
 def make_batch(*, seed: int = 0, vocabulary: int = 61) -> PackedBatch:
@@ -104,6 +107,8 @@ def make_terms(needs: Iterable[Role | ForwardPass] = (), *, seed: int = 0, dista
 
     current = -0.05 - 2 * torch.rand(batch.token_count, generator=generator)
     row_index, proximal = batch.tokens.row_index, current + distance * noise()
+    heads = 2 * torch.randn(batch.token_count, HEAD + 1, generator=generator)
+    sampler = heads + distance * torch.randn(heads.shape, generator=generator)
     terms = PolicyTerms(
         logprobs=current.clone().requires_grad_(),
         proximal_logprobs=proximal,
@@ -113,6 +118,8 @@ def make_terms(needs: Iterable[Role | ForwardPass] = (), *, seed: int = 0, dista
         row_index=row_index,
         rows=len(batch),
         entropy=(noise().abs()).requires_grad_(),
+        top_logprobs=heads.log_softmax(-1)[:, :HEAD].clone().requires_grad_(),
+        behavior_top_logprobs=sampler.log_softmax(-1)[:, :HEAD],
     )
     columns = {}
     for need in needs:
@@ -146,7 +153,8 @@ def with_garbage(terms: PolicyTerms) -> PolicyTerms:
         if value is None:
             return None
         other = 20 * torch.randn(value.shape, generator=generator)
-        return torch.where(terms.mask, value.detach(), other).requires_grad_(value.requires_grad)
+        mask = terms.mask if value.dim() == 1 else terms.mask[:, None]
+        return torch.where(mask, value.detach(), other).requires_grad_(value.requires_grad)
 
     names = sorted(_PER_TOKEN - {"mask"})
     columns = {name: spoiled(value) for name, value in terms.columns.items()}
