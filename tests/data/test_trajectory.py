@@ -101,5 +101,5 @@ def test_turns_with_other_numbers_of_likeliest_tokens_are_refused(other: list[li
 
 @pytest.mark.parametrize("top_ids", [[[3, 9]], [[3], [9], [4]]])
 def test_likeliest_tokens_of_other_shapes_are_refused(top_ids: list[list[int]]) -> None:
-    with pytest.raises(ValueError, match="likeliest tokens|top_ids has the shape"):
+    with pytest.raises(ValueError, match=r"likeliest tokens|top_ids has the shape"):
         _generation([3, 4], top_ids)

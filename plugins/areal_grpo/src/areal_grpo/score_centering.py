@@ -24,9 +24,9 @@ def score_centering(terms: PolicyTerms, *, cap: float | None) -> tuple[torch.Ten
     """Return -A (w_y log π(y) - Σ_v c_v log π(v)), whose gradient is -A (w_y ∇log π(y) - E_{v~μ}[w_v ∇log π(v)])
     (score centering, Marek and Ryabinin, arXiv 2609.20807).
 
-    The weights w = min(π / μ, cap) and the coefficients c have no gradient. Without a cap w = 1, and no ratio of the two
-    policies occurs. With one, the weighted score is centered, as in the paper: truncated importance sampling outside of
-    this loss would not do that.
+    The weights w = min(π / μ, cap) and the coefficients c have no gradient. Without a cap w = 1, and no ratio of the
+    two policies occurs. With one, the weighted score is centered, as in the paper: truncated importance sampling
+    outside of this loss would not do that.
 
     v runs over the head: the K tokens that were likeliest under μ. Outside of it μ is assumed to be proportional to π,
     with the right sum: μ(v) = α π(v), α = (1 - Σ_head μ) / (1 - Σ_head π). Because Σ_v π(v) ∇log π(v) = 0 over all

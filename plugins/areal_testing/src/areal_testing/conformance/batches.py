@@ -34,9 +34,9 @@ _PER_TOKEN = {"logprobs", "proximal_logprobs", "behavior_logprobs", "advantages"
 def make_batch(*, seed: int = 0, vocabulary: int = 61) -> PackedBatch:
     """Return a shifted batch of 4 groups of 3 episodes, as the trainer passes it to an algorithm.
 
-    It has the fields of the rollout runtime and, for each token, `place` (its index in this batch, which stays if
-    sequences are selected) and the fake outputs of models under `fake_output/`. `with_passes` adds those that a
-    component declares, under the names that it declares.
+    It has the fields of the rollout runtime and the log-probabilities of `HEAD` likeliest tokens. Each token also has
+    `place` (its index in this batch, which stays if sequences are selected) and the fake outputs of models under
+    `fake_output/`. `with_passes` adds those that a component declares, under the names that it declares.
     """
     generator = torch.Generator().manual_seed(seed)
     trajectories = [_trajectory(generator, vocabulary) for _ in range(len(GROUP_IDS) * SIBLINGS)]
@@ -52,6 +52,9 @@ def make_batch(*, seed: int = 0, vocabulary: int = 61) -> PackedBatch:
             VALUES_OUTPUT: torch.randn(total, generator=generator),
         }
     )
+    heads = torch.randn(total, HEAD + 1, generator=torch.Generator().manual_seed(seed + 2)).log_softmax(-1)
+    top_ids = torch.arange(HEAD, dtype=torch.int32).expand(total, HEAD)
+    batch = batch.with_tokens(top_ids=top_ids, top_logprobs=heads[:, :HEAD])
     number = torch.arange(rows)
     batch = batch.with_sequences(
         reward=torch.randperm(rows, generator=generator).float() / 4 - 1,
@@ -84,10 +87,16 @@ def outputs_of(role: str, batch: PackedBatch, outputs: Sequence[str]) -> dict[st
 
 
 def fake_output(output: str, logprobs: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
-    """Return a fake engine output that belongs to these log-probabilities [T]: [T], or [T, 2] for `hidden`."""
+    """Return a fake engine output that belongs to these log-probabilities [T].
+
+    It is [T], but [T, 2] for `hidden` and [T, HEAD] for `top_logprobs`.
+    """
     if output.startswith("divergence:"):
         return logprobs.square()
     known = {"logprobs": logprobs, "values": batch[VALUES_OUTPUT], "entropy": logprobs.abs()}
+    known["sum_pi_squared"] = logprobs.exp()
+    if output == "top_logprobs":
+        return batch["top_logprobs"] + 0.1 * logprobs[:, None]
     return torch.stack([logprobs, batch[VALUES_OUTPUT]], 1) if output == "hidden" else known[output]
 
 

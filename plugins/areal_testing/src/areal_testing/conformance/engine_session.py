@@ -136,8 +136,9 @@ def check_logprobs(
             f"engine reports {logprob:.6f}, a plain forward pass {expected:.6f}"
         )
     count = request.sampling.top_logprobs
-    assert generation.top_ids.shape == (len(generation), count), (
-        f"{count} likeliest tokens were requested for each of {len(generation)}: the shape is {generation.top_ids.shape}"
+    shape = generation.top_ids.shape
+    assert shape == (len(generation), count), (
+        f"{count} likeliest tokens were requested for each of {len(generation)} tokens: top_ids has the shape {shape}"
     )
     for position, (ids, logprobs, version) in enumerate(
         zip(generation.top_ids.tolist(), generation.top_logprobs.tolist(), generation.versions, strict=True)
@@ -145,10 +146,8 @@ def check_logprobs(
         table = tables[version][len(request.input_ids) - 1 + position]
         likeliest = table.topk(count).values.tolist()
         own = table[ids].tolist() if ids else []
-        worst = max(
-            (abs(a - b) for values in (likeliest, own) for a, b in zip(logprobs, values, strict=True)), default=0
-        )
-        assert worst <= tolerance, (
+        gaps = [abs(a - b) for values in (likeliest, own) for a, b in zip(logprobs, values, strict=True)]
+        assert max(gaps, default=0) <= tolerance, (
             f"likeliest tokens of position {position} (version {version}): the engine reports {ids} with {logprobs}, a "
             f"plain forward pass {own} for these and {likeliest} for the likeliest"
         )

@@ -56,7 +56,7 @@ class InferenceEngineSuite(WeightUpdates):
         asyncio.run(check())
 
     def test_top_logprobs_are_those_of_the_tempered_distribution(self, tmp_path: Path) -> None:
-        """The likeliest tokens of each position match a plain forward pass, in descending order. Requests differ in K."""
+        """The likeliest tokens of each position match a plain forward pass, in descending order, for several K."""
         model = make_model(tmp_path / "model")
         requests = [
             make_request(prompt, seed, temperature=t, top_logprobs=seed)

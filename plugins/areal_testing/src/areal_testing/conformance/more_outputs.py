@@ -25,7 +25,7 @@ class MoreOutputs(TrainingSession):
     """Tests of optional outputs; part of `TrainEngineSuite`. See `TrainingSession.more_outputs`."""
 
     def test_top_logprobs_are_those_of_the_tokens_in_the_batch(self, tmp_path: Path) -> None:
-        """Values and gradients of the log-probabilities at `top_ids` match automatic differentiation, in their order."""
+        """Values and gradients of log-probabilities at `top_ids` match automatic differentiation, in their order."""
         self._skip_without("top_logprobs")
         batch = make_training_batch()
         generator = torch.Generator().manual_seed(3)
