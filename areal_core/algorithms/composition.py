@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from areal_core.algorithms.passes import run_passes
+from areal_core.config import selections
 from areal_core.config.needs import needs_of
 from areal_core.data.metrics import Metric
 from areal_core.errors import RunError
@@ -52,6 +53,8 @@ class PolicyGradient:
         self._regularizers = [_checking(regularizer) for regularizer in settings.regularizers]
         self._auxiliary_losses = [auxiliary_loss.build() for auxiliary_loss in settings.auxiliary_losses]
         self._loss_aggregation = settings.loss_aggregation.build()
+        needs_tops = any(chosen.declared("needs_top_logprobs") for _, chosen in selections(settings))
+        self._outputs = (*OUTPUTS, "top_logprobs") if needs_tops else OUTPUTS
 
     def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:
         """See `Algorithm.prepare`."""
@@ -98,7 +101,7 @@ class PolicyGradient:
             minibatch = minibatch.with_tokens(loss_weights=weights)
             works = [auxiliary_loss(minibatch, context) for auxiliary_loss in self._auxiliary_losses]
             if context.step >= self._settings.warmup_steps:
-                works.insert(0, LossSpec(ACTOR.name, minibatch, OUTPUTS, self.loss))
+                works.insert(0, LossSpec(ACTOR.name, minibatch, self._outputs, self.loss))
             yield works
 
     def loss(self, batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
@@ -159,6 +162,8 @@ class PolicyGradient:
             row_index=batch.tokens.row_index,
             rows=len(batch),
             entropy=outputs.get("entropy"),
+            top_logprobs=outputs.get("top_logprobs"),
+            behavior_top_logprobs=batch.get("top_logprobs"),
             columns=batch.tokens.values,
         )
 

@@ -5,6 +5,7 @@ Components of plugins have tests of their own: an algorithm without the user's o
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import sys
@@ -82,7 +83,8 @@ def _may_come_with_rollouts(error: str, config: RunConfig) -> bool:
 
 
 def _compute_losses(algorithm: Algorithm, config: RunConfig) -> None:
-    batch = _made_up_batch(config.rollout.batch_size, config.rollout.group_size)
+    rollout, tops = config.rollout, config.sampling.top_logprobs
+    batch = _made_up_batch(rollout.batch_size, rollout.group_size, tops)
     if not algorithm.group_filters:
         batch["reward"][-config.rollout.group_size :] = 0.5  # equal rewards reveal a division by a group's deviation
     context = BatchContext(config.training, _MadeUpModels(), config.seed, config.steps, version=1)
@@ -114,6 +116,9 @@ class _MadeUpModels(dict[str, Any]):
         """
         logprobs = batch["logprobs"] - 0.1 * torch.rand(batch.token_count, generator=torch.Generator().manual_seed(1))
         known = {"logprobs": logprobs, "entropy": -logprobs, "values": -logprobs, "divergence": -logprobs}
+        known["sum_pi_squared"] = logprobs.exp()
+        if "top_logprobs" in batch:
+            known["top_logprobs"] = batch["top_logprobs"] - 0.1
         if unknown := [name for name in outputs if name.partition(":")[0] not in known]:
             raise _UnknownOutputError(", ".join(unknown))
         return {name: known[name.partition(":")[0]].clone() for name in outputs}
@@ -123,11 +128,21 @@ class _UnknownOutputError(Exception):
     """The made-up models have no such output."""
 
 
-def _made_up_batch(groups: int, group_size: int) -> PackedBatch:
-    """Return a batch as the trainer passes it to an algorithm."""
+def _made_up_batch(groups: int, group_size: int, tops: int) -> PackedBatch:
+    """Return a batch as the trainer passes it to an algorithm, with so many likeliest tokens for each token."""
     number, zero = torch.arange(groups * group_size), torch.zeros(groups * group_size, dtype=torch.int64)
     answers = [range(1 + row * 7 % 9) for row in number.tolist()]
-    generations = [Generation(ids, [-0.5] * len(ids), [0] * len(ids), FinishReason.STOP) for ids in answers]
+    heads = {"top_ids": range(tops), "top_logprobs": [-0.5 - math.log(max(1, tops))] * tops}
+    generations = [
+        Generation(
+            ids,
+            [-0.5] * len(ids),
+            [0] * len(ids),
+            FinishReason.STOP,
+            **{name: [[*values]] * len(ids) for name, values in heads.items()},
+        )
+        for ids in answers
+    ]
     batch = PackedBatch.from_trajectories([Trajectory.from_generation([1, 2, 3], answer) for answer in generations])
     group = number // group_size
     ids = {"group_id": group, "episode_id": number, "sample_index": number % group_size, "part_index": zero}

@@ -145,6 +145,8 @@ def _token_problems(config: RunConfig, description: Mapping[str, Any]) -> Iterat
     size = text_config(description).get("vocab_size", math.inf)
     if beyond := [token for token in config.sampling.stop_token_ids if not 0 <= token < size]:
         yield f"sampling.stop_token_ids: {beyond} are no tokens of the model, which has {size:,}"
+    if config.sampling.top_logprobs > size:
+        yield f"sampling.top_logprobs: {config.sampling.top_logprobs} is more than the model's {size:,} tokens"
 
 
 def quantized_problems(stored: Mapping[str, StoredModel | None]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from areal_core.config import sections
 from areal_core.config.launching import launching
-from areal_core.config.needs import roles_of
+from areal_core.config.needs import needs_of, roles_of
 from areal_core.config.numbering import numbered, with_servers
 from areal_core.config.place import Place, component
 from areal_core.config.problems import Path as KeyPath
@@ -19,6 +19,9 @@ from areal_core.config.selection import NotReadError, Selection, selections
 from areal_core.config.settings import NoSettings, Section, Settings
 from areal_core.config.tree import same_choice
 from areal_core.errors import ConfigError
+from areal_core.interfaces.algorithm import ForwardPass
+from areal_core.interfaces.model import ACTOR
+from areal_core.interfaces.training import OPTIONAL_OUTPUTS
 from areal_core.plugins.records import KINDS
 
 if TYPE_CHECKING:
@@ -189,6 +192,8 @@ class RunConfig(Section):
             yield "rewards: all weights are 0, so every answer earns the same"
         if self.evaluation is not None and self.evaluation.dataset == self.dataset:
             yield "evaluation.dataset: is that of training, so its score is no held-out one"
+        if self.sampling.top_logprobs and not self.reader_of_top_logprobs():
+            yield "sampling.top_logprobs: no component of the algorithm reads them, and they make every answer larger"
         for path, chosen in selections(self):
             if isinstance(chosen.settings, Settings):
                 yield from (f"{dotted(path)}: {text}" for text in chosen.settings.notes(self))
@@ -244,9 +249,33 @@ class RunConfig(Section):
             if role.needs_path and getattr(section and section.common, "path", None) is None:
                 message = "is required: without a model of its own the role would be a copy of the run's"
                 yield Problem(("roles", name, "path"), message, (f"add roles.{name}.path=FOLDER",))
+        yield from self._lacking_outputs()
         for name in self.roles.keys() - needed.keys():
             hint = f"roles of this algorithm: {', '.join(needed)}"
             yield Problem(("roles", name), f"'{self.algorithm.target}' and its components know no such role", (hint,))
+
+    def _lacking_outputs(self) -> Iterator[Problem]:
+        """Yield outputs that the algorithm needs and that the engines do not compute, or are not asked for."""
+        needs = needs_of(self.algorithm, self.training.updates)
+        outputs = {(need.role.name, need.output) for need in needs if isinstance(need, ForwardPass)}
+        if reader := self.reader_of_top_logprobs():
+            outputs.add((ACTOR.name, "top_logprobs"))
+            if not self.sampling.top_logprobs:
+                message = f"is 0, and '{reader}' needs the log-probabilities of the likeliest tokens"
+                yield Problem(("sampling", "top_logprobs"), message, ("set it to 20, for example",))
+        for role, output in sorted(outputs):
+            engine = self.roles.get(role, self.train_engine)
+            if output in OPTIONAL_OUTPUTS and not engine.declared(f"computes_{output}"):
+                yield Problem(
+                    ("roles", role) if role in self.roles else ("train_engine",),
+                    f"{engine.target} does not compute the output '{output}', which the algorithm needs",
+                    ("choose a train engine that computes it, such as fsdp, or another component of the algorithm",),
+                )
+
+    def reader_of_top_logprobs(self) -> str:
+        """Return the first component of the algorithm that reads `PolicyTerms.top_logprobs`; empty if none does."""
+        readers = (chosen.target for _, chosen in selections(self.algorithm) if chosen.declared("needs_top_logprobs"))
+        return next(readers, "")
 
     def _check_reward_names(self) -> Iterator[Problem]:
         names = [sections.reward_name(chosen) for chosen in self.rewards]

@@ -99,6 +99,9 @@ class SamplingSection(Section):
     """Ids of tokens that end an answer, in addition to the model's own."""
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
     """Texts that end an answer."""
+    top_logprobs: int = Field(default=0, ge=0)
+    """Number of likeliest tokens whose log-probabilities the servers report for each sampled token, for components such
+    as the policy loss score_centering. Evaluations do not request them. 0: none."""
     allow_mismatched_sampling: bool = False
     """Train although the trainer cannot reproduce the probabilities under these settings, such as with top_p below
     1."""
@@ -106,7 +109,7 @@ class SamplingSection(Section):
     def irreproducible(self) -> list[str]:
         """Return the settings, as `name=value`, that change probabilities in a way that the trainer cannot compute."""
         neutral = SamplingSection(temperature=self.temperature, max_new_tokens=self.max_new_tokens)
-        harmless = {"stop", "stop_token_ids", "allow_mismatched_sampling"}
+        harmless = {"stop", "stop_token_ids", "top_logprobs", "allow_mismatched_sampling"}
         return [f"{name}={value}" for name, value in self if name not in harmless and value != getattr(neutral, name)]
 
 

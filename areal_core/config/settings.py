@@ -54,6 +54,8 @@ class Settings(BaseModel):
 
         default_learning_rate    of an algorithm: learning rate of an engine whose settings have none
         idle_steps(role)         of an algorithm: number of steps in which a role does not learn
+        computes_top_logprobs    of a train engine: whether it computes the output `top_logprobs` in an update
+        computes_sum_pi_squared  of a train engine: whether it computes the output `sum_pi_squared`
         replays_routed_experts   of a train engine: whether it trains each token of an MoE with the same experts that
                                  sampled it
 
@@ -91,6 +93,9 @@ class Settings(BaseModel):
 
     needs_group: ClassVar[bool] = False
     """Whether an advantage compares the answers to one prompt. A group size of 1 is then an error."""
+    needs_top_logprobs: ClassVar[bool] = False
+    """Whether a component of an algorithm reads `PolicyTerms.top_logprobs`. sampling.top_logprobs of 0, and a train
+    engine that does not compute them, are then errors."""
     shows_images: ClassVar[bool] = False
     """Whether the requests of a workflow have images. An inference engine that accepts no images is then an error."""
     scores_answers: ClassVar[bool] = False

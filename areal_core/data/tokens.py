@@ -107,6 +107,9 @@ class SampledTokens:
         logprobs: log-softmax(logits / temperature) of each token under the weights that sampled it, without truncation
             (top-p, top-k); an array of type `f` (float32).
         versions: weight version that sampled each token, an array of type `i` (int32).
+        top_ids: the K likeliest tokens at the position of each token, one position behind another; an array of type `i`
+            (int32). Empty if the request has no `top_logprobs`.
+        top_logprobs: their log-probabilities, an array of type `f` (float32); -inf for a token that cannot be sampled.
 
     Raises:
         TypeError, OverflowError: a value does not fit these types.
@@ -120,32 +123,75 @@ class SampledTokens:
         (3, [0, 0, 1])
         >>> sampled.fault(vocabulary=32)
         'nan as a log-probability'
+        >>> tops = {"top_ids": [4, 7, 5, 4], "top_logprobs": [-0.5, -1.0, -0.25, -3.0]}  # two for each token
+        >>> with_tops = SampledTokens([4, 5], [-0.5, -0.25], [0, 0], **tops)
+        >>> with_tops.top_count, with_tops.first(1).top_ids.tolist()
+        (2, [4, 7])
     """
 
-    __slots__ = ("ids", "logprobs", "versions")
+    __slots__ = ("ids", "logprobs", "top_ids", "top_logprobs", "versions")
 
-    def __init__(self, ids: Iterable[int] = (), logprobs: Iterable[float] = (), versions: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        ids: Iterable[int] = (),
+        logprobs: Iterable[float] = (),
+        versions: Iterable[int] = (),
+        top_ids: Iterable[int] = (),
+        top_logprobs: Iterable[float] = (),
+    ) -> None:
         self.ids, self.logprobs, self.versions = array("q", ids), array("f", logprobs), array("i", versions)
+        self.top_ids, self.top_logprobs = array("i", top_ids), array("f", top_logprobs)
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def extend(self, ids: Iterable[int], logprobs: Iterable[float], versions: Iterable[int] = ()) -> None:
-        """Append tokens with their log-probabilities and versions."""
+    @property
+    def top_count(self) -> int:
+        """K: number of `top_ids` of each token. 0 without tokens."""
+        return len(self.top_ids) // max(1, len(self.ids))
+
+    def extend(
+        self,
+        ids: Iterable[int],
+        logprobs: Iterable[float],
+        versions: Iterable[int] = (),
+        top_ids: Iterable[int] = (),
+        top_logprobs: Iterable[float] = (),
+    ) -> None:
+        """Append tokens with their log-probabilities, versions and likeliest tokens."""
         self.ids.extend(ids)
         self.logprobs.extend(logprobs)
         self.versions.extend(versions)
+        self.top_ids.extend(top_ids)
+        self.top_logprobs.extend(top_logprobs)
 
-    def fault(self, vocabulary: int = 1 << 62) -> str:
+    def first(self, count: int) -> SampledTokens:
+        """Return a copy of the first tokens, with everything that belongs to them."""
+        tops = count * self.top_count
+        return SampledTokens(
+            self.ids[:count],
+            self.logprobs[:count],
+            self.versions[:count],
+            self.top_ids[:tops],
+            self.top_logprobs[:tops],
+        )
+
+    def fault(self, vocabulary: int = 1 << 62, top_count: int | None = None) -> str:
         """Describe what is impossible about these tokens; empty if nothing is. Versions are not checked.
 
         Token ids must lie in the vocabulary, and log-probabilities must be finite and at most 0 plus rounding error.
+        The probabilities of the likeliest tokens at one position must not exceed 1 together.
 
         Args:
             vocabulary: number of token ids of the model.
+            top_count: number of likeliest tokens that were requested; None for any number, the same for each token.
         """
         if len(self.ids) != len(self.logprobs):
             return f"{len(self.ids)} tokens with {len(self.logprobs)} log-probabilities"
+        expected = len(self.ids) * (self.top_count if top_count is None else top_count)
+        if not len(self.top_ids) == len(self.top_logprobs) == expected:
+            got = f"{len(self.top_ids)} likeliest tokens and {len(self.top_logprobs)} of their log-probabilities"
+            return f"{got} for {len(self.ids)} tokens, instead of {expected} each"
         if not self.ids:
             return ""
         ids, logprobs = np.frombuffer(self.ids, np.int64), np.frombuffer(self.logprobs, np.float32)
@@ -155,4 +201,15 @@ class SampledTokens:
         if not np.isfinite(logprobs.sum(dtype=np.float64)) or logprobs.max() > HIGHEST_LOGPROB:
             odd = next(value for value in self.logprobs if not -np.inf < value <= HIGHEST_LOGPROB)
             return f"{odd!r} as a log-probability"
+        return self._top_fault(vocabulary) if self.top_ids else ""
+
+    def _top_fault(self, vocabulary: int) -> str:
+        ids, logprobs = np.frombuffer(self.top_ids, np.int32), np.frombuffer(self.top_logprobs, np.float32)
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= vocabulary:
+            return f"{low if low < 0 else high} as one of the likeliest tokens"
+        totals = np.exp(logprobs, dtype=np.float64).reshape(len(self.ids), -1).sum(1)
+        if not totals.max() <= 1 + HIGHEST_LOGPROB:  # NaN is not either
+            odd = next(total for total in totals.tolist() if not total <= 1 + HIGHEST_LOGPROB)
+            return f"{odd:g} as the probability of the {self.top_count} likeliest tokens together"
         return ""

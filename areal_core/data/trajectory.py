@@ -40,9 +40,12 @@ class Generation:
         finish_reason: why the generation ended.
         columns: further token keys of the trajectory: integers [T, ...] for the request's tokens followed by the
             sampled ones, such as routed experts. A value is 0 if the engine does not know it.
+        top_ids: [G, K] integers, the K likeliest tokens at the position of each of the G sampled tokens, if the request
+            has `SamplingParameters.top_logprobs`.
+        top_logprobs: [G, K], their log-probabilities; see `SampledTokens`.
 
     Attributes:
-        sampled: the sampled tokens with log-probabilities and versions.
+        sampled: the sampled tokens with log-probabilities, versions and likeliest tokens.
         finish_reason, columns: as in the arguments.
 
     Raises:
@@ -59,13 +62,19 @@ class Generation:
         versions: Iterable[int],
         finish_reason: FinishReason,
         columns: Mapping[str, Values] | None = None,
+        top_ids: Sequence[Sequence[int]] | Values = (),
+        top_logprobs: Sequence[Sequence[float]] | Values = (),
     ) -> None:
-        self.sampled = SampledTokens(output_ids, logprobs, versions)
+        tops, top_values = np.asarray(top_ids, np.int32), np.asarray(top_logprobs, np.float32)
+        self.sampled = SampledTokens(output_ids, logprobs, versions, tops.ravel(), top_values.ravel())
         self.finish_reason, self.columns = finish_reason, columns or {}
         if fault := self.sampled.fault():
             raise ValueError(f"an inference engine answered with {fault}")
         if len(self.sampled.versions) != len(self.sampled):
             raise ValueError(f"{len(self.sampled)} tokens have {len(self.sampled.versions)} versions")
+        if tops.shape != top_values.shape or (tops.size and len(tops) != len(self.sampled)):
+            shapes = f"top_ids has the shape {tops.shape} and top_logprobs {top_values.shape}"
+            raise ValueError(f"{shapes}; both must be [{len(self.sampled)}, K]")
 
     @classmethod
     def of(
@@ -90,6 +99,16 @@ class Generation:
     def versions(self) -> list[int]:
         """Weight version that sampled each token, as a new list."""
         return self.sampled.versions.tolist()
+
+    @property
+    def top_ids(self) -> Values:
+        """The K likeliest tokens at the position of each sampled token, [G, K] int32, as a new array."""
+        return np.array(self.sampled.top_ids, np.int32).reshape(len(self), self.sampled.top_count)
+
+    @property
+    def top_logprobs(self) -> Values:
+        """Log-probabilities of `top_ids`, [G, K] float32, as a new array."""
+        return np.array(self.sampled.top_logprobs, np.float32).reshape(len(self), self.sampled.top_count)
 
     def __len__(self) -> int:
         return len(self.sampled)
@@ -125,7 +144,10 @@ class Trajectory:
         tokens: values of shape [T, ...]. These keys are required: `input_ids` int64; `loss_mask` bool, True if the
             policy sampled the token; `logprobs` float32, log-softmax(logits / temperature) of token t under the weights
             that sampled it, 0 for other tokens; `versions` int32, weight version that sampled token t, -1 for other
-            tokens; `turn_ids` int32, turn of a multi-turn episode, -1 for other tokens. Further keys are passed on.
+            tokens; `turn_ids` int32, turn of a multi-turn episode, -1 for other tokens. If the algorithm needs them
+            (`areal_core.sdk.TopLogprobs`): `top_ids` [T, K] int32, the K likeliest tokens at the position of token t
+            under the weights that sampled it, and `top_logprobs` [T, K] float32, their log-probabilities; both are 0
+            for other tokens. Further keys are passed on.
         sequence: values of any fixed shape for the whole sequence. The rollout runtime adds the scalars `reward`
             float32, `group_id`, `episode_id`, `sample_index`, `part_index` int64 (position among the trajectories of
             the episode), `agent_id` int64 (digest of the name) and `finish_reason` int8, and `prompt_id` [2] int64.
@@ -204,6 +226,7 @@ class TrajectoryBuilder:
     def __init__(self) -> None:
         self.input_ids = TokenIds()
         self._columns: dict[str, Values] = {}
+        self._tops: list[tuple[int, Values, Values]] = []
         self._logprobs = array("f")
         self._versions = array("i")
         self._turn_ids = array("i")
@@ -229,6 +252,8 @@ class TrajectoryBuilder:
         """
         self._turn += 1
         sampled = generation.sampled
+        if sampled.top_count:
+            self._tops.append((len(self), generation.top_ids, generation.top_logprobs))
         self.input_ids.extend(sampled.ids)
         self._logprobs.extend(sampled.logprobs)
         self._versions.extend(sampled.versions)
@@ -239,6 +264,31 @@ class TrajectoryBuilder:
                 raise ValueError(f"'{name}' of a generation has {len(column)} values for {len(self)} tokens")
         if generation.columns:
             self._columns = joined_columns(self._columns, generation.columns, len(self))
+
+    def _top_columns(self) -> dict[str, Values]:
+        """Return `top_ids` and `top_logprobs`; nothing if no generation has them.
+
+        Raises:
+            ValueError: generations differ in K, or only some of them have likeliest tokens.
+        """
+        if not self._tops:
+            return {}
+        count = self._tops[0][1].shape[1]
+        covered = sum(len(ids) for _, ids, _ in self._tops)
+        sampled = int((np.array(self._turn_ids) >= 0).sum())
+        if covered != sampled or any(ids.shape[1] != count for _, ids, _ in self._tops):
+            raise ValueError(
+                f"{covered} of {sampled} sampled tokens have top_logprobs, of {count} tokens or another number: "
+                "request the same number in every turn"
+            )
+        columns: dict[str, Values] = {
+            "top_ids": np.zeros((len(self), count), np.int32),
+            "top_logprobs": np.zeros((len(self), count), np.float32),
+        }
+        for start, ids, logprobs in self._tops:
+            columns["top_ids"][start : start + len(ids)] = ids
+            columns["top_logprobs"][start : start + len(ids)] = logprobs
+        return columns
 
     def cut(self) -> None:
         """Mark the trajectory as truncated by a limit, whatever ended its last generation."""
@@ -268,6 +318,7 @@ class TrajectoryBuilder:
                 "logprobs": np.array(self._logprobs),
                 "versions": np.array(self._versions),
                 "turn_ids": turn_ids,
+                **self._top_columns(),
                 **{
                     key: np.concatenate([c, np.zeros((count - len(c), *c.shape[1:]), c.dtype)])
                     for key, c in self._columns.items()

@@ -122,6 +122,8 @@ class Chunk:
         spans: (label, start, end) over all tokens so far; None if the server reports none. If the partial generation
             is interrupted, the tokens under the latest spans are kept.
         columns: in the last chunk, further values of all tokens, those of the input included; see `Generation`.
+        top_ids, top_logprobs: the likeliest tokens at the position of each new token and their log-probabilities, one
+            position behind another; as many for each token as `SamplingParameters.top_logprobs`.
     """
 
     output_ids: Iterable[int]
@@ -129,6 +131,8 @@ class Chunk:
     finish: Literal["stop", "length", "abort"] | None = None
     spans: Sequence[tuple[str, int, int]] | None = None
     columns: Mapping[str, Values] = field(default_factory=dict)
+    top_ids: Iterable[int] = ()
+    top_logprobs: Iterable[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +237,10 @@ class ServerAdapter(ABC):
         ...     await adapter.load(connection, Path("/weights/3"), "4f-3", "recompute")
         ...     sampling = SamplingParameters(max_new_tokens=2)
         ...     partial = PartialGeneration("0.1", TokenIds.of([5, 7]), sampling, seed=0, cache_salt="3")
-        ...     return [chunk async for chunk in adapter.generate(connection, partial)]
+        ...     return [(chunk.output_ids, chunk.finish) async for chunk in adapter.generate(connection, partial)]
         >>> asyncio.run(use(Repeating(ServerSettings())))
         host:1 loads /weights/3 as 4f-3
-        [Chunk(output_ids=[7, 7], logprobs=[0.0, 0.0], finish='length', spans=None, columns={})]
+        [([7, 7], 'length')]
     """
 
     Config: ClassVar[type[ServerSettings]] = ServerSettings

@@ -128,7 +128,8 @@ class Answer:
     def keep(self, tokens: PartialTokens, versions: array[int]) -> None:
         """Keep the first tokens of a partial generation, as many as have a version."""
         count = len(versions)
-        self.sampled.extend(tokens.sampled.ids[:count], tokens.sampled.logprobs[:count], versions)
+        kept = tokens.sampled.first(count)
+        self.sampled.extend(kept.ids, kept.logprobs, versions, kept.top_ids, kept.top_logprobs)
         self._show(self.sampled.ids[self._shown :])
         if tokens.columns:
             self.columns = joined_columns(self.columns, tokens.columns, len(self._prompt) + len(self.sampled))
@@ -148,12 +149,12 @@ class PartialTokens:
 
     Args:
         grant: the slot of the partial generation.
-        limit: number of tokens that were requested.
+        sampling: its sampling settings.
     """
 
-    def __init__(self, grant: Grant, limit: int) -> None:
+    def __init__(self, grant: Grant, sampling: SamplingParameters) -> None:
         self._grant = grant
-        self._limit = limit
+        self._sampling = sampling
         self.sampled = SampledTokens()
         self.finish: str | None = None
         self.columns: Mapping[str, Values] = {}
@@ -166,7 +167,9 @@ class PartialTokens:
             ServerLostError: they are not integers with log-probabilities.
         """
         try:
-            self.sampled.extend(chunk.output_ids, chunk.logprobs)
+            self.sampled.extend(
+                chunk.output_ids, chunk.logprobs, top_ids=chunk.top_ids, top_logprobs=chunk.top_logprobs
+            )
         except (TypeError, OverflowError) as error:
             raise ServerLostError(f"sent invalid tokens: {error}") from None
         self.finish, self.columns = chunk.finish, chunk.columns
@@ -175,9 +178,9 @@ class PartialTokens:
 
     def fault(self) -> str:
         """Return what shows that the server did not sample these tokens from the model; empty if nothing does."""
-        if len(self.sampled) > self._limit:
-            return f"{len(self.sampled)} tokens where {self._limit} were asked for"
-        return self.sampled.fault(self._grant.vocabulary)
+        if len(self.sampled) > self._sampling.max_new_tokens:
+            return f"{len(self.sampled)} tokens where {self._sampling.max_new_tokens} were asked for"
+        return self.sampled.fault(self._grant.vocabulary, self._sampling.top_logprobs)
 
     def labels(self) -> array[int]:
         """Return the versions of the first tokens, up to the first label that is not this run's."""

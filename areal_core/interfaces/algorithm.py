@@ -37,6 +37,11 @@ class PolicyTerms:
         row_index: int64, the sequence of each token.
         rows: number of sequences.
         entropy: float32 with gradients; None if the algorithm does not request it.
+        top_logprobs: [T, K] float32 with gradients, log-probabilities under the current policy of the K tokens that
+            were likeliest under the policy that sampled; K is `sampling.top_logprobs`. None unless the settings of a
+            component have `needs_top_logprobs`.
+        behavior_top_logprobs: [T, K] float32, the same under the policy that sampled, as reported by the inference
+            engine.
         columns: all values per token of the batch by name, such as `reference_logprobs`.
     """
 
@@ -48,6 +53,8 @@ class PolicyTerms:
     row_index: torch.Tensor
     rows: int
     entropy: torch.Tensor | None = None
+    top_logprobs: torch.Tensor | None = None
+    behavior_top_logprobs: torch.Tensor | None = None
     columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def row_mean(self, values: torch.Tensor) -> torch.Tensor:
@@ -359,7 +366,8 @@ class ForwardPass:
 
     Attributes:
         role: the model.
-        output: `logprobs`, `entropy`, `values`, or `divergence:ROLE:BETA` of a `ComparingEngine`.
+        output: `logprobs`, `entropy`, `values`, `sum_pi_squared`, or `divergence:ROLE:BETA` of a `ComparingEngine`; see
+            `TrainEngine.forward`.
         column: name of the column in the batch, [T] float32.
     """
 

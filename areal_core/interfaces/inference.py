@@ -34,6 +34,8 @@ class SamplingParameters:
         greedy: take the most probable token. Log-probabilities are still those of the tempered distribution.
         top_p, top_k, min_p, repetition_penalty, frequency_penalty, presence_penalty, stop: as servers name them; the
             defaults switch them off. `InferenceCapabilities.sampling` has those that an engine serves.
+        top_logprobs: number of likeliest tokens whose log-probabilities are returned for each new token (see
+            `Generation.top_logprobs`). They are those of the distribution from which the token is drawn. 0: none.
 
     Example:
         >>> from areal_core.servers import SamplingParameters
@@ -54,6 +56,7 @@ class SamplingParameters:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     stop: tuple[str, ...] = ()
+    top_logprobs: int = 0
 
     def unsupported(self, honored: Collection[str] = ()) -> list[str]:
         """Return the settings that are switched on and that an engine does not serve.

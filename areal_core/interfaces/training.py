@@ -36,6 +36,10 @@ class OptimizerSettings:
     shows_images: bool = False
 
 
+OPTIONAL_OUTPUTS = ("top_logprobs", "sum_pi_squared")
+"""Outputs of a `TrainEngine` that only some engines compute. Settings declare each as `computes_OUTPUT`."""
+
+
 class TrainEngine(Protocol):
     """A model in a role, on every rank of the trainer (SPMD).
 
@@ -75,7 +79,9 @@ class TrainEngine(Protocol):
         Args:
             batch: with `input_ids` and `targets`.
             outputs: names among `logprobs`, `entropy` (a head of the vocabulary) and `values` (a scalar head), and
-                those that `ComparingEngine` adds.
+                those that `ComparingEngine` adds. An engine may offer `sum_pi_squared`: Σ_v π(v)², the sum of the
+                squared probabilities of all tokens at the temperature of `logprobs`. Its settings then declare
+                `computes_sum_pi_squared`.
 
         Returns:
             For each name float32 [sum(T)] on the CPU. Position t predicts `targets[t]`.
@@ -92,7 +98,9 @@ class TrainEngine(Protocol):
 
         An engine may offer outputs that are wider than one number a token. They are for losses alone and never leave
         the device: `hidden`, the last hidden states [T, hidden size]; `topk:K`, the log-probabilities of the K most
-        likely tokens, [T, K] float32 in descending order, and with it `topk:K:ids`, [T, K] int64.
+        likely tokens, [T, K] float32 in descending order, and with it `topk:K:ids`, [T, K] int64; `top_logprobs`, the
+        log-probabilities of the tokens `top_ids` of the batch, [T, K] float32 in their order. An engine whose settings
+        declare `computes_top_logprobs` offers the last.
 
         Args:
             works: all losses of this role.

@@ -276,10 +276,13 @@ def sampling_parameters(
     Args:
         config: config of the run.
         ends: tokens that end an answer, in addition to those of the config; see `end_tokens`.
-        temperature: replaces the temperature of the config. 0 is greedy.
+        temperature: that of an evaluation, which replaces the config's. 0 is greedy. An evaluation does not request
+            `top_logprobs`, because nothing is learned from its answers.
     """
     section = config.sampling
+    is_evaluation = temperature is not None
     values = section.model_dump(exclude={"temperature", "stop_token_ids", "stop", "allow_mismatched_sampling"})
+    values |= {"top_logprobs": 0} if is_evaluation else {}
     chosen = section.temperature if temperature is None else temperature
     return SamplingParameters(
         temperature=chosen or 1.0,

@@ -54,3 +54,37 @@ def test_what_nobody_has_sampled_is_told(ids: list[int], logprobs: list[float], 
     found = SampledTokens(ids, logprobs).fault(64)
     assert message in found
     assert bool(message) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("tops", "requested", "message"),
+    [
+        (([], []), None, ""),
+        (([3, 4, 5, 6], [-0.5, -3.0, -0.5, float("-inf")]), 2, ""),
+        (([3, 4, 5, 6], [-0.5, -3.0, -0.5, -3.0]), None, ""),
+        (([], []), 2, "0 likeliest tokens and 0 of their log-probabilities for 2 tokens, instead of 4 each"),
+        (([3, 4, 5], [-0.5, -3.0, -0.5]), 2, "3 likeliest tokens and 3"),
+        (([3, 4, 5], [-0.5, -3.0, -0.5]), None, "3 likeliest tokens and 3"),
+        (([3, 4, 5, 6], [-0.5, -3.0]), 2, "4 likeliest tokens and 2"),
+        (([3, 4], [-0.5, -3.0]), 0, "2 likeliest tokens and 2 of their log-probabilities for 2 tokens, instead of 0"),
+        (([3, 64, 5, 6], [-0.5, -3.0, -0.5, -3.0]), 2, "64 as one of the likeliest tokens"),
+        (([3, -1, 5, 6], [-0.5, -3.0, -0.5, -3.0]), 2, "-1 as one of the likeliest tokens"),
+        (([3, 4, 5, 6], [-0.5, -3.0, -0.5, float("nan")]), 2, "nan as the probability of the 2 likeliest tokens"),
+        (([3, 4, 5, 6], [-0.5, -0.5, -0.5, -3.0]), 2, "1.21306 as the probability of the 2 likeliest tokens"),
+    ],
+)
+def test_impossible_likeliest_tokens_are_a_fault(
+    tops: tuple[list[int], list[float]], requested: int | None, message: str
+) -> None:
+    found = SampledTokens([1, 2], [-1.0, -1.0], [0, 0], *tops).fault(64, requested)
+    assert message in found
+    assert bool(message) == bool(found)
+
+
+def test_the_first_tokens_have_their_own_likeliest_tokens() -> None:
+    whole = SampledTokens([1, 2, 3], [-1.0, -2.0, -3.0], [7, 7, 8], [9, 8, 7, 6, 5, 4], [-1.0, -2.0] * 3)
+    part = whole.first(2)
+    assert (part.ids.tolist(), part.logprobs.tolist(), part.versions.tolist()) == ([1, 2], [-1.0, -2.0], [7, 7])
+    assert (part.top_ids.tolist(), part.top_logprobs.tolist()) == ([9, 8, 7, 6], [-1.0, -2.0] * 2)
+    assert part.top_count == 2
+    assert len(whole.first(0).top_ids) == 0

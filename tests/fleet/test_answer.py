@@ -23,7 +23,7 @@ def grant(version=4, *, labels_tokens=True, run_id=""):
 
 def tokens(*ids, finish=None, spans=None, first=None, **settings):
     """Of a partial generation that came in two chunks, the first with labels for some of its tokens."""
-    made = PartialTokens(grant(**settings), 1000)
+    made = PartialTokens(grant(**settings), SamplingParameters(max_new_tokens=1000))
     known = 0 if first is None else first[-1][2]
     made.add(Chunk(list(ids[:known]), [-1.0] * known, None, first))
     made.add(Chunk(list(ids[known:]), [-1.0] * (len(ids) - known), finish, spans))
@@ -196,7 +196,7 @@ def test_spans_may_reach_further_than_what_was_sent():
     ],
 )
 def test_what_nobody_has_sampled_is_a_fault_of_the_server(ids, logprobs, words):
-    found = PartialTokens(grant(), 4)
+    found = PartialTokens(grant(), SamplingParameters(max_new_tokens=4))
     found.add(Chunk([10], [0.0]))
     assert not found.fault()
     found.add(Chunk(ids, logprobs))
@@ -206,7 +206,7 @@ def test_what_nobody_has_sampled_is_a_fault_of_the_server(ids, logprobs, words):
 @pytest.mark.parametrize(("ids", "logprobs"), [([11], [None]), ([11], ["-1"]), ([1.0], [-1.0]), ([1 << 63], [-1.0])])
 def test_what_is_no_token_at_all_is_a_fault_of_the_server(ids, logprobs):
     with pytest.raises(ServerLostError, match="sent invalid tokens"):
-        PartialTokens(grant(), 4).add(Chunk(ids, logprobs))
+        PartialTokens(grant(), SamplingParameters(max_new_tokens=4)).add(Chunk(ids, logprobs))
 
 
 def test_in_recompute_prefixes_are_shared_only_between_requests_of_one_version():
@@ -256,7 +256,7 @@ def told(count, value):
 
 
 def partial_of(*ids, columns=None, finish=None):
-    made = PartialTokens(grant(), 1000)
+    made = PartialTokens(grant(), SamplingParameters(max_new_tokens=1000))
     made.add(Chunk(list(ids), [-1.0] * len(ids), finish, None, columns or {}))
     return made
 
@@ -282,3 +282,51 @@ def test_an_answer_that_begins_anew_forgets_its_columns():
     asked.keep(partial_of(11, columns=told(4, 7)), [4])
     asked.next_partial(grant(5))
     assert asked.columns == {}
+
+
+def partial_with_tops(*ids, finish=None, spans=None, labels_tokens=True):
+    """A partial generation in chunks of one token, whose likeliest tokens are itself and the one after it."""
+    made = PartialTokens(grant(labels_tokens=labels_tokens), SamplingParameters(max_new_tokens=1000, top_logprobs=2))
+    for number, token in enumerate(ids, 1):
+        is_last = number == len(ids)
+        made.add(Chunk([token], [-1.0], finish if is_last else None, spans, {}, [token, token + 1], [-1.0, -2.0]))
+    return made
+
+
+def test_likeliest_tokens_follow_the_tokens_of_resumed_pieces():
+    asked = answer(top_logprobs=2)
+    assert asked.next_partial(grant()).sampling.top_logprobs == 2
+    interrupted = partial_with_tops(11, 12, 13, finish="stop", spans=[("4", 0, 2)])
+    asked.keep_labeled(interrupted)  # the version of the last token is not certain
+    assert asked.finish is None
+    assert asked.next_partial(grant()).sampling.top_logprobs == 2
+    last = partial_with_tops(14, 15, finish="stop", spans=[("5", 0, 2)])
+    assert not last.fault()
+    asked.keep(last, last.versions())
+    found = asked.generation()
+    assert found.output_ids == [11, 12, 14, 15]
+    assert found.versions == [4, 4, 5, 5]
+    assert found.top_ids.tolist() == [[11, 12], [12, 13], [14, 15], [15, 16]]
+    assert found.top_logprobs.tolist() == [[-1.0, -2.0]] * 4
+
+
+def test_an_answer_that_starts_again_forgets_its_likeliest_tokens():
+    asked = answer(top_logprobs=2, stop=("x",))
+    asked.keep_labeled(partial_with_tops(11, 12, labels_tokens=False))
+    assert len(asked.sampled.top_ids) == 4
+    asked.next_partial(grant())
+    assert len(asked.sampled.top_ids) == 0
+
+
+@pytest.mark.parametrize(("requested", "tops"), [(2, 0), (2, 1), (2, 3), (0, 2)])
+def test_another_number_of_likeliest_tokens_is_a_fault_of_the_server(requested, tops):
+    made = PartialTokens(grant(), SamplingParameters(max_new_tokens=9, top_logprobs=requested))
+    made.add(Chunk([11, 12], [-1.0, -1.0], "stop", None, {}, [5] * (2 * tops), [-2.0] * (2 * tops)))
+    assert f"instead of {2 * requested} each" in made.fault()
+
+
+@pytest.mark.parametrize("tops", [([None], [-1.0]), ([5], ["-1"]), ([1 << 40], [-1.0])])
+def test_likeliest_tokens_that_are_no_numbers_are_a_fault_of_the_server(tops):
+    made = PartialTokens(grant(), SamplingParameters(max_new_tokens=9, top_logprobs=1))
+    with pytest.raises(ServerLostError, match="sent invalid tokens"):
+        made.add(Chunk([11], [-1.0], None, None, {}, *tops))

@@ -20,12 +20,16 @@ def zero(stage, **keys):
 
 @pytest.mark.nightly
 class TestZeRO2(TrainEngineSuite):
+    more_outputs = ("top_logprobs", "sum_pi_squared")
+
     def make_engine(self, **settings):
         return DeepSpeedEngine(DeepSpeedConfig(config=zero(2), **settings))
 
 
 @pytest.mark.nightly
 class TestZeRO3(TrainEngineSuite):
+    more_outputs = ("top_logprobs", "sum_pi_squared")
+
     def make_engine(self, **settings):
         divided = zero(3, stage3_param_persistence_threshold=0)
         return DeepSpeedEngine(DeepSpeedConfig(config=divided, **settings))

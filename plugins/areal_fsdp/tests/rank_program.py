@@ -112,6 +112,19 @@ def hidden_loss(part, outputs):
     return LossResult((outputs["hidden"].square().mean(-1) * part["loss_weights"]).sum())
 
 
+def with_tops(batch, vocabulary=61):
+    """Return the batch with three tokens for each position, which may be anywhere in the vocabulary."""
+    generator = torch.Generator().manual_seed(3)
+    top_ids = torch.randint(vocabulary, (batch.token_count, 3), generator=generator, dtype=torch.int32)
+    return batch.with_tokens(top_ids=top_ids, coefficients=torch.randn(top_ids.shape, generator=generator))
+
+
+def top_loss(part, outputs):
+    """Return a loss that reads the log-probabilities of the three tokens, and of the target."""
+    each = (part["coefficients"] * outputs["top_logprobs"]).sum(-1) - outputs["logprobs"]
+    return LossResult((part["loss_weights"] * each).sum())
+
+
 def compared(engine, other, batch):
     """Return the divergence from another engine for each token, and the gradients of a loss with it."""
     name = f"divergence:{REFERENCE.name}:0.5"
@@ -165,6 +178,9 @@ def main():
     other.close()
     for part in (batch, batch.select([1])):
         results[f"hidden of {len(part)}"], _ = gradients_of(engine, part, hidden_loss, ["logprobs", "hidden", "topk:3"])
+    for part in (batch, batch.select([1])):
+        results[f"tops of {len(part)}"] = gradients_of(engine, with_tops(part), top_loss, [*OUTPUTS, "top_logprobs"])
+        results[f"squares of {len(part)}"] = engine.forward(part, ["logprobs", "sum_pi_squared"])
     results["outputs"] = engine.forward(batch, OUTPUTS)
     results["idle_outputs"] = engine.forward(batch.select([1]), OUTPUTS)
     results["steps"] = [train(engine, batch) for _ in range(2)]

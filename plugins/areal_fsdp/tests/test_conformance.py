@@ -14,12 +14,16 @@ pytestmark = pytest.mark.slow
 
 
 class TestFSDPEngine(TrainEngineSuite):
+    more_outputs = ("top_logprobs", "sum_pi_squared")
+
     def make_engine(self, **settings):
         return FSDPEngine(FSDPConfig(**settings))
 
 
 @pytest.mark.nightly
 class TestWithActivationCheckpointing(TrainEngineSuite):
+    more_outputs = ("top_logprobs", "sum_pi_squared")
+
     def make_engine(self, **settings):
         return FSDPEngine(FSDPConfig(**settings, activation_checkpointing="full", logprob_chunk_tokens=7))
 

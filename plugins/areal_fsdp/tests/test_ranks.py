@@ -175,6 +175,21 @@ def test_a_loss_that_reads_only_hidden_states(ranks, alone, program, batch):
         assert_close(result["hidden of a critic"], wanted, 1e-5)
 
 
+def test_likeliest_tokens_and_squared_probabilities(ranks, alone, program, batch):
+    """Also over a vocabulary that is split over ranks, and on a rank without a sequence."""
+    outputs = [*program.OUTPUTS, "top_logprobs"]
+    for part in (batch, batch.select([1])):
+        wanted, metrics = program.gradients_of(
+            alone(temperature=0.7), program.with_tops(part), program.top_loss, outputs
+        )
+        squares = alone(temperature=0.7).forward(part, ["logprobs", "sum_pi_squared"])
+        for result in ranks[1]:
+            gradients, found = result[f"tops of {len(part)}"]
+            assert_close(gradients, wanted, 1e-5)
+            assert found["loss"] == pytest.approx(metrics["loss"], abs=1e-5)
+            assert_close(result[f"squares of {len(part)}"], squares, 1e-5)
+
+
 def test_outputs_of_the_whole_batch_on_every_rank(ranks, alone, program, batch):
     _, results, _ = ranks
     wanted = alone(temperature=0.7).forward(batch, program.OUTPUTS)

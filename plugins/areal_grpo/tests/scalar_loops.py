@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 
 class Token(NamedTuple):
-    """One token in the loss: three log-probabilities and an advantage."""
+    """One token in the loss: three log-probabilities and an advantage; and two of each of the likeliest tokens."""
 
     logprob: float
     proximal: float
     behavior: float
     advantage: float
+    top: tuple = ()
+    behavior_top: tuple = ()
 
 
 def ppo_clip(tokens, clip_low, clip_high, dual_clip):
@@ -124,6 +126,25 @@ def vespo(tokens, k_positive, lambda_positive, k_negative, lambda_negative):
         k, decay = (k_negative, lambda_negative) if token.advantage < 0 else (k_positive, lambda_positive)
         weight = product**k * math.exp(decay * (1 - product))
         found.append((-weight * token.advantage * token.logprob, -weight * token.advantage))
+    return found
+
+
+def score_centering(tokens, cap):
+    """Score centering, arXiv 2609.20807: also the derivatives by the log-probabilities of the likeliest tokens."""
+
+    def weight(ratio):
+        return 1.0 if cap is None else min(ratio, cap)
+
+    found = []
+    for token in tokens:
+        policy, sampler = map(math.exp, token.top), map(math.exp, token.behavior_top)
+        head = list(zip(policy, sampler, strict=True))
+        scale = (1 - sum(q for _, q in head)) / (1 - sum(p for p, _ in head))
+        expected = [q * weight(p / q) - scale * weight(1 / scale) * p for p, q in head]
+        own = weight(math.exp(token.logprob - token.behavior))
+        centered = own * token.logprob - sum(map(math.prod, zip(expected, token.top, strict=True)))
+        slopes = [token.advantage * coefficient for coefficient in expected]
+        found.append((-token.advantage * centered, -token.advantage * own, slopes))
     return found
 
 

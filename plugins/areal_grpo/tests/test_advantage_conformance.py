@@ -31,6 +31,27 @@ class TestReinforcePP(AdvantageSuite):
     counts_episodes = False
 
 
+class TestOptimalTokenBaseline(AdvantageSuite):
+    component = "grpo/optimal_token_baseline"
+    counts_episodes = False
+
+
+class TestOptimalTokenBaselineWithATail(AdvantageSuite):
+    component = "grpo/optimal_token_baseline"
+    settings: ClassVar = {"tail": "return"}
+    counts_episodes = False
+
+
+class TestOptimalTokenBaselineInAnAlgorithm(AlgorithmSuite):
+    component = "grpo/rloo"
+    settings: ClassVar = {"advantage": "grpo/optimal_token_baseline"}
+
+
+class TestScoreCenteringInAnAlgorithm(AlgorithmSuite):
+    component = "grpo/grpo"
+    settings: ClassVar = {"policy_loss": "grpo/score_centering", "corrections": []}
+
+
 class TestLitePPO(AdvantageSuite):
     component = "grpo/lite_ppo"
     groups_are_independent = False

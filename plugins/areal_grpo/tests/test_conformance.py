@@ -87,6 +87,15 @@ class TestVESPO(PolicyLossSuite):
     component = "grpo/vespo"
 
 
+class TestScoreCentering(PolicyLossSuite):
+    component = "grpo/score_centering"
+
+
+class TestWeightedScoreCentering(PolicyLossSuite):
+    component = "grpo/score_centering"
+    settings = {"cap": 2.0}  # noqa: RUF012
+
+
 class TestTokenTruncate(CorrectionSuite):
     component = "grpo/token_truncate"
 

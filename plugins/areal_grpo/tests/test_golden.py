@@ -5,7 +5,9 @@
 
 import importlib.util
 import json
+import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "src/areal_grpo/golden"
@@ -29,7 +31,11 @@ LOSSES = {
         {"k_positive": 2.0, "lambda_positive": 3.0, "k_negative": 3.0, "lambda_negative": 2.0},
         {"k_positive": 0.5, "lambda_positive": 0.1, "k_negative": 1.0, "lambda_negative": 4.0},
     ),
+    "score_centering": ({"cap": None}, {"cap": 2.0}, {"cap": 1.02}),
 }
+WITH_TOPS = {"score_centering"}
+"""Losses that read the log-probabilities of the likeliest tokens."""
+TOPS = ("top_logprobs", "behavior_top_logprobs")
 CORRECTIONS = {
     "token_truncate": ({"cap": 2.0}, {"cap": 1.1}),
     "token_mask": ({"low": 0.5, "high": 5.0}, {"low": 0.8, "high": 1.2}),
@@ -59,12 +65,28 @@ def inputs():
     return columns
 
 
+def tops(columns):
+    """Three tokens a position, the sampled one among them in two of three, with a probability below 1 in all."""
+    draw = random.Random(20261130)
+    found = {name: [] for name in TOPS}
+    for place in range(len(columns["mask"])):
+        shares = [draw.uniform(0.05, 0.3) for _ in range(3)]
+        found["behavior_top_logprobs"].append([round(math.log(share), 6) for share in shares])
+        found["top_logprobs"].append([round(math.log(share) + draw.gauss(0, 0.1), 6) for share in shares])
+        if place % 3:
+            for name, key in zip(TOPS, ("logprobs", "behavior_logprobs"), strict=True):
+                found[name][-1][0] = min(columns[key][place], -1.0)
+    return found
+
+
 def expected(loop, settings, columns, token_type):
     """One result for each token in the loss, None elsewhere."""
     results, start = [None] * len(columns["mask"]), 0
     for length in LENGTHS:
         places = [place for place in range(start, start + length) if columns["mask"][place]]
-        keys = ("logprobs", "proximal_logprobs", "behavior_logprobs", "advantages")
+        keys = [
+            key for key in ("logprobs", "proximal_logprobs", "behavior_logprobs", "advantages", *TOPS) if key in columns
+        ]
         tokens = [token_type(*(columns[key][place] for key in keys)) for place in places]
         for place, result in zip(places, loop(tokens, **settings) if tokens else [], strict=True):
             results[place] = result
@@ -74,15 +96,17 @@ def expected(loop, settings, columns, token_type):
 
 def made(loops):
     """All files, by name."""
-    columns, files = inputs(), {}
+    plain, files = inputs(), {}
     for name, choices in (LOSSES | CORRECTIONS).items():
+        columns = plain | tops(plain) if name in WITH_TOPS else plain
         cases = []
         for settings in choices:
             found = expected(getattr(loops, name), settings, columns, loops.Token)
             if name in CORRECTIONS:
                 parts = {"weights": found}
             else:
-                parts = {key: [f and f[at] for f in found] for at, key in enumerate(("loss", "gradient"))}
+                keys = ("loss", "gradient", "top_gradient") if name in WITH_TOPS else ("loss", "gradient")
+                parts = {key: [f and f[at] for f in found] for at, key in enumerate(keys)}
             cases.append({"settings": settings, **parts})
         files[name] = {"component": f"grpo/{name}", "sequences": list(LENGTHS), **columns, "cases": cases}
     return files
@@ -127,12 +151,18 @@ def test_the_components_give_them(manager, make_sequences):
         sequences = [tokens[end - length : end] for end, length in zip(ends, golden["sequences"], strict=True)]
         for case in golden["cases"]:
             terms = make_sequences(sequences)
+            if "top_logprobs" in golden:
+                heads = {key: torch.tensor(golden[key], dtype=torch.float64) for key in TOPS}
+                heads["top_logprobs"].requires_grad_()
+                terms = replace(terms, **heads)
             found, _ = component(terms, **case["settings"])
             wanted = {key: [value for value in case[key] if value is not None] for key in case if key != "settings"}
             given = {"weights" if kind == "corrections" else "loss": found.detach()[terms.mask].double()}
             if kind == "policy_losses":
                 found[terms.mask].sum().backward()
                 given["gradient"] = terms.logprobs.grad[terms.mask]
+                if terms.top_logprobs is not None:
+                    given["top_gradient"] = terms.top_logprobs.grad[terms.mask]
             for key, values in wanted.items():
                 exact = torch.tensor(values, dtype=torch.float64)
                 torch.testing.assert_close(given[key], exact, rtol=1e-12, atol=1e-12, msg=f"{path.stem} {key}")

@@ -141,6 +141,7 @@ class Bench:
             self.scheduler = Scheduler(self.model, Limits(**chosen), recompute=recompute, routed_experts=routed_experts)
         self.requests = {}
         self.outputs = {}
+        self.tops = {}
 
     def add(self, input_ids, seed=0, **sampling):
         number = len(self.requests)
@@ -154,6 +155,10 @@ class Bench:
         if outputs is None:
             return
         start = 0
+        sizes = [count * top for count, top in zip(outputs.counts, outputs.tops, strict=True)]
+        tops = zip(outputs.top_ids.split(sizes), outputs.top_logprobs.split(sizes), strict=True)
+        for number, count, found in zip(outputs.numbers, outputs.counts, tops, strict=True):
+            self.tops[number] = [flat.view(count, -1) if len(flat) else flat.view(count, 0) for flat in found]
         for number, count, stopped in zip(outputs.numbers, outputs.counts, outputs.stopped, strict=True):
             end = start + count
             self.outputs[number] = (
@@ -170,7 +175,10 @@ class Bench:
         return self.outputs
 
     def check_logprobs(self, number, models=None, tolerance=1e-4):
-        """Assert that each log-probability is that of a plain forward with the weights of the token's version."""
+        """Assert that each log-probability is that of a plain forward with the weights of the token's version.
+
+        So are those of the likeliest tokens, as many as requested.
+        """
         request = self.requests[number]
         tokens, logprobs, versions, _ = self.outputs[number]
         tables = {
@@ -180,7 +188,13 @@ class Bench:
         }  # fmt: skip
         first = len(request.input_ids) - 1
         for position, (token, logprob, version) in enumerate(zip(tokens, logprobs, versions, strict=True)):
-            assert abs(float(tables[version][first + position, token]) - logprob) < tolerance
+            table = tables[version][first + position]
+            assert abs(float(table[token]) - logprob) < tolerance
+            ids, values = (flat[position] for flat in self.tops[number])
+            assert len(ids) == request.sampling.top_logprobs
+            wanted = table.topk(len(ids)).values.float()
+            torch.testing.assert_close(values, wanted, atol=tolerance, rtol=0)
+            torch.testing.assert_close(values, table[ids.long()].float(), atol=tolerance, rtol=0)
 
 
 def plain_logprobs(model, tokens, temperature):

@@ -34,7 +34,7 @@ def test_frequencies_are_those_of_the_tempered_distribution():
     logits = torch.randn(1, 20) * 2
     count = 200_000
     for temperature in (0.5, 1.0, 2.0):
-        tokens, logprobs = draw(
+        tokens, logprobs, *_ = draw(
             logits.expand(count, -1),
             torch.full((count, 1), temperature),
             uniform(torch.arange(count), torch.ones(count).long()),
@@ -50,9 +50,9 @@ def test_forbidden_and_impossible_tokens_are_never_drawn(number):
     logits = torch.tensor([[0.0, 1.0, 2.0, -float("inf")], [5.0, 1.0, 0.0, 3.0]])
     forbidden = torch.tensor([[True, False, False, False], [True, False, False, True]])
     numbers = torch.tensor([number, number], dtype=torch.float64)
-    tokens, logprobs = draw(logits, torch.ones(2, 1), numbers, forbidden=forbidden)
+    tokens, logprobs, *_ = draw(logits, torch.ones(2, 1), numbers, forbidden=forbidden)
     assert set(tokens.tolist()) <= {1, 2}
     full = torch.log_softmax(logits, -1)
     torch.testing.assert_close(logprobs, full.gather(1, tokens[:, None])[:, 0])
-    greedy, _ = draw(logits, torch.ones(2, 1), numbers, greedy=torch.tensor([True, True]), forbidden=forbidden)
+    greedy, *_ = draw(logits, torch.ones(2, 1), numbers, greedy=torch.tensor([True, True]), forbidden=forbidden)
     assert greedy.tolist() == [2, 1]

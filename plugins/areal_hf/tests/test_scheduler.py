@@ -21,7 +21,7 @@ def test_logprobs_equal_a_plain_forward_while_requests_join_and_leave(bench, sav
     rng = random.Random(1)
     for number, prompt in enumerate(prompts(24)):
         runner.add(prompt, number, temperature=(0.7, 1.0, 1.3)[number % 3], max_new_tokens=rng.randint(1, 40),
-                 stop_token_ids=(3, 4) if number % 2 else ())  # fmt: skip
+                 stop_token_ids=(3, 4) if number % 2 else (), top_logprobs=(0, 3, 1, 5)[number % 4])  # fmt: skip
         if rng.random() < 0.5:
             runner.step()
     assert len(runner.run()) == 24

@@ -181,6 +181,23 @@ def test_recorded_answers_are_read(adapter_call, recorded, streaming):
     assert (body["rid"], body["input_ids"], body["extra_key"]) == ("r1.1", [5, 17, 33, 8], "0")
 
 
+@pytest.mark.parametrize("streaming", ["incremental", "cumulative"])
+def test_likeliest_tokens_are_read(adapter_call, recorded, streaming):
+    """Cumulative events repeat those of earlier tokens, too. Without a request for them, none is read."""
+    events = []
+    for event in recorded[streaming]:
+        tops = [[[-0.5, token + 1, None], [-1.5, token, None]] for token in event["output_ids"]]
+        events.append(event | {"meta_info": event["meta_info"] | {"output_top_logprobs": tops}})
+    chunks, (body,) = generated(adapter_call, {"events": events}, partial(top_logprobs=2))
+    assert body["top_logprobs_num"] == 2
+    for chunk in chunks:
+        assert chunk.top_ids == [top for token in chunk.output_ids for top in (token + 1, token)]
+        assert chunk.top_logprobs == [-0.5, -1.5] * len(chunk.output_ids)
+    chunks, (body,) = generated(adapter_call, {"events": events})
+    assert "top_logprobs_num" not in body
+    assert not any(chunk.top_ids or chunk.top_logprobs for chunk in chunks)
+
+
 def test_sampling_parameters_are_those_of_sglang(adapter_call, recorded):
     answer = {"events": recorded["incremental"]}
     request = partial(max_new_tokens=7, stop_token_ids=(4, 9))

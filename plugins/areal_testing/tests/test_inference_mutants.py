@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from datetime import timedelta
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -79,10 +80,37 @@ class IgnoredTemperature(NaiveEngine):
 
     def _draw(self, request, produced, generator):
         plain = replace(request, sampling=replace(request.sampling, temperature=1.0))
-        token, _ = super()._draw(plain, produced, generator)
+        token, _, top = super()._draw(plain, produced, generator)
         with torch.no_grad():
             logits = self._model(input_ids=torch.tensor([[*request.input_ids, *produced]])).logits[0, -1]
-        return token, float(torch.log_softmax(logits.double() / request.sampling.temperature, -1)[token])
+        return token, float(torch.log_softmax(logits.double() / request.sampling.temperature, -1)[token]), top
+
+
+class TopsOfThePositionBefore(NaiveEngine):
+    """Reports the likeliest tokens of the previous position for each token."""
+
+    async def _generate(self, request):
+        output = await super()._generate(request)
+        tops = {name: np.roll(getattr(output, name), 1, 0) for name in ("top_ids", "top_logprobs")}
+        return Generation(output.output_ids, output.logprobs, output.versions, output.finish_reason, **tops)
+
+
+class TopsRenormalized(NaiveEngine):
+    """Reports probabilities of the likeliest tokens that add up to 1."""
+
+    async def _generate(self, request):
+        output = await super()._generate(request)
+        if not request.sampling.top_logprobs:
+            return output
+        tops = {"top_ids": output.top_ids, "top_logprobs": torch.tensor(output.top_logprobs).log_softmax(-1).numpy()}
+        return Generation(output.output_ids, output.logprobs, output.versions, output.finish_reason, **tops)
+
+
+class TopsLeftOut(NaiveEngine):
+    """Offers likeliest tokens and reports none."""
+
+    async def _generate(self, request):
+        return await super()._generate(replace(request, sampling=replace(request.sampling, top_logprobs=0)))
 
 
 class VersionReadAtTheEnd(NaiveEngine):
@@ -330,10 +358,14 @@ LABELS = "test_every_token_carries_the_version_that_sampled_it"
 STOP = "test_a_stop_token_ends_the_output_and_is_part_of_it"
 SLOTS = "test_on_slot_change_reports_a_slot_once"
 REFUSED = "test_refused_weights_change_nothing"
+TOPS = "test_top_logprobs_are_those_of_the_tempered_distribution"
 MUTANTS = [
     (LogprobsBeforeTemperature, LOGPROBS, "a plain forward pass"),
     (LogprobsOfTruncatedDistribution, LOGPROBS, "a plain forward pass"),
     (OffByOneLogprobs, LOGPROBS, "a plain forward pass"),
+    (TopsOfThePositionBefore, TOPS, "a plain forward pass"),
+    (TopsRenormalized, TOPS, "a plain forward pass"),
+    (TopsLeftOut, TOPS, "were requested for each"),
     (IgnoredTemperature, "test_tokens_are_drawn_from_the_tempered_distribution", "at temperature 0.7 the mean"),
     (VersionReadAtTheEnd, LABELS, "version that sampled, label"),
     (VersionReadAtTheStart, LABELS, "version that sampled, label"),

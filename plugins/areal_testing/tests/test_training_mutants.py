@@ -33,6 +33,7 @@ class TestCorrectEngine(TrainEngineSuite):
     """Tests of the engine from which every mutant derives."""
 
     engine_type = FSDPEngine
+    more_outputs = ("top_logprobs", "sum_pi_squared")
 
     def make_engine(self, **settings):
         return self.engine_type(FSDPConfig(**settings))
@@ -54,6 +55,30 @@ class OffByOneShift(FSDPEngine):
 
     def _compute(self, part, place, outputs):
         return super()._compute(part.with_tokens(targets=part["input_ids"]), place, outputs)
+
+
+class TopLogprobsOfTheTokensBefore(FSDPEngine):
+    """Takes the likeliest tokens of the previous position."""
+
+    def _compute(self, part, place, outputs):
+        moved = {"top_ids": part["top_ids"].roll(1, 0)} if "top_ids" in part else {}
+        return super()._compute(part.with_tokens(**moved), place, outputs)
+
+
+class TopLogprobsWithoutAGradient(FSDPEngine):
+    def _compute(self, part, place, outputs):
+        computed = super()._compute(part, place, outputs)
+        return {name: value.detach() if name == "top_logprobs" else value for name, value in computed.items()}
+
+
+class SquaresOfTheSampledToken(FSDPEngine):
+    """Squares the probability of the token instead of summing over the vocabulary."""
+
+    def _compute(self, part, place, outputs):
+        computed = super()._compute(part, place, ["logprobs", *outputs])
+        return {
+            name: (2 * computed["logprobs"]).exp() if name == "sum_pi_squared" else computed[name] for name in outputs
+        }
 
 
 class PaddingCountedInTheLoss(FSDPEngine):
@@ -395,6 +420,7 @@ LOSS_SPECS = "test_several_loss_specs_are_one_update"
 REFERENCE = "test_a_reference_never_learns"
 CHECKPOINT = "test_a_checkpoint_continues_bit_for_bit"
 SNAPSHOT = "test_a_snapshot_is_of_its_moment"
+TOPS = "test_top_logprobs_are_those_of_the_tokens_in_the_batch"
 MUTANTS = [
     (MomentumWithoutWeights, "test_an_update_without_loss_weights_changes_nothing", "no token counts moved"),
     (ComparedWithMirroredBeta, DIVERGENCE, "at beta 0.0 differs from its formula"),
@@ -404,6 +430,9 @@ MUTANTS = [
     (FirstLossSpecOnly, LOSS_SPECS, "loss is"),
     (UpdateForEachLossSpec, LOSS_SPECS, "loss is"),
     (AverageTheWrongWay, "test_an_ema_follows_its_target", "after a step"),
+    (TopLogprobsOfTheTokensBefore, TOPS, "loss is"),
+    (TopLogprobsWithoutAGradient, TOPS, "gradient_norm is"),
+    (SquaresOfTheSampledToken, "test_sum_pi_squared_matches_its_definition", "differs from its formula"),
     (OffByOneShift, LOGPROBS, "logprobs differs from a plain forward pass"),
     (OffByOneShift, "test_a_single_token_has_the_right_gradient", "by automatic differentiation"),
     (PaddingCountedInTheLoss, GRADIENT, "by automatic differentiation"),

@@ -6,6 +6,7 @@ from base64 import b64encode
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -147,6 +148,42 @@ def test_sampling_parameters_are_those_of_vllm(adapter_call, recorded):
     assert (sampling["max_tokens"], sampling["min_tokens"], sampling["top_k"]) == (7, 2, 3)
     assert sampling["stop_token_ids"] == [4, 9]
     assert sampling["ignore_eos"], "only the request's stop tokens end it"
+
+
+def answer_with(*tops):
+    """An answer of one token for each list of likeliest tokens, as vLLM writes it: the sampled one is the first."""
+    listed = [[{"token_id": token, "logprob": value, "rank": None} for token, value in top] for top in tops]
+    content = [{**top[0], "top_logprobs": top} for top in listed]
+    choice = {"finish_reason": "length", "weight_versions": None, "token_ids": [top[0]["token_id"] for top in listed]}
+    return {GENERATE: {"events": [{"choices": [{**choice, "logprobs": {"content": content}}]}]}}
+
+
+def test_likeliest_tokens_are_those_without_a_sampled_one_that_is_none(adapter_call):
+    """One more is requested, because vLLM lists the sampled token first and leaves out the last."""
+    request = partial(max_new_tokens=3, top_logprobs=2)
+    likely = [(7, -1.5), (3, -0.5), (4, -2.0)]  # the sampled token is the second of three
+    unlikely = [(9, -6.0), (3, -0.5), (4, -2.0)]  # and here it is none of the likeliest
+    (chunk,), (body,) = generated(adapter_call, answer_with(likely, unlikely), request)
+    assert body["sampling_params"]["logprobs"] == 3
+    assert (chunk.output_ids, chunk.logprobs) == ([7, 9], [-1.5, -6.0])
+    assert (chunk.top_ids, chunk.top_logprobs) == ([3, 7, 3, 4], [-0.5, -1.5, -0.5, -2.0])
+    (chunk,), (body,) = generated(adapter_call, answer_with(likely[:1]))
+    assert body["sampling_params"]["logprobs"] == 0
+    assert (chunk.top_ids, chunk.top_logprobs) == ([], [])
+
+
+def test_another_number_of_likeliest_tokens_is_a_lost_server(adapter_call):
+    with pytest.raises(ServerLostError, match="sent 2 likeliest tokens where 3 were asked for"):
+        generated(adapter_call, answer_with([(7, -1.5), (3, -0.5)]), partial(top_logprobs=2))
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "expected"),
+    [(0, {}, {}), (19, {}, {}), (20, {}, {"max_logprobs": 21}), (64, {"max-logprobs": 100}, {"max-logprobs": 100})],
+)
+def test_servers_of_a_run_accept_as_many_as_it_needs(count, options, expected):
+    config = SimpleNamespace(sampling=SimpleNamespace(top_logprobs=count))
+    assert VLLMConfig(options=options).for_run(config).options == expected
 
 
 def test_greedy_with_a_temperature_is_refused_before_it_is_sent(adapter_call, recorded):

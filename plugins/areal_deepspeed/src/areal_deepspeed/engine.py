@@ -159,7 +159,7 @@ class DeepSpeedEngine(RoleEngine):
 
     def _compute(self, part: PackedBatch, place: tuple[Any, ...], outputs: Sequence[str]) -> dict[str, torch.Tensor]:
         module = self._ready() if self._zero is None else self._zero
-        computed: dict[str, torch.Tensor] = module(part["input_ids"], place[0], part["targets"], outputs)
+        computed: dict[str, torch.Tensor] = module(part["input_ids"], place[0], self._targets(part, outputs), outputs)
         return computed
 
     def _read_by(self, outputs: Sequence[str]) -> list[RoleEngine]:

@@ -220,7 +220,7 @@ class FSDPEngine(RoleEngine):
         # Set for each pass: a reference from the base shares the routers, but does not replay.
         self._routing.replay(part, self._role, layout, self._ready().context)
         with self._applied():
-            return self._ready()(ids, layout, part["targets"], outputs, others, seen)
+            return self._ready()(ids, layout, self._targets(part, outputs), outputs, others, seen)
 
     def _head_state(self, ids: torch.Tensor, layout: Layout, seen: Seen | None) -> Head:
         module = self._ready()

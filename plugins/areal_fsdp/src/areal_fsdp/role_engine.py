@@ -210,6 +210,22 @@ class RoleEngine:
                 hints=["use the model's own tokenizer, without tokens that the model's embedding lacks"],
             )
 
+    @staticmethod
+    def _targets(part: PackedBatch, outputs: Sequence[str]) -> torch.Tensor:
+        """Return the argument `targets` of `RoleModule.forward`.
+
+        Raises:
+            RunError: the output `top_logprobs` is requested, and the batch does not name the tokens.
+        """
+        if "top_logprobs" not in outputs:
+            return part["targets"]
+        if "top_ids" not in part.tokens.values:
+            raise RunError(
+                "the output 'top_logprobs' needs the column 'top_ids', which the batch lacks",
+                hints=["set sampling.top_logprobs, so that the inference engine reports the likeliest tokens"],
+            )
+        return torch.cat([part["targets"][:, None], part["top_ids"].to(part["targets"].dtype)], 1)
+
     def _check_outputs(self, outputs: Sequence[str], *, narrow: bool = False) -> None:
         check_outputs(outputs, self._role, self._ready().model.config.get_text_config().vocab_size, narrow=narrow)
 

@@ -67,16 +67,37 @@ def test_values_and_gradients_equal_naive(temperature, bias, of_entropy):
 
 @pytest.mark.parametrize("vocabulary", [1009, 640])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_the_functions_for_the_compiler_equal_the_others(vocabulary, temperature):
+@pytest.mark.parametrize("count", [1, 4])
+def test_the_functions_for_the_compiler_equal_the_others(vocabulary, temperature, count):
     torch.manual_seed(0)
-    logits, targets = 5 * torch.randn(TOKENS, vocabulary), torch.randint(vocabulary, (TOKENS,))
+    logits, targets = 5 * torch.randn(TOKENS, vocabulary), torch.randint(vocabulary, (TOKENS, count))
+    targets[0] = vocabulary + 3  # a token of another rank, whose log-probability is not used
     wanted = _reduce(logits.clone(), targets, temperature, True)
     for mine, theirs in zip(_reduce_for_compiler(logits, targets, temperature, True), wanted, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
-    of_logprobs, of_entropy = torch.randn(2, TOKENS)
+    of_logprobs, of_entropy = torch.randn(TOKENS, count), torch.randn(TOKENS)
     for upstream in ((None, None), (wanted[2], of_entropy)):
         rest = (targets, wanted[0], of_logprobs, *upstream, temperature, torch.float32)
         torch.testing.assert_close(_of_logits_for_compiler(logits, *rest), _of_logits(logits.clone(), *rest))
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_several_tokens_of_each_position():
+    """Values and gradients of the log-probabilities of several tokens, which may repeat, equal those of autograd."""
+    leaves, _ = make(torch.float32)
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    generator = torch.Generator().manual_seed(1)
+    targets = torch.randint(VOCABULARY, (TOKENS, 5), generator=generator)
+    targets[:, 1] = targets[:, 0]
+    upstream = torch.randn(TOKENS, 5, generator=generator)
+    logprobs, entropy = token_logprobs(*leaves, targets, temperature=0.7, chunk_tokens=8, with_entropy=True)
+    ((logprobs * upstream).sum() + entropy.sum()).backward()
+    table = torch.log_softmax(torch.nn.functional.linear(*exact) / 0.7, -1)
+    wanted = table.gather(1, targets)
+    ((wanted * upstream).sum() - (table.exp() * table).sum()).backward()
+    torch.testing.assert_close(logprobs.double(), wanted, atol=2e-5, rtol=0)
+    for found, other in zip(leaves, exact, strict=True):
+        torch.testing.assert_close(found.grad.double(), other.grad, atol=5e-5, rtol=1e-5)
 
 
 def test_entropy_alone_has_gradients():

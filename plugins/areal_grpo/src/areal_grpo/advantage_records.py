@@ -52,6 +52,12 @@ ADVANTAGES = [
         "GAESettings",
         "generalized_advantages",
     ),
+    _advantage(
+        "optimal_token_baseline",
+        "rewards from each token on, minus their mean weighted by the variance of each answer's gradient (OTB)",
+        "OptimalTokenBaselineSettings",
+        "generalized_advantages",
+    ),
 ]
 
 REWARD_SHAPING = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from areal_core.config import Settings, selections
-from areal_core.sdk import CRITIC, ForwardPass
+from areal_core.sdk import ACTOR, CRITIC, ForwardPass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -150,6 +150,24 @@ class ReinforcePPAdvantageSettings(Settings):
         le=1,
         description="Discount factor gamma, from 0 to 1: the share of a reward that counts one token earlier.",
     )
+
+
+class OptimalTokenBaselineSettings(Settings):
+    """Settings of `generalized_advantages.optimal_token_baseline`."""
+
+    needs_group: ClassVar[bool] = True
+    tail: Literal["zero", "return"] = Field(
+        "zero",
+        description="Advantage of the tokens of an answer beyond the length of the group's second longest one, which "
+        "has no other answer to compare with. `zero`: 0. `return`: the rewards from there on, without a baseline.",
+    )
+
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
+        """Return the forward passes that compute the policy's probabilities at the start of the batch."""
+        return (
+            ForwardPass(ACTOR, "logprobs", "proximal_logprobs"),
+            ForwardPass(ACTOR, "sum_pi_squared", "sum_pi_squared"),
+        )
 
 
 class ValueRegressionSettings(Settings):

@@ -25,6 +25,10 @@ from areal_grpo.statistics import token_rewards, whitened
 if TYPE_CHECKING:
     from areal_core.data import PackedBatch
 
+SMALLEST_WEIGHT = 1e-8
+"""Added to each weight of the optimal token baseline, so that it is the mean of the returns if every token was
+certain."""
+
 
 def gae(batch: PackedBatch, *, gamma: float, gae_lambda: float, level: str, whiten: bool) -> dict[str, torch.Tensor]:
     """Generalized advantage estimation (arXiv 1506.02438, equations 11 to 16), back from an episode's last step:
@@ -73,6 +77,61 @@ def reinforce_pp(batch: PackedBatch, *, gamma: float) -> torch.Tensor:
     rewards = _rewards(batch, actions)
     returns = _backwards(rewards, torch.zeros_like(rewards), actions.episode, gamma, 1.0)
     return whitened(actions.spread(batch, returns), batch["loss_mask"]).to(batch["reward"].dtype)
+
+
+def optimal_token_baseline(batch: PackedBatch, *, tail: str) -> torch.Tensor:
+    """Return A_t = G_t - B_t with B_t = Σ_i W_i,t G_i,t / Σ_i W_i,t over the group's episodes that have a t-th action
+    (optimal token baseline, arXiv 2602.07078; verl's `optimal_token_baseline`).
+
+    G_t is the sum of the rewards from action t on. W_t = Σ_{j≤t} w_j, with w_j = 1 - 2 π(y_j) + Σ_v π(v)², is the
+    variance that the episode's actions have added to the gradient so far: w_j is the squared norm of the gradient of
+    log π(y_j) by the logits. So answers with unlikely tokens count more in the baseline, which minimizes the variance
+    of the gradient at each t. Actions of all turns are counted together, without the tool results between them, as in
+    verl's variant for several turns.
+
+    π is the policy at the start of the batch. Advantages are not divided by a deviation. With all W equal, B is the
+    mean of the returns that reach t. verl can also weigh w by the squared importance weight of stale tokens; here w
+    has no such weight.
+
+    Args:
+        batch: with `sum_pi_squared`, `proximal_logprobs`, `loss_mask` and `turn_ids` [T], `reward`, `group_id` and
+            `episode_id` [B].
+        tail: Advantage where only one episode of a group has a t-th action, whose baseline would be its own return:
+            "zero", or "return" for G_t itself (verl's `handle_zero_tail`).
+
+    Returns:
+        [T] in the dtype and unit of `reward`, 0 outside `loss_mask`.
+
+    Example:
+        >>> import torch
+        >>> from areal_core.data import PackedBatch, Ragged
+        >>> on, turn = torch.ones(4, dtype=torch.bool), torch.zeros(4, dtype=torch.int64)
+        >>> chances, squares = torch.tensor([0.5, 0.5, 0.9, 0.9]), torch.tensor([0.5, 0.5, 0.82, 0.82])
+        >>> columns = {"proximal_logprobs": chances.log(), "sum_pi_squared": squares, "loss_mask": on, "turn_ids": turn}
+        >>> tokens = Ragged(torch.tensor([2, 2]), {"input_ids": torch.arange(4), **columns})
+        >>> ids = {"group_id": torch.tensor([7, 7]), "episode_id": torch.tensor([0, 1])}
+        >>> batch = PackedBatch(tokens, {"reward": torch.tensor([1.0, 0.0]), **ids})
+        >>> optimal_token_baseline(batch, tail="zero")  # w is 0.5 and 0.02: the first answer has most of the baseline
+        tensor([ 0.0385,  0.0385, -0.9615, -0.9615])
+    """
+    actions = _Actions.of(batch)
+    rewards = _rewards(batch, actions)
+    returns = _backwards(rewards, torch.zeros_like(rewards), actions.episode, 1.0, 1.0)
+    chances = batch["proximal_logprobs"][actions.position].double().exp()
+    variances = (1 - 2 * chances + batch["sum_pi_squared"][actions.position].double()).clamp(min=0)
+    counts = torch.bincount(actions.episode)
+    first = (counts.cumsum(0) - counts)[actions.episode]
+    number = torch.arange(len(first), device=first.device) - first
+    total = variances.cumsum(0)
+    weights = total - (total - variances)[first] + SMALLEST_WEIGHT
+    group = by_agent(batch, "group_id")[actions.row]
+    # The t-th actions of a group have one number.
+    _, peers = torch.unique(torch.stack([group, number]), dim=1, return_inverse=True)
+    sums = returns.new_zeros(2, len(peers)).index_add(1, peers, torch.stack([weights * returns, weights]))
+    baselines = (sums[0] / sums[1])[peers]
+    is_alone = torch.bincount(peers)[peers] == 1
+    baselines = torch.where(is_alone, 0.0 if tail == "return" else returns, baselines)
+    return actions.spread(batch, returns - baselines).to(batch["reward"].dtype)
 
 
 @dataclass(frozen=True, slots=True)

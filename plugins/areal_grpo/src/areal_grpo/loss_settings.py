@@ -172,6 +172,19 @@ class VESPOLossSettings(PolicyLossSettings):
     lambda_negative: float = Field(2.0, gt=0, description="Decay λ for negative advantages.")
 
 
+class ScoreCenteringSettings(PolicyLossSettings):
+    """Settings of `score_centering.score_centering`. The number of tokens in the head is sampling.top_logprobs."""
+
+    anchor: ClassVar[Literal["proximal", "behavior"]] = "behavior"
+    needs_top_logprobs: ClassVar[bool] = True
+    cap: float | None = Field(
+        None,
+        gt=0,
+        description="Upper bound of a token's importance weight, the ratio of the current policy to the policy that "
+        "sampled. The weighted score is centered. null: no importance weights.",
+    )
+
+
 class ReferenceKLSettings(Settings):
     """Settings of `regularizers.reference_kl`."""
 

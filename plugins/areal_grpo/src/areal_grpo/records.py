@@ -97,6 +97,12 @@ POLICY_LOSSES = [
         "weighted_losses",
         "loss_settings:VESPOLossSettings",
     ),
+    _part(
+        "score_centering",
+        "the policy gradient minus its expectation under the policy that sampled (score centering)",
+        "score_centering",
+        "loss_settings:ScoreCenteringSettings",
+    ),
 ]
 
 CORRECTIONS = [

@@ -52,7 +52,9 @@ class HFAdapter(ServerAdapter):
     def capabilities(self) -> InferenceCapabilities:
         """See `ServerAdapter.capabilities`. Sampling settings that the trainer cannot reproduce are not supported."""
         modes: frozenset[UpdateMode] = frozenset({"keep_cache", "recompute"})
-        return InferenceCapabilities(modes, frozenset({"stop"}), self.settings.deterministic, images=True)
+        return InferenceCapabilities(
+            modes, frozenset({"stop", "top_logprobs"}), self.settings.deterministic, images=True
+        )
 
     def command(self, model: ModelReference, host: str, port: int, scratch: Path) -> ServerCommand:
         """Return the command for a server outside of a run, at a socket in `scratch`. In a run see `HFConfig.serve`."""
@@ -92,7 +94,15 @@ class HFAdapter(ServerAdapter):
             generation = cut_at_stop(generation, stop, self._tokenizer())
         finish: Literal["stop", "length"] = "stop" if generation.finish_reason is FinishReason.STOP else "length"
         sampled = generation.sampled
-        yield Chunk(sampled.ids, sampled.logprobs, finish, _spans(sampled.versions, labels), generation.columns)
+        yield Chunk(
+            sampled.ids,
+            sampled.logprobs,
+            finish,
+            _spans(sampled.versions, labels),
+            generation.columns,
+            sampled.top_ids,
+            sampled.top_logprobs,
+        )
 
     async def stop(self, connection: HFConnection, mode: UpdateMode) -> None:
         """Do nothing: weights change between two steps."""

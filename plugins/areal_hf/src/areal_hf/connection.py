@@ -184,17 +184,29 @@ class _Channel:
         tokens = array("q", view[:size].cast("i"))
         versions = array("i", bytes(view[size : 2 * size]))
         logprobs = array("f", bytes(view[2 * size : 3 * size]))
-        columns = self._columns(message.computed, view[3 * size :]) if self.loaded.experts_shape else [{}] * len(counts)
+        sizes = [count * top for count, top in zip(counts, message.tops, strict=True)]
+        top_size, view = 4 * sum(sizes), view[3 * size :]
+        top_ids, top_logprobs = array("i", bytes(view[:top_size])), array("f", bytes(view[top_size : 2 * top_size]))
+        columns = (
+            self._columns(message.computed, view[2 * top_size :]) if self.loaded.experts_shape else [{}] * len(counts)
+        )
         self._labels |= {message.oldest + index: label for index, label in enumerate(message.labels)}
-        start = 0
-        for number, count, stopped, column in zip(message.numbers, counts, message.stopped, columns, strict=True):
+        start = top_start = 0
+        parts = zip(message.numbers, counts, sizes, message.stopped, columns, strict=True)
+        for number, count, top_count, stopped, column in parts:
             future = self._requests.get(number)
-            end = start + count
+            end, top_end = start + count, top_start + top_count
             if future is not None and not future.done():
                 reason = FinishReason.STOP if stopped else FinishReason.LENGTH
-                sampled = SampledTokens(tokens[start:end], logprobs[start:end], versions[start:end])
+                sampled = SampledTokens(
+                    tokens[start:end],
+                    logprobs[start:end],
+                    versions[start:end],
+                    top_ids[top_start:top_end],
+                    top_logprobs[top_start:top_end],
+                )
                 future.set_result((Generation.of(sampled, reason, column), self._labels))
-            start = end
+            start, top_start = end, top_end
 
     def _columns(self, computed: list[int], data: memoryview) -> list[dict[str, Values]]:
         """Return the routed experts of each generation. No token predicts the first token, so its row is 0."""

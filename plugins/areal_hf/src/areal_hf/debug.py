@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from areal_core.config import resolve
-from areal_core.data import FinishReason, Generation
+from areal_core.data import FinishReason, Generation, SampledTokens
 from areal_core.errors import RunError
 from areal_core.programs import add_request_arguments, debug_row, read_request
 from areal_core.servers import InferenceCapabilities
@@ -56,7 +56,7 @@ def main(words: Sequence[str]) -> int:
 class Generator:
     """An `InferenceClient` in this process. It answers one request at a time."""
 
-    capabilities = InferenceCapabilities(frozenset(), frozenset({"stop"}))
+    capabilities = InferenceCapabilities(frozenset(), frozenset({"stop", "top_logprobs"}))
 
     def __init__(self, model: ModelReference, tokenizer: Any) -> None:
         self._tokenizer, loaded = tokenizer, load_model(model, "auto")
@@ -69,7 +69,8 @@ class Generator:
         while (outputs := self._scheduler.step()) is None:
             pass
         reason = FinishReason.STOP if outputs.stopped[0] else FinishReason.LENGTH
-        generation = Generation(outputs.tokens.tolist(), outputs.logprobs.tolist(), outputs.versions.tolist(), reason)
+        columns = outputs.tokens, outputs.logprobs, outputs.versions, outputs.top_ids, outputs.top_logprobs
+        generation = Generation.of(SampledTokens(*(column.tolist() for column in columns)), reason)
         return cut_at_stop(generation, stop, self._tokenizer) if stop else generation
 
     async def close(self) -> None:

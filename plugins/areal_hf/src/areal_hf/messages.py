@@ -87,8 +87,10 @@ class Finished(Message):
         numbers: numbers of the requests.
         counts: number of tokens of each answer.
         stopped: True for each answer that ended with a stop token.
-        columns: three concatenated arrays over all tokens: tokens (int32), numbers of weights (int32) and
-            log-probabilities (float32); then the routed experts of all computed tokens.
+        columns: concatenated arrays over all tokens: tokens (int32), numbers of weights (int32), log-probabilities
+            (float32), likeliest tokens (int32) and their log-probabilities (float32); then the routed experts of all
+            computed tokens.
+        tops: number of likeliest tokens of each token, for each request.
         computed: number of computed tokens of each request; see `Outputs`.
         oldest: lowest number of weights in `columns`.
         labels: labels of the weights with the numbers `oldest`, `oldest` + 1, ...
@@ -98,6 +100,7 @@ class Finished(Message):
     counts: list[int]
     stopped: list[bool]
     columns: bytes
+    tops: list[int]
     computed: list[int]
     oldest: int
     labels: list[str]

@@ -55,6 +55,9 @@ class Outputs:
         stopped: True if a stop token ended the request, False if its length did.
         tokens, versions: [sum of counts] int32.
         logprobs: [sum of counts] float32.
+        tops: K of each request: the number of likeliest tokens that it has for each token.
+        top_ids: [sum of counts x tops] int32, the likeliest tokens.
+        top_logprobs: [sum of counts x tops] float32, their log-probabilities.
         computed: number of tokens of each request for which the model was run, including the prompt. Empty if `experts`
             is.
         experts: [sum of computed, layers, choices], the routed experts of these tokens. Empty if they are not recorded.
@@ -66,6 +69,9 @@ class Outputs:
     tokens: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))
     versions: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))
     logprobs: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    tops: list[int] = field(default_factory=list)
+    top_ids: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))
+    top_logprobs: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     computed: list[int] = field(default_factory=list)
     experts: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
@@ -92,7 +98,11 @@ class Rows:
         self._tokens = torch.zeros(capacity, 32, dtype=torch.int32, device=device)
         self._versions = torch.zeros(capacity, 32, dtype=torch.int32, device=device)
         self._logprobs = torch.zeros(capacity, 32, device=device)
+        # [capacity, tokens, K] with the largest K of a request so far; no memory without such a request.
+        self._top_ids = torch.zeros(capacity, 32, 0, dtype=torch.int32, device=device)
+        self._top_logprobs = torch.zeros(capacity, 32, 0, device=device)
         self._bases = torch.arange(capacity, device=device)
+        self._most_tops = 0
         self._any_greedy = False
         self._any_minimum = False
         self._most_generated = 0
@@ -128,6 +138,9 @@ class Rows:
         width = self._stops.shape[1]
         padded = [[*r.sampling.stop_token_ids, *[-1] * (width - len(r.sampling.stop_token_ids))] for r in joiners]
         self._stops[first:end] = torch.tensor(padded, dtype=torch.int64, device=self.device)
+        if (more := max(r.sampling.top_logprobs for r in joiners) - self._top_ids.shape[2]) > 0:
+            self._top_ids = torch.nn.functional.pad(self._top_ids, (0, more))
+            self._top_logprobs = torch.nn.functional.pad(self._top_logprobs, (0, more))
         for i, request in enumerate(joiners):
             request.row = first + i
         self.requests += joiners
@@ -143,12 +156,13 @@ class Rows:
         lengths, prompts, last, seeds, minimum, maximum, _ = self._integers[:, :rows].unbind()
         generated = lengths + 1 - prompts
         forbidden = self._forbidden(logits, generated < minimum) if self._any_minimum else None
-        tokens, logprobs = draw(
+        tokens, logprobs, top_ids, top_logprobs = draw(
             logits,
             self._temperatures[:rows],
             uniform(seeds, lengths + 1),
             greedy=self._greedy[:rows] if self._any_greedy else None,
             forbidden=forbidden,
+            top=self._most_tops,
         )
         if self._most_generated >= self._tokens.shape[1]:
             self._widen()
@@ -156,6 +170,9 @@ class Rows:
         self._tokens.view(-1).index_copy_(0, index, tokens.to(torch.int32))
         self._logprobs.view(-1).index_copy_(0, index, logprobs)
         self._versions.view(-1).index_fill_(0, index, version)
+        if self._most_tops:
+            self._top_ids.flatten(0, 1)[index, : self._most_tops] = top_ids.to(torch.int32)
+            self._top_logprobs.flatten(0, 1)[index, : self._most_tops] = top_logprobs
         last.copy_(tokens)
         lengths += 1
         self._most_generated += 1
@@ -177,6 +194,8 @@ class Rows:
         self._tokens = torch.nn.functional.pad(self._tokens, (0, width))
         self._versions = torch.nn.functional.pad(self._versions, (0, width))
         self._logprobs = torch.nn.functional.pad(self._logprobs, (0, width))
+        self._top_ids = torch.nn.functional.pad(self._top_ids, (0, 0, 0, width))
+        self._top_logprobs = torch.nn.functional.pad(self._top_logprobs, (0, 0, 0, width))
 
     def take(self, ended: list[int]) -> Outputs:
         """Return the outputs of rows `ended`. The rows stay until `remove`."""
@@ -188,14 +207,21 @@ class Rows:
         counts = generated.tolist()
         width = max(counts, default=0)
         mask = torch.arange(width, device=self.device) < generated.unsqueeze(1)
-        return Outputs(
+        tops = [r.sampling.top_logprobs for r in requests]
+        outputs = Outputs(
             numbers=[r.number for r in requests],
             counts=counts,
             stopped=stopped.tolist(),
             tokens=self._tokens[rows, :width][mask].cpu(),
             versions=self._versions[rows, :width][mask].cpu(),
             logprobs=self._logprobs[rows, :width][mask].cpu(),
+            tops=tops,
         )
+        if any(tops):
+            shares = [(row, slice(count), slice(top)) for row, count, top in zip(ended, counts, tops, strict=True)]
+            outputs.top_ids = torch.cat([self._top_ids[share].flatten() for share in shares]).cpu()
+            outputs.top_logprobs = torch.cat([self._top_logprobs[share].flatten() for share in shares]).cpu()
+        return outputs
 
     def remove(self, ended: list[int]) -> tuple[list[int], list[int]]:
         """Remove rows. The last rows replace them.
@@ -218,7 +244,7 @@ class Rows:
             target_rows = torch.tensor(targets, device=self.device)
             self._integers[:, target_rows] = self._integers[:, source_rows]
             settings, outputs = (self._temperatures, self._greedy, self._stops), (self._tokens, self._versions)
-            for column in (*settings, *outputs, self._logprobs):
+            for column in (*settings, *outputs, self._logprobs, self._top_ids, self._top_logprobs):
                 column.index_copy_(0, target_rows, column.index_select(0, source_rows))
         self._update_extremes()
         return sources, targets
@@ -238,6 +264,7 @@ class Rows:
     def _update_extremes(self) -> None:
         """Update numbers that the step would otherwise read from the tensors for every token."""
         rows = len(self.requests)
+        self._most_tops = max((r.sampling.top_logprobs for r in self.requests), default=0)
         self._any_greedy = any(r.sampling.greedy for r in self.requests)
         self._any_minimum = any(r.sampling.min_new_tokens for r in self.requests)
         if rows:

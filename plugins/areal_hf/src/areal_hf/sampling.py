@@ -49,7 +49,8 @@ def draw(
     *,
     greedy: torch.Tensor | None = None,
     forbidden: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    top: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Draw one token for each row, by inverting the cumulative distribution at the row's random number.
 
     Args:
@@ -58,10 +59,12 @@ def draw(
         uniforms: [B] float64 in [0, 1).
         greedy: [B] bool, True for rows that take the most probable token.
         forbidden: [B, V] bool, True for tokens that are not drawn (stop tokens before the minimum length).
+        top: K, the number of likeliest tokens to return.
 
     Returns:
         Tokens [B] int64, and their log-probabilities [B] float32: log-softmax(logits / temperature) over the whole
-        vocabulary, including forbidden tokens.
+        vocabulary, including forbidden tokens. Then the likeliest tokens [B, K] int64, in descending order, and their
+        log-probabilities [B, K] float32.
     """
     log_probabilities = torch.log_softmax(logits.float() / temperatures, dim=-1)
     drawable = log_probabilities
@@ -73,4 +76,7 @@ def draw(
     tokens = torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp_(max=logits.shape[-1] - 1)
     if greedy is not None:
         tokens = torch.where(greedy, drawable.argmax(dim=-1), tokens)
-    return tokens, log_probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    top_logprobs, top_ids = (
+        log_probabilities.topk(top) if top else (log_probabilities[:, :0], tokens.unsqueeze(1)[:, :0])
+    )
+    return tokens, log_probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1), top_ids, top_logprobs

@@ -73,6 +73,7 @@ class Scheduler:
             )
         if self.choice.way is not Way.ROWS:
             log.warning("model type '%s': %s, because %s", kind, _SLOWER[self.choice.way], self.choice.reason)
+        self._vocabulary = model.config.get_text_config(decoder=True).vocab_size
         self._loader = WeightLoader(model)
         self._decoder = decoder_of(self.choice, model, limits, self._vision)
         self._rows = Rows(limits.requests, model.device)
@@ -103,8 +104,14 @@ class Scheduler:
         """Queue a request. Its tokens must be in the vocabulary, and its `limit` within the context.
 
         Raises:
-            ValueError: it does not fit into the cache, its images do not fit its tokens, or the model takes no images.
+            ValueError: it does not fit into the cache, its images do not fit its tokens, the model takes no images, or
+                it wants more likeliest tokens than the model has.
         """
+        words = self._vocabulary
+        if request.sampling.top_logprobs > words:
+            raise ValueError(
+                f"wants the {request.sampling.top_logprobs} likeliest tokens of a model with {words} tokens"
+            )
         if request.limit > self.cache_tokens:
             raise ValueError(f"needs {request.limit} tokens, but cache_gib has room for {self.cache_tokens} tokens")
         if request.images is not None:

@@ -182,6 +182,9 @@ class Server:
         oldest = int(outputs.versions.min())
         owners = [self._requests.pop(number) for number in outputs.numbers]
         parts = [torch.split(flat, outputs.counts) for flat in (outputs.tokens, outputs.versions, outputs.logprobs)]
+        if any(outputs.tops):
+            sizes = [count * top for count, top in zip(outputs.counts, outputs.tops, strict=True)]
+            parts += [torch.split(flat, sizes) for flat in (outputs.top_ids, outputs.top_logprobs)]
         if outputs.computed:
             parts.append(torch.split(outputs.experts, outputs.computed))
         for peer in dict.fromkeys(owner for owner, *_ in owners):
@@ -190,9 +193,10 @@ class Server:
             numbers = [owners[index][1] for index in indices]
             counts = [outputs.counts[index] for index in indices]
             stopped = [outputs.stopped[index] for index in indices]
+            tops = [outputs.tops[index] for index in indices]
             computed = [outputs.computed[index] for index in indices] if outputs.computed else []
             with suppress(PeerClosed):
-                peer.notify(Finished(numbers, counts, stopped, data, computed, oldest, self._labels[oldest:]))
+                peer.notify(Finished(numbers, counts, stopped, data, tops, computed, oldest, self._labels[oldest:]))
 
 
 def _read_images(model: str, images: tuple[str, ...]) -> ImageInputs:

@@ -27,7 +27,6 @@ def cut_at_stop(generation: Generation, stop: Sequence[str], tokenizer: Any) -> 
     while high - low > 1:  # bisection: a stop string stays in the text if more tokens follow
         middle = (low + high) // 2
         low, high = (low, middle) if has_stop(middle) else (middle, high)
-    ids, logprobs = generation.output_ids[:high], generation.logprobs[:high]
     removed = len(generation.output_ids) - high
     columns = {name: column[: len(column) - removed] for name, column in generation.columns.items()}
-    return Generation(ids, logprobs, generation.versions[:high], FinishReason.STOP, columns)
+    return Generation.of(generation.sampled.first(high), FinishReason.STOP, columns)

@@ -108,6 +108,7 @@ class SGLangAdapter(HTTPAdapter):
     def capabilities(self) -> InferenceCapabilities:
         """See `ServerAdapter.capabilities`. Seeds count only in the deterministic mode, which is a third slower."""
         sampling = {"top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
+        sampling.add("top_logprobs")
         return InferenceCapabilities(
             update_modes=frozenset({"keep_cache", "recompute"}),
             sampling=frozenset(sampling | ({"stop"} if self.settings.detokenize else set())),
@@ -207,6 +208,7 @@ class SGLangAdapter(HTTPAdapter):
         prompt = self._prompts.place(partial.input_ids, len(partial.images))
         stop_tokens = partial.sampling.stop_token_ids
         resumable = is_resumable(partial.sampling)
+        top_count = partial.sampling.top_logprobs
         body = {
             "input_ids": images.collapsed(prompt),
             **({"image_data": list(partial.images)} if partial.images else {}),
@@ -215,6 +217,7 @@ class SGLangAdapter(HTTPAdapter):
             "stream": True,
             "rid": partial.name,
             "extra_key": partial.cache_salt,
+            **({"top_logprobs_num": top_count} if top_count else {}),
             **({"return_routed_experts": True} if self.moe is not None else {}),
             **({"lora_path": partial.adapter} if partial.adapter else {}),
         }
@@ -232,12 +235,13 @@ class SGLangAdapter(HTTPAdapter):
                     f"{len(partial.input_ids)} here: both must use the same preprocessor_config.json"
                 )
             ids, logprobs = event.output_ids, [entry.value for entry in meta.output_token_logprobs or ()]
+            tops = (meta.output_top_logprobs or []) if top_count else []
             total, reason = meta.completion_tokens, meta.finish_reason
             if reason is not None and reason.type == "abort" and len(ids) != len(logprobs):
                 yield Chunk([], [], "abort")  # SGLang had put the request back into the queue: all tokens were sent
                 return
             if len(ids) == total and len(ids) > total - seen:  # the event repeats the tokens of earlier events
-                ids, logprobs = ids[seen:], logprobs[seen:]
+                ids, logprobs, tops = ids[seen:], logprobs[seen:], tops[seen:]
             seen += len(ids)
             # With an adapter, the reported versions are those of the base model, which never change.
             spans = meta.weight_versions if self.settings.adapter_rank is None else None
@@ -251,6 +255,8 @@ class SGLangAdapter(HTTPAdapter):
                 _finish(reason, stop_tokens),
                 None if spans is None else [astuple(span) for span in spans],
                 self._columns(meta.routed_experts, len(partial.input_ids) + total),
+                [top.token for position in tops for top in position],
+                [top.value for position in tops for top in position],
             )
 
     def _columns(self, encoded: str | None, tokens: int) -> Mapping[str, Values]:

@@ -15,6 +15,13 @@ class _Logprob(msgspec.Struct, array_like=True, gc=False):
     value: float
 
 
+class _TopLogprob(msgspec.Struct, array_like=True, gc=False):
+    """One of a token's likeliest tokens. Its text follows, and is not read."""
+
+    value: float
+    token: int
+
+
 class Reason(msgspec.Struct):
     """Why an answer ended. `matched` is the stop token or text."""
 
@@ -27,6 +34,7 @@ class _MetaInfo(msgspec.Struct):
     finish_reason: Reason | None
     prompt_tokens: int = 0  # missing if a request was aborted in the queue
     output_token_logprobs: list[_Logprob] | None = None
+    output_top_logprobs: list[list[_TopLogprob]] | None = None
     weight_versions: list[Span] | None = None
     routed_experts: str | None = None
 

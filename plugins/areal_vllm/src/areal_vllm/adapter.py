@@ -28,6 +28,7 @@ from areal_core.servers import (
     RequestRefusedError,
     ServerCommand,
     ServerIdentity,
+    ServerLostError,
     ServerRefusedError,
     Span,
     UpdateRefusedError,
@@ -52,8 +53,24 @@ WORKER = Path(__file__).parent / "worker"
 """Folder that is added to the server's import path. It has one module, which needs only vLLM."""
 
 
-class _Logprob(msgspec.Struct, gc=False):
+class _TopLogprob(msgspec.Struct, gc=False):
+    token_id: int
     logprob: float
+
+
+class _Logprob(msgspec.Struct):
+    logprob: float
+    top_logprobs: list[_TopLogprob] = []
+
+    def likeliest(self, count: int) -> list[_TopLogprob]:
+        """Return the likeliest tokens, of a request for one more.
+
+        vLLM lists the sampled token first and cuts the list off behind it. So the last one may be missing if the
+        sampled token is not among them, and one more has to be requested.
+        """
+        if len(self.top_logprobs) != count + 1:
+            raise ServerLostError(f"sent {len(self.top_logprobs)} likeliest tokens where {count + 1} were asked for")
+        return sorted(self.top_logprobs, key=lambda entry: -entry.logprob)[:count]
 
 
 class _Logprobs(msgspec.Struct):
@@ -120,6 +137,7 @@ class VLLMAdapter(HTTPAdapter):
     def capabilities(self) -> InferenceCapabilities:
         """See `ServerAdapter.capabilities`. Log-probabilities are those after top_p, top_k and min_p."""
         sampling = {"top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
+        sampling.add("top_logprobs")
         return InferenceCapabilities(
             update_modes=frozenset({"keep_cache", "recompute"}),
             sampling=frozenset(sampling | ({"stop"} if self.settings.detokenize else set())),
@@ -236,7 +254,7 @@ class VLLMAdapter(HTTPAdapter):
             "cache_salt": partial.cache_salt,
             **({"model": partial.adapter} if partial.adapter else {}),
         }
-        seen = 0
+        seen, top_count = 0, partial.sampling.top_logprobs
         async for event in connection.post_for_events("/inference/v1/generate", body, _EVENTS):
             if event.error is not None:
                 raise_refusal(event.error)
@@ -248,12 +266,16 @@ class VLLMAdapter(HTTPAdapter):
                 seen += len(output_ids)
                 if reason == "stop" and self._prompts.is_written(output_ids, stop_tokens, is_resumable=resumable):
                     reason = "abort"  # the next partial generation has padding in place of the image token
+                entries = (choice.logprobs.content if choice.logprobs else None) or []
+                tops = [top for entry in entries for top in entry.likeliest(top_count)] if top_count else []
                 yield Chunk(
                     output_ids,
-                    [entry.logprob for entry in (choice.logprobs.content if choice.logprobs else None) or ()],
+                    [entry.logprob for entry in entries],
                     reason,
                     None if spans is None else [astuple(span) for span in spans],
                     self._columns(choice.routed_experts, len(partial.input_ids) + seen),
+                    [top.token_id for top in tops],
+                    [top.logprob for top in tops],
                 )
 
     def _columns(self, encoded: str | None, tokens: int) -> Mapping[str, Values]:
@@ -281,7 +303,7 @@ class VLLMAdapter(HTTPAdapter):
             # Only the request's stop tokens end it. The run's settings already include the model's own.
             "ignore_eos": True,
             "seed": partial.seed & (2**63 - 1),
-            "logprobs": 0,
+            "logprobs": sampling.top_logprobs + 1 if sampling.top_logprobs else 0,  # see `_Logprob.likeliest`
             "detokenize": bool(sampling.stop),
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
     from areal_core.config import RunConfig
     from areal_core.servers import GPUShare, OptionValue
+
+
+MAX_LOGPROBS = 20
+"""vLLM's default of its option max_logprobs."""
 
 
 class VLLMConfig(FleetSettings):
@@ -43,6 +47,17 @@ class VLLMConfig(FleetSettings):
                 yield "adapter_rank is set, but no adapter is synced: set train_engine.adapter.sync=alone"
             if config.takes_turns:
                 yield "servers that free their memory lose an adapter's base: split placement, or set sync=merged"
+
+    def for_run(self, config: RunConfig) -> Self:
+        """See `ServerSettings.for_run`. Servers accept requests for as many likeliest tokens as the run needs.
+
+        That is one more than sampling.top_logprobs (`areal_vllm.adapter`). -1, no limit, would switch off sampling from
+        a vocabulary that is split over GPUs.
+        """
+        needed = config.sampling.top_logprobs + 1
+        if needed <= MAX_LOGPROBS or {"max_logprobs", "max-logprobs"} & self.options.keys():
+            return self
+        return self.model_copy(update={"options": {**self.options, "max_logprobs": needed}})
 
     @classmethod
     def automatic_rank(cls, gpus: int) -> int:

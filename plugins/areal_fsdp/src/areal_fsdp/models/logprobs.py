@@ -50,13 +50,13 @@ def token_logprobs(
     vocabulary: Vocabulary | None = None,
     cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return log_softmax((hidden @ weight.T + bias) / temperature) at `targets`, and the entropy.
+    """Return log_softmax((hidden @ weight.T + bias) / temperature) at one or several tokens, and the entropy.
 
     Args:
         hidden: [T, hidden size].
         weight: [vocabulary, hidden size] in the dtype of `hidden`; only this rank's rows with a `vocabulary`.
         bias: [vocabulary] or None; only this rank's part with a `vocabulary`.
-        targets: [T] int64.
+        targets: [T] or [T, N] int64. Log-probabilities of N tokens cost one pass, as that of one does.
         temperature: greater than 0.
         chunk_tokens: tokens whose logits exist at the same time; more for a tiny vocabulary.
         with_entropy: True to return the entropy.
@@ -65,13 +65,14 @@ def token_logprobs(
         cap: soft cap of the logits, applied before the temperature; None without one.
 
     Returns:
-        Log-probabilities [T] float32, and the entropy in nats [T] float32 or None.
+        Log-probabilities in the shape of `targets`, and the entropy in nats [T] or None; float32.
     """
     chunk = max(chunk_tokens, _SMALL_CHUNK_ELEMENTS // len(weight))
+    columns = targets[:, None] if targets.dim() == 1 else targets
     logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, temperature, chunk, with_entropy, compiled, vocabulary, cap
+        hidden, weight, bias, columns, temperature, chunk, with_entropy, compiled, vocabulary, cap
     )
-    return logprobs, entropy
+    return logprobs.view(targets.shape), entropy
 
 
 def chunks(total: int, size: int) -> Iterator[slice]:
@@ -146,13 +147,22 @@ def head_gradients(
 def _reduce(
     logits: torch.Tensor, targets: torch.Tensor, temperature: float, with_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return the logarithm of the denominator, the target's log-probability, and the entropy; overwrite `logits`.
+    """Return the logarithm of the denominator, the targets' log-probabilities, and the entropy; overwrite `logits`.
 
     The log-probability of a target outside these logits is meaningless.
+
+    Args:
+        logits: [tokens, vocabulary] float32.
+        targets: [tokens, N] int64.
+        temperature: divides the logits.
+        with_entropy: True to return the entropy.
+
+    Returns:
+        [tokens], [tokens, N] and [tokens] float32, or None for the last.
     """
     scaled = logits if temperature == 1 else logits.div_(temperature)
     normalizer = scaled.logsumexp(-1)
-    logprobs = scaled.gather(1, _nearest(targets, logits))[:, 0] - normalizer
+    logprobs = scaled.gather(1, _nearest(targets, logits)) - normalizer[:, None]
     if not with_entropy:
         return normalizer, logprobs, None
     scaled -= normalizer[:, None]
@@ -173,14 +183,14 @@ def _reduce_for_compiler(
     factors = below.exp()
     total = (sums * factors).sum(-1)
     lse = total.log()
-    logprobs = logits.gather(1, _nearest(targets, logits))[:, 0] / temperature - top - lse
+    logprobs = logits.gather(1, _nearest(targets, logits)) / temperature - (top + lse)[:, None]
     mean = (factors * (weighted + sums * below)).sum(-1) / total  # mean of the scaled logits minus their top
     return top + lse, logprobs, lse - mean if with_entropy else None
 
 
 def _nearest(targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Return targets [tokens, 1], clamped to valid indices: another rank may have a target."""
-    return targets.clamp(0, logits.shape[1] - 1)[:, None]
+    """Return targets, clamped to valid indices: another rank may have a target."""
+    return targets.clamp(0, logits.shape[1] - 1)
 
 
 def _block(vocabulary: int) -> int:
@@ -201,11 +211,11 @@ def _of_logits(
     """Return the gradient of the logits, by the formulas above; overwrite `logits`."""
     log_p = (logits if temperature == 1 else logits.div_(temperature)).sub_(normalizer[:, None])
     p = log_p.exp()
-    scale = -of_logprobs[:, None]
+    scale = -of_logprobs.sum(-1, keepdim=True)
     if of_entropy is not None and entropy is not None:
         scale = log_p.add_(entropy[:, None]).mul_(-of_entropy[:, None]).add_(scale)
     of_target = of_logprobs * ((targets >= 0) & (targets < logits.shape[1]))
-    result = p.mul_(scale).scatter_add_(1, _nearest(targets, logits), of_target[:, None])
+    result = p.mul_(scale).scatter_add_(1, _nearest(targets, logits), of_target)
     return result.div_(temperature).to(dtype)
 
 
@@ -221,11 +231,15 @@ def _of_logits_for_compiler(
 ) -> torch.Tensor:
     """Compute `_of_logits` so that compiled code reads the logits once and writes the gradient once."""
     log_p = (logits if temperature == 1 else logits / temperature) - normalizer[:, None]
-    scale = of_logprobs[:, None]
+    scale = of_logprobs.sum(-1, keepdim=True)
     if of_entropy is not None and entropy is not None:
         scale = scale + of_entropy[:, None] * (log_p + entropy[:, None])
-    is_target = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
-    result = torch.where(is_target, of_logprobs[:, None], 0.0) - log_p.exp() * scale
+    if targets.shape[1] > 1:
+        of_targets = of_logprobs * ((targets >= 0) & (targets < logits.shape[1]))
+        result = (log_p.exp() * -scale).scatter_add(1, _nearest(targets, logits), of_targets)
+    else:  # a comparison is fused with the rest, a scatter is not
+        is_target = torch.arange(logits.shape[1], device=logits.device) == targets
+        result = torch.where(is_target, of_logprobs, 0.0) - log_p.exp() * scale
     return (result / temperature).to(dtype)
 
 
@@ -263,7 +277,7 @@ class _TokenLogprobs(torch.autograd.Function):
         if vocabulary is not None:
             targets = vocabulary.local_ids(targets, len(weight))
         normalizer = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
-        logprobs = torch.empty_like(normalizer)
+        logprobs = normalizer.new_empty(targets.shape)
         entropy = torch.empty_like(normalizer) if with_entropy else None
         reduce, _ = _functions(compiled)
         for part in chunks(len(hidden), chunk):
@@ -274,7 +288,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 entropy[part] = chunk_entropy
         if vocabulary is not None:
             inside = (targets >= 0) & (targets < len(weight))
-            chosen = torch.where(inside, logprobs + normalizer, 0.0)
+            chosen = torch.where(inside, logprobs + normalizer[:, None], 0.0)
             normalizer, logprobs, entropy = vocabulary.combine(normalizer, chosen, entropy)
         ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
         ctx.temperature, ctx.chunk, ctx.compiled = temperature, chunk, compiled
@@ -289,7 +303,7 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, targets, normalizer, entropy = ctx.saved_tensors
         if of_logprobs is None:
-            of_logprobs = torch.zeros_like(normalizer)
+            of_logprobs = normalizer.new_zeros(targets.shape)
         _, gradient_of_logits = _functions(ctx.compiled)
 
         def gradient(part: slice) -> torch.Tensor:

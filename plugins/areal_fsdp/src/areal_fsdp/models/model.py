@@ -142,14 +142,14 @@ class RoleModule(torch.nn.Module):
         Args:
             input_ids: [T] int64.
             layout: the batch's layout.
-            targets: [T] int64, the next token of each token.
+            targets: [T] int64, the next token of each token; [T, 1 + K] with the tokens of `top_logprobs` behind it.
             outputs: names of the outputs.
             others: heads of the roles that outputs compare with, by role.
             seen: the batch's images, or None.
 
         Returns:
-            The outputs by name, float32 [T] except for wide ones (see `areal_fsdp.models.wide`), with gradients unless
-            these are disabled.
+            The outputs by name, float32 [T] except for `top_logprobs` [T, K] and wide ones (see
+            `areal_fsdp.models.wide`), with gradients unless these are disabled.
         """
         hidden = self._states(input_ids, layout, seen)
         if self.context is None:
@@ -241,7 +241,11 @@ class RoleModule(torch.nn.Module):
             vocabulary=self.vocabulary,
             cap=self.final.cap,
         )
-        return {"logprobs": logprobs, **({} if entropy is None else {"entropy": entropy})}
+        results = {"logprobs": logprobs} if entropy is None else {"logprobs": logprobs, "entropy": entropy}
+        if targets.dim() == 1:
+            return results
+        # Copies: FSDP puts hooks on the outputs of a module, which must not be views.
+        return {**results, "logprobs": logprobs[:, 0].clone(), "top_logprobs": logprobs[:, 1:].clone()}
 
     def _chunk_tokens(self, hidden: torch.Tensor) -> int:
         tokens = self.chunk_tokens or default_chunk_tokens(len(self.head.weight), hidden.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -20,6 +20,8 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class LearningSettings(Settings):
     """Settings that all training engines share: AdamW, its learning rate, and micro-batches."""
 
+    computes_top_logprobs: ClassVar[bool] = True
+    computes_sum_pi_squared: ClassVar[bool] = True
     learning_rate: float | None = Field(
         None,
         gt=0,

@@ -1,4 +1,4 @@
-"""Wide outputs: they need whole distributions, or have more than one number per token and stay on the device.
+"""Wide outputs: they need whole distributions, or have several numbers per token that stay on the device.
 
 As in `logprobs`, logits exist for one chunk of tokens at a time, and the backward pass recomputes them. With z = logits
 / temperature, q = softmax(z), and the fixed distribution p of the compared role:
@@ -7,6 +7,7 @@ As in `logprobs`, logits exist for one chunk of tokens at a time, and the backwa
     KL(p ‖ q), for β = 0:                                       d D / d z_j = q_j - p_j
     KL(q ‖ p), for β = 1:                                       d D / d z_j = q_j (log q_j/p_j - KL(q ‖ p))
     log q_y of several y:                                       d / d z_j   = [j = y] - q_j, summed over them
+    S = Σ_v q_v²:                                               d S / d z_j = 2 q_j (q_j - S)
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from areal_core.sdk import Role
 
+SQUARES = "sum_pi_squared"
 _TOPK = re.compile(r"topk:([1-9]\d*)")
 _DIVERGENCE = re.compile(r"divergence:([\w-]+):(\d+(?:\.\d*)?(?:e-\d+)?)")
 _LOGITS_AT_ONCE = 3
@@ -71,7 +73,12 @@ class Head:
 
 def is_wide(name: str) -> bool:
     """Return True for the name of a wide output."""
-    return name == "hidden" or topk_of(name) is not None or compared_role(name) is not None
+    return name in ("hidden", SQUARES) or topk_of(name) is not None or compared_role(name) is not None
+
+
+def has_one_number(name: str) -> bool:
+    """Return True for the name of an output [T], which `forward` can return."""
+    return name != "top_logprobs" and (not is_wide(name) or name == SQUARES or compared_role(name) is not None)
 
 
 def topk_of(name: str) -> int | None:
@@ -101,14 +108,14 @@ def check_outputs(names: Iterable[str], role: Role, vocabulary: int, *, narrow: 
         narrow: True to refuse outputs with more than one number per token.
     """
     is_scalar = role.head == "scalar"
-    known = ["values"] if is_scalar else ["logprobs", "entropy"]
-    wide = ["hidden"] if is_scalar else ["hidden", "topk:K", "divergence:ROLE:BETA"]
+    known = ["values"] if is_scalar else ["logprobs", "entropy", "top_logprobs"]
+    wide = ["hidden"] if is_scalar else [SQUARES, "hidden", "topk:K", "divergence:ROLE:BETA"]
     for name in names:
         if name not in known and not (is_wide(name) and (name == "hidden" or not is_scalar)):
             raise RunError(f"an engine in the role '{role.name}' computes {', '.join(known + wide)}, not '{name}'")
         if (topk_of(name) or 0) > vocabulary:
             raise RunError(f"'{name}' asks for more tokens than the {vocabulary} of the vocabulary")
-        if narrow and is_wide(name) and compared_role(name) is None:
+        if narrow and not has_one_number(name):
             raise RunError(f"'{name}' has more than one number per token: only a loss in `train` may request it")
 
 
@@ -116,17 +123,19 @@ def wide_output(name: str, own: Head, others: Mapping[str, Head], chunk_tokens: 
     """Compute one wide output, with gradients unless these are disabled.
 
     Args:
-        name: `hidden`, `topk:K` or `divergence:ROLE:BETA`; see `TrainEngine.train`.
+        name: `sum_pi_squared`, `hidden`, `topk:K` or `divergence:ROLE:BETA`; see `TrainEngine`.
         own: the model's head.
         others: heads of the compared roles, by role; they get no gradient.
         chunk_tokens: tokens whose log-probabilities may exist at the same time.
 
     Returns:
-        Tensors by name: `hidden` [T, hidden size]; `topk:K` [T, K] float32 and `topk:K:ids` [T, K] int64; a divergence
-        [T] float32, in nats.
+        Tensors by name: `sum_pi_squared` [T] float32; `hidden` [T, hidden size]; `topk:K` [T, K] float32 and
+        `topk:K:ids` [T, K] int64; a divergence [T] float32, in nats.
     """
     if name == "hidden":
         return {name: own.hidden.clone()}  # FSDP puts hooks on the output of a module, which must not be a view
+    if name == SQUARES:
+        return {name: _reduced(own, SumOfSquares(), chunk_tokens)}
     if (count := topk_of(name)) is not None:
         topk = TopK(count)
         values = _reduced(own, topk, chunk_tokens)
@@ -201,6 +210,20 @@ class TopK:
     def gradient(self, log_q: torch.Tensor, part: slice, upstream: torch.Tensor) -> torch.Tensor:
         """See `Reduction`."""
         return log_q.exp_().mul_(-upstream.sum(-1, keepdim=True)).scatter_add_(1, self.ids[part.start], upstream)
+
+
+class SumOfSquares:
+    """Σ_v q_v²: the probability that two draws from the distribution are the same token."""
+
+    def values(self, log_q: torch.Tensor, part: slice) -> torch.Tensor:
+        """See `Reduction`."""
+        return log_q.mul_(2).exp_().sum(-1)
+
+    def gradient(self, log_q: torch.Tensor, part: slice, upstream: torch.Tensor) -> torch.Tensor:
+        """See `Reduction`."""
+        q = log_q.exp_()
+        total = q.square().sum(-1, keepdim=True)
+        return q.mul_(q - total).mul_(2 * upstream[:, None])
 
 
 def _kl(of: torch.Tensor, to: torch.Tensor) -> torch.Tensor:

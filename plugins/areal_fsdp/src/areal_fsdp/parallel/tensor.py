@@ -114,19 +114,21 @@ class Vocabulary:
 
         Args:
             normalizer: [T] float32, L_r.
-            chosen: [T] float32, the chosen token's logit, 0 if another rank has it.
+            chosen: [T, N] float32, the logits of N chosen tokens, 0 for those that another rank has.
             entropy: [T] float32, H_r, or None.
 
         Returns:
-            Logarithm of the denominator, log-probability of the chosen token, and entropy or None; [T] float32 each.
+            Logarithm of the denominator [T], log-probabilities of the chosen tokens [T, N], and entropy [T] or None;
+            float32.
         """
-        local = torch.stack([normalizer, chosen, *([] if entropy is None else [normalizer - entropy])])
+        count = chosen.shape[1]
+        local = torch.stack([normalizer, *chosen.T, *([] if entropy is None else [normalizer - entropy])])
         gathered = joined(local, self.mesh).view(self.mesh.size(), len(local), -1)
         whole = gathered[:, 0].logsumexp(0)
-        logprobs = gathered[:, 1].sum(0) - whole
+        logprobs = gathered[:, 1 : 1 + count].sum(0).T - whole[:, None]
         if entropy is None:
             return whole, logprobs, None
-        return whole, logprobs, whole - ((gathered[:, 0] - whole).exp() * gathered[:, 2]).sum(0)
+        return whole, logprobs, whole - ((gathered[:, 0] - whole).exp() * gathered[:, -1]).sum(0)
 
     def sum(self, gradient: torch.Tensor) -> torch.Tensor:
         """Return the sum of a gradient of hidden states over the words of all ranks; collective."""

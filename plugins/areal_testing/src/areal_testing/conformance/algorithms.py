@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from areal_core.data import PackedBatch
     from areal_core.sdk import Algorithm, LossSpec
 
-OUTPUTS = re.compile(r"logprobs|entropy|values|hidden|divergence:[\w-]+:\d[\d.e-]*")
+OUTPUTS = re.compile(r"logprobs|entropy|values|hidden|top_logprobs|sum_pi_squared|divergence:[\w-]+:\d[\d.e-]*")
 """Outputs that engines compute. `fake_output` computes stand-ins for them."""
 
 

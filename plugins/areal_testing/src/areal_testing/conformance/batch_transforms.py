@@ -52,12 +52,12 @@ class _ContextSuite(ComponentSuite):
 
     def spoiled(self, batch: PackedBatch) -> PackedBatch:
         """Return the batch with random values at every token outside the loss mask, except their weights of 0."""
-        noise = 20 * torch.randn(batch.token_count, generator=torch.Generator().manual_seed(3))
-        spoiled = {
-            name: torch.where(batch["loss_mask"], values, noise)
-            for name, values in batch.tokens.values.items()
-            if values.is_floating_point() and name != "loss_weights"
-        }
+        generator = torch.Generator().manual_seed(3)
+        spoiled = {}
+        for name, values in batch.tokens.values.items():
+            if values.is_floating_point() and name != "loss_weights":
+                mask = batch["loss_mask"].view(-1, *(1 for _ in values.shape[1:]))
+                spoiled[name] = torch.where(mask, values, 20 * torch.randn(values.shape, generator=generator))
         return batch.with_tokens(**spoiled)
 
 

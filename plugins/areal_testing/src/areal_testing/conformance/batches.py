@@ -25,15 +25,18 @@ ACTOR_OUTPUT, REFERENCE_OUTPUT, VALUES_OUTPUT = "fake_output/actor", "fake_outpu
 a column which it does not declare fails."""
 GROUP_IDS = (1007, 13, 500_000, 42)
 SIBLINGS = 3
-_PER_TOKEN = {"logprobs", "proximal_logprobs", "behavior_logprobs", "advantages", "mask", "entropy"}
+HEAD = 5
+"""K: number of likeliest tokens of each position."""
+_TOPS = {"top_logprobs", "behavior_top_logprobs"}
+_PER_TOKEN = {"logprobs", "proximal_logprobs", "behavior_logprobs", "advantages", "mask", "entropy", *_TOPS}
 
 
 def make_batch(*, seed: int = 0, vocabulary: int = 61) -> PackedBatch:
     """Return a shifted batch of 4 groups of 3 episodes, as the trainer passes it to an algorithm.
 
-    It has the fields of the rollout runtime and, for each token, `place` (its index in this batch, which stays if
-    sequences are selected) and the fake outputs of models under `fake_output/`. `with_passes` adds those that a
-    component declares, under the names that it declares.
+    It has the fields of the rollout runtime and the log-probabilities of `HEAD` likeliest tokens. Each token also has
+    `place` (its index in this batch, which stays if sequences are selected) and the fake outputs of models under
+    `fake_output/`. `with_passes` adds those that a component declares, under the names that it declares.
     """
     generator = torch.Generator().manual_seed(seed)
     trajectories = [_trajectory(generator, vocabulary) for _ in range(len(GROUP_IDS) * SIBLINGS)]
@@ -49,6 +52,9 @@ def make_batch(*, seed: int = 0, vocabulary: int = 61) -> PackedBatch:
             VALUES_OUTPUT: torch.randn(total, generator=generator),
         }
     )
+    heads = torch.randn(total, HEAD + 1, generator=torch.Generator().manual_seed(seed + 2)).log_softmax(-1)
+    top_ids = torch.arange(HEAD, dtype=torch.int32).expand(total, HEAD)
+    batch = batch.with_tokens(top_ids=top_ids, top_logprobs=heads[:, :HEAD])
     number = torch.arange(rows)
     batch = batch.with_sequences(
         reward=torch.randperm(rows, generator=generator).float() / 4 - 1,
@@ -81,10 +87,16 @@ def outputs_of(role: str, batch: PackedBatch, outputs: Sequence[str]) -> dict[st
 
 
 def fake_output(output: str, logprobs: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
-    """Return a fake engine output that belongs to these log-probabilities [T]: [T], or [T, 2] for `hidden`."""
+    """Return a fake engine output that belongs to these log-probabilities [T].
+
+    It is [T], but [T, 2] for `hidden` and [T, HEAD] for `top_logprobs`.
+    """
     if output.startswith("divergence:"):
         return logprobs.square()
     known = {"logprobs": logprobs, "values": batch[VALUES_OUTPUT], "entropy": logprobs.abs()}
+    known["sum_pi_squared"] = logprobs.exp()
+    if output == "top_logprobs":
+        return batch["top_logprobs"] + 0.1 * logprobs[:, None]
     return torch.stack([logprobs, batch[VALUES_OUTPUT]], 1) if output == "hidden" else known[output]
 
 
@@ -104,6 +116,8 @@ def make_terms(needs: Iterable[Role | ForwardPass] = (), *, seed: int = 0, dista
 
     current = -0.05 - 2 * torch.rand(batch.token_count, generator=generator)
     row_index, proximal = batch.tokens.row_index, current + distance * noise()
+    heads = 2 * torch.randn(batch.token_count, HEAD + 1, generator=generator)
+    sampler = heads + distance * torch.randn(heads.shape, generator=generator)
     terms = PolicyTerms(
         logprobs=current.clone().requires_grad_(),
         proximal_logprobs=proximal,
@@ -113,6 +127,8 @@ def make_terms(needs: Iterable[Role | ForwardPass] = (), *, seed: int = 0, dista
         row_index=row_index,
         rows=len(batch),
         entropy=(noise().abs()).requires_grad_(),
+        top_logprobs=heads.log_softmax(-1)[:, :HEAD].clone().requires_grad_(),
+        behavior_top_logprobs=sampler.log_softmax(-1)[:, :HEAD],
     )
     columns = {}
     for need in needs:
@@ -146,7 +162,8 @@ def with_garbage(terms: PolicyTerms) -> PolicyTerms:
         if value is None:
             return None
         other = 20 * torch.randn(value.shape, generator=generator)
-        return torch.where(terms.mask, value.detach(), other).requires_grad_(value.requires_grad)
+        mask = terms.mask if value.dim() == 1 else terms.mask[:, None]
+        return torch.where(mask, value.detach(), other).requires_grad_(value.requires_grad)
 
     names = sorted(_PER_TOKEN - {"mask"})
     columns = {name: spoiled(value) for name, value in terms.columns.items()}

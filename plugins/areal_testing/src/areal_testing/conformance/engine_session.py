@@ -102,6 +102,8 @@ def check_form(generation: Generation) -> None:
     count = len(generation.output_ids)
     lengths = (count, len(generation.logprobs), len(generation.versions))
     assert len(set(lengths)) == 1, f"output_ids, logprobs and versions differ in length: {lengths}"
+    shapes = generation.top_ids.shape, generation.top_logprobs.shape
+    assert shapes[0] == shapes[1], f"top_ids and top_logprobs have the shapes {shapes}"
     assert all(type(token) is int for token in generation.output_ids), "output_ids holds something that is not an int"
     assert all(type(version) is int for version in generation.versions), "versions holds something that is not an int"
 
@@ -110,6 +112,9 @@ def check_logprobs(
     request: GenerationRequest, generation: Generation, models: dict[int, Path], tolerance: float
 ) -> None:
     """Assert that each log-probability is that of a plain forward pass with the weights of the token's version.
+
+    If the request has `top_logprobs`, those of the likeliest tokens are compared too. Tokens that are nearly as likely
+    may replace each other.
 
     Args:
         request: the request, with its prompt and temperature.
@@ -130,6 +135,23 @@ def check_logprobs(
             f"token {position} of {len(whole)} (version {version}, temperature {request.sampling.temperature}): the "
             f"engine reports {logprob:.6f}, a plain forward pass {expected:.6f}"
         )
+    count = request.sampling.top_logprobs
+    shape = generation.top_ids.shape
+    assert shape == (len(generation), count), (
+        f"{count} likeliest tokens were requested for each of {len(generation)} tokens: top_ids has the shape {shape}"
+    )
+    for position, (ids, logprobs, version) in enumerate(
+        zip(generation.top_ids.tolist(), generation.top_logprobs.tolist(), generation.versions, strict=True)
+    ):
+        table = tables[version][len(request.input_ids) - 1 + position]
+        likeliest = table.topk(count).values.tolist()
+        own = table[ids].tolist() if ids else []
+        gaps = [abs(a - b) for values in (likeliest, own) for a, b in zip(logprobs, values, strict=True)]
+        assert max(gaps, default=0) <= tolerance, (
+            f"likeliest tokens of position {position} (version {version}): the engine reports {ids} with {logprobs}, a "
+            f"plain forward pass {own} for these and {likeliest} for the likeliest"
+        )
+        assert len(set(ids)) == count, f"top_ids of position {position} repeat a token: {ids}"
 
 
 async def answer_unless_stopped(engine: InferenceEngine, request: GenerationRequest) -> Generation | None:

@@ -31,6 +31,7 @@ _UNUSUAL = {
     "frequency_penalty": 0.5,
     "presence_penalty": 0.5,
     "stop": ("a",),
+    "top_logprobs": 2,
 }
 
 
@@ -50,6 +51,24 @@ class InferenceEngineSuite(WeightUpdates):
                     assert set(generation.versions) == {0}, (
                         f"the first weights are version 0, not {set(generation.versions)}"
                     )
+                    check_logprobs(request, generation, {0: model}, self.tolerance)
+
+        asyncio.run(check())
+
+    def test_top_logprobs_are_those_of_the_tempered_distribution(self, tmp_path: Path) -> None:
+        """The likeliest tokens of each position match a plain forward pass, in descending order, for several K."""
+        model = make_model(tmp_path / "model")
+        requests = [
+            make_request(prompt, seed, temperature=t, top_logprobs=seed)
+            for t in TEMPERATURES
+            for seed, prompt in enumerate(PROMPTS)
+        ]
+
+        async def check() -> None:
+            async with self.running(tmp_path, model) as engine:
+                if "top_logprobs" not in engine.capabilities.sampling:
+                    pytest.skip("the engine does not report likeliest tokens")
+                for request, generation in zip(requests, await self.answers(engine, requests), strict=True):
                     check_logprobs(request, generation, {0: model}, self.tolerance)
 
         asyncio.run(check())

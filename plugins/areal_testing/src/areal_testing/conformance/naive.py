@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from areal_core.engines import ModelReference, WeightUpdate
     from areal_core.servers import GenerationRequest
 
-_SUPPORTED = {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy"}
+_SUPPORTED = {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy", "top_logprobs"}
 
 
 class NaiveEngine(Served):
@@ -31,7 +31,7 @@ class NaiveEngine(Served):
         slots: number of requests that the engine generates concurrently.
     """
 
-    capabilities = InferenceCapabilities(frozenset({"recompute"}), frozenset({"greedy"}), deterministic=True)
+    capabilities = InferenceCapabilities(frozenset({"recompute"}), frozenset({"top_logprobs"}), deterministic=True)
 
     def __init__(self, slots: int = 8) -> None:
         self._slots = asyncio.Semaphore(slots)
@@ -77,6 +77,7 @@ class NaiveEngine(Served):
         ids: list[int] = []
         logprobs: list[float] = []
         versions: list[int] = []
+        tops: list[tuple[list[float], list[int]]] = []
         finish_reason = FinishReason.LENGTH
         request.on_slot_change(False)
         async with self._slots:
@@ -84,13 +85,15 @@ class NaiveEngine(Served):
             generator = self._generator(request)
             while len(ids) < request.sampling.max_new_tokens and finish_reason is FinishReason.LENGTH:
                 await asyncio.sleep(0)
-                token, logprob = self._draw(request, ids, generator)
+                token, logprob, top = self._draw(request, ids, generator)
                 if self._ends(request, token):
                     finish_reason = FinishReason.STOP
                 ids.append(token)
                 logprobs.append(logprob)
                 versions.append(self.version)
-        return Generation(ids, logprobs, versions, finish_reason)
+                tops.append(top)
+        top_logprobs, top_ids = zip(*tops, strict=True)
+        return Generation(ids, logprobs, versions, finish_reason, top_ids=top_ids, top_logprobs=top_logprobs)
 
     def _generator(self, request: GenerationRequest) -> torch.Generator:
         return torch.Generator().manual_seed(request.seed)
@@ -99,7 +102,10 @@ class NaiveEngine(Served):
         return token in request.sampling.stop_token_ids
 
     @torch.no_grad()
-    def _draw(self, request: GenerationRequest, produced: list[int], generator: torch.Generator) -> tuple[int, float]:
+    def _draw(
+        self, request: GenerationRequest, produced: list[int], generator: torch.Generator
+    ) -> tuple[int, float, tuple[list[float], list[int]]]:
+        """Return a token, its log-probability, and log-probabilities and ids of the likeliest tokens."""
         sampling = request.sampling
         logits = self._model(input_ids=torch.tensor([[*request.input_ids, *produced]]), logits_to_keep=1).logits[0, -1]
         logprobs = torch.log_softmax(logits.double() / sampling.temperature, -1)
@@ -110,7 +116,8 @@ class NaiveEngine(Served):
             token = int(drawable.argmax())
         else:
             token = int(torch.multinomial(drawable.exp(), 1, generator=generator))
-        return token, float(self._reported(logits, logprobs)[token])
+        top = logprobs.topk(sampling.top_logprobs)
+        return token, float(self._reported(logits, logprobs)[token]), (top.values.tolist(), top.indices.tolist())
 
     def _reported(self, logits: torch.Tensor, logprobs: torch.Tensor) -> torch.Tensor:
         """Return [vocabulary] log-probabilities. The engine reports the value of the drawn token."""

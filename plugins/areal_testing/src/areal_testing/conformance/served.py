@@ -47,6 +47,8 @@ class GenerationMessage(Message):
     logprobs: list[float]
     versions: list[int]
     finish_reason: int
+    top_ids: list[list[int]]
+    top_logprobs: list[list[float]]
 
 
 class Served(InferenceEngine):
@@ -90,7 +92,8 @@ class Served(InferenceEngine):
             request = GenerationRequest(str(number), message.input_ids, message.sampling, message.seed)
             generation = await self.generate(request)
             lists = list(generation.output_ids), list(generation.logprobs), list(generation.versions)
-            peer.reply(number, GenerationMessage(*lists, int(generation.finish_reason)))
+            tops = generation.top_ids.tolist(), generation.top_logprobs.tolist()
+            peer.reply(number, GenerationMessage(*lists, int(generation.finish_reason), *tops))
         except Exception as error:  # noqa: BLE001 - the error fails only this request
             peer.reply(number, Failed(f"{type(error).__name__}: {error}"))
 
@@ -117,7 +120,12 @@ class ServedClient:
             except RunError as error:
                 raise ValueError(error.message) from None
         return Generation(
-            generation.output_ids, generation.logprobs, generation.versions, FinishReason(generation.finish_reason)
+            generation.output_ids,
+            generation.logprobs,
+            generation.versions,
+            FinishReason(generation.finish_reason),
+            top_ids=generation.top_ids,
+            top_logprobs=generation.top_logprobs,
         )
 
     async def close(self) -> None:

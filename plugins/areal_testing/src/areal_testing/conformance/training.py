@@ -12,6 +12,7 @@ from areal_core.sdk import ACTOR, CRITIC, EMA, LossResult, LossSpec, Role
 from areal_testing.conformance.checkpoints import CheckpointsAndRoles
 from areal_testing.conformance.divergence import Divergences
 from areal_testing.conformance.models import load_reference, reference_outputs
+from areal_testing.conformance.more_outputs import MoreOutputs
 from areal_testing.conformance.training_session import (
     OUTPUTS,
     STILL,
@@ -36,7 +37,7 @@ BUDGETS = (4096, 60, 31)
 """Token budgets of a micro-batch: one micro-batch, or several."""
 
 
-class TrainEngineSuite(CheckpointsAndRoles, Divergences):
+class TrainEngineSuite(CheckpointsAndRoles, Divergences, MoreOutputs):
     """Tests of a training engine. Override `make_engine`; see `TrainingSession` for the attributes that may be set."""
 
     def test_logprobs_are_of_the_tempered_distribution(self, tmp_path: Path) -> None:

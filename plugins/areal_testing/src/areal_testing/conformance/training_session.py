@@ -37,12 +37,15 @@ class TrainingSession:
         architectures: tiny models that the engine can load, of those in `models.ARCHITECTURES`. Most tests use the
             first; "qwen3" has tied embeddings, "llama" untied ones.
         roles: roles that the engine supports.
+        more_outputs: optional outputs that the engine computes and its settings declare, of `top_logprobs` and
+            `sum_pi_squared`. The tests of others are skipped.
     """
 
     tolerance = 1e-4
     gradient_tolerance = 1e-4
     architectures: Sequence[str] = ("qwen3", "llama")
     roles: Sequence[Role] = (ACTOR, CRITIC, REFERENCE, REWARD_MODEL)
+    more_outputs: Sequence[str] = ()
 
     def make_engine(
         self, *, learning_rate: float, max_tokens_per_microbatch: int, max_gradient_norm: float | None
