@@ -47,6 +47,7 @@ class TestPlugin(PluginSuite):
     [
         ("sft", "sft", ["actor"]),
         ("dpo", "dpo", ["actor", "reference"]),
+        ("kto", "kto", ["actor", "reference"]),
         ("reward_model", "reward_model", ["reward"]),
         ("distill", "distill", ["actor", "teacher"]),
     ],
@@ -85,6 +86,7 @@ def test_defaults_are_those_of_the_papers(read):
         ),
         (("algorithm=simpo", "algorithm.gamma=-1"), r"algorithm\.gamma"),
         (("algorithm=orpo", "algorithm.weight=0"), r"algorithm\.weight"),
+        (("algorithm=kto", "algorithm.desirable_weight=-1"), r"algorithm\.desirable_weight"),
         (("algorithm=dpo", "algorithm.loss=hinge"), r"algorithm\.loss"),
         (("algorithm=reward_model", "algorithm.centering=-1"), r"algorithm\.centering"),
         (("algorithm=sft", "algorithm.example_tokenizer.max_tokens=1"), r"algorithm\.example_tokenizer\.max_tokens"),
@@ -116,6 +118,7 @@ def test_distillation_needs_the_plugin_of_its_corrections_alone(read):
         ("ipo", 5e-7),
         ("simpo", 6e-7),
         ("orpo", 8e-6),
+        ("kto", 5e-7),
         ("reward_model", 1e-5),
         ("distill", 1e-5),
         ("gkd", 1e-5),

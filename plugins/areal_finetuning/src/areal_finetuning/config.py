@@ -205,6 +205,44 @@ class ORPOSettings(PairSettings):
     )
 
 
+class KTOSettings(RowsSettings):
+    """Kahneman-Tversky optimization (arXiv 2402.01306, equation 7): answers with a label instead of pairs.
+
+    L = 1/B Σ λ (1 - σ(± β (r - z))), with r = log π(y) / π_ref(y), + and λ_D for desirable answers, - and λ_U for
+    undesirable ones. z = max(0, mean of log π(y') / π_ref(y')) estimates KL(π ‖ π_ref): y' is the answer of the row
+    before, given this row's prompt, for all B rows of an update. No gradient flows through z. TRL's KTO trainer has the
+    same loss; it takes z over the rows of a rank's micro-batch. The reference is the run's initial model, or the model
+    of `roles.reference.path`.
+    """
+
+    default_learning_rate: ClassVar[float] = 5e-7
+
+    beta: float = Field(0.1, gt=0, description="β: the larger it is, the closer the policy stays to the reference.")
+    desirable_weight: float = Field(
+        1.0,
+        ge=0,
+        description="Weight λ_D of desirable answers. With more answers of one kind, raise the weight of the other: "
+        "the authors keep (λ_D x desirable) / (λ_U x undesirable) between 1 and 1.5.",
+    )
+    undesirable_weight: float = Field(1.0, ge=0, description="Weight λ_U of undesirable answers.")
+    example_tokenizer: Selection = component(
+        "example_tokenizers", default="finetuning/labeled", description="Converts a row to a sequence with a label."
+    )
+
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
+        """Return the model that is trained, and the reference."""
+        return (ACTOR, REFERENCE)
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """Refuse a workflow, and updates of one row."""
+        yield from super().check(config)
+        if config.rollout.batch_size < 2 * config.training.num_minibatches:
+            yield (
+                "the KL is estimated with the answers of other rows: rollout.batch_size must be at least "
+                f"{2 * config.training.num_minibatches}, two rows for each of training.num_minibatches"
+            )
+
+
 class RewardModelSettings(RowsSettings):
     """Bradley-Terry reward model: L = -1/U Σ [log σ(s_c - s_r - m) - c (s_c + s_r)²].
 

@@ -40,6 +40,12 @@ def areal_algorithms() -> list[Component]:
             config="areal_finetuning.config:ORPOSettings",
         ),
         Component(
+            "kto",
+            "makes answers labeled as desirable more likely, and undesirable ones less likely",
+            target="areal_finetuning.kto:KTO",
+            config="areal_finetuning.config:KTOSettings",
+        ),
+        Component(
             "reward_model",
             "trains a model to score sequences, on chosen and rejected ones (Bradley-Terry)",
             target="areal_finetuning.reward_model:RewardModel",
@@ -110,6 +116,12 @@ def areal_example_tokenizers() -> list[Component]:
             target="areal_finetuning.example_tokenizers:preferences",
             config=settings,
         ),
+        Component(
+            "labeled",
+            "rows with prompt, completion and label; returns a sequence with is_desirable",
+            target="areal_finetuning.example_tokenizers:labeled",
+            config=settings,
+        ),
     ]
 
 
@@ -128,6 +140,12 @@ def areal_presets() -> list[Preset]:
             "dpo",
             "direct preference optimization: makes chosen answers more likely than rejected ones",
             path="areal_finetuning:presets/dpo.yaml",
+            plugins=others,
+        ),
+        Preset(
+            "kto",
+            "makes answers labeled as desirable more likely, and undesirable ones less likely",
+            path="areal_finetuning:presets/kto.yaml",
             plugins=others,
         ),
         Preset(
