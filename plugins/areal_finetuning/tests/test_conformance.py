@@ -117,6 +117,13 @@ class TestNoReward(RewardSuite):
     examples = (("4", 0), ("", 0))
 
 
+class TestPlace(RewardSuite):
+    component = "finetuning/place"
+    settings = {"key": "teacher", "values": ["math", "code"]}  # noqa: RUF012
+    row = {"prompt": "2+2=", "teacher": "code"}  # noqa: RUF012
+    examples = (("4", 1), ("", 1))
+
+
 class TestConversations(ExampleTokenizerSuite):
     component = "finetuning/conversations"
     rows = ({"prompt": "4+4=", "completion": "8"}, {"prompt": "a", "completion": "b", "more": [1, 2]})

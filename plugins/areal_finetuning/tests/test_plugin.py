@@ -1,7 +1,5 @@
 """The records lead to what exists, configs need no torch, presets are whole, and mistakes are found before a start."""
 
-from pathlib import Path
-
 import pytest
 
 from areal_core.config import resolve
@@ -12,30 +10,7 @@ from areal_core.runs.trainer import build_engines
 from areal_core.sdk import ACTOR, CRITIC
 from areal_testing.conformance import PluginSuite
 
-PARTS = """
-class Rows:
-    def __init__(self): ...
-class Engine:
-    def __init__(self): ...
-    def setup(self, model, role, settings): self.rate = settings.learning_rate
-"""
-RUN = """
-plugins: [finetuning]
-steps: 1
-model: {path: tiny}
-dataset: parts.py:Rows
-train_engine: parts.py:Engine
-"""
 GENERATES = ("workflow=single_turn", "inference_engine=parts.py:Engine")
-
-
-@pytest.fixture
-def read(tmp_path, monkeypatch):
-    """A function that resolves a config with these overrides."""
-    monkeypatch.chdir(tmp_path)
-    Path("parts.py").write_text(PARTS)
-    Path("run.yaml").write_text(RUN)
-    return lambda *overrides: resolve("run.yaml", overrides=overrides, environment={}).config
 
 
 class TestPlugin(PluginSuite):

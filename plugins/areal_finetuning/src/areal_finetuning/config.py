@@ -317,6 +317,73 @@ class DistillSettings(PolicyGradientSettings):
     )
 
 
+class ServedSettings(Settings):
+    """A frozen model behind an address, which scores given tokens: a teacher or a reference too large for the trainer.
+
+    It computes log-probabilities alone, for `distill` and for penalties towards a reference; `gkd` compares whole
+    distributions, which no server returns. The model must have the policy's tokens.
+    """
+
+    has_own_model: ClassVar[bool] = True
+    """Read by the check of `roles`: the section need not name a model."""
+
+    addresses: list[str] = Field(
+        min_length=1,
+        description="Addresses of the servers, such as `http://host:30000`, one for each model. With several, "
+        "`chosen_by` says which one scores a sequence.",
+    )
+    chosen_by: str | None = Field(
+        None,
+        description="Column of the batch with the place of each sequence's model in addresses, from 0: "
+        "`reward.NAME` for a reward function of weight 0, such as finetuning/place. null: there is one address.",
+    )
+    protocol: Literal["sglang", "openai"] = Field(
+        "sglang",
+        description="What the server speaks. `sglang`: /generate of SGLang. `openai`: /v1/completions with token ids, "
+        "echo and logprobs, as vLLM has it.",
+    )
+    served_model: str = Field("default", description="Name of the model in requests of the protocol `openai`.")
+    max_concurrent_requests: int = Field(64, ge=1, description="Largest number of requests at a time to each server.")
+    timeout_s: float = Field(600.0, gt=0, description="Longest wait for an answer, in seconds.")
+    attempts: int = Field(
+        5,
+        ge=1,
+        description="How often a request is sent to a server that is lost, with pauses of 1, 2, 4, ... seconds, before "
+        "the run ends.",
+    )
+    api_key_variable: str | None = Field(
+        None, description="Environment variable of the trainer with the key that the servers ask for. null: no key."
+    )
+
+    @model_validator(mode="after")
+    def _check_choice(self) -> ServedSettings:
+        if len(self.addresses) > 1 and self.chosen_by is None:
+            raise ValueError(
+                f"there are {len(self.addresses)} addresses, but nothing says which one scores a sequence: set "
+                "chosen_by, such as reward.place"
+            )
+        return self
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """Check the temperature, and that there is the reward which chooses a model."""
+        if config.sampling.temperature != 1:
+            yield (
+                f"servers score given tokens at temperature 1, but sampling.temperature is "
+                f"{config.sampling.temperature}: set it to 1"
+            )
+        name = (self.chosen_by or "").removeprefix("reward.")
+        names = [getattr(chosen.common, "name", None) or chosen.target.rpartition("/")[2] for chosen in config.rewards]
+        if self.chosen_by is not None and self.chosen_by.startswith("reward.") and name not in names:
+            yield f"chosen_by is {self.chosen_by}, but no reward is called {name}: add one, such as finetuning/place"
+
+
+class PlaceSettings(Settings):
+    """Settings of `rewards.place`."""
+
+    key: str = Field(description="Key of the row, such as `teacher`.")
+    values: list[str] = Field(min_length=1, description="Values of that key, in the order of what they choose.")
+
+
 class GKDSettings(Settings):
     """Generalized knowledge distillation (GKD, arXiv 2306.13649): L = Σ_t w_t D_β(p_teacher, π).
 

@@ -94,9 +94,30 @@ def areal_policy_losses() -> list[Component]:
 
 @hookimpl
 def areal_reward_functions() -> list[Component]:
-    """Reward for workflows whose algorithm uses no reward."""
+    """Rewards for workflows whose algorithm uses no reward."""
     target, config = "areal_finetuning.rewards:no_reward", "areal_core.config:NoSettings"
-    return [Component("no_reward", "0 for every answer", target=target, config=config)]
+    return [
+        Component("no_reward", "0 for every answer", target=target, config=config),
+        Component(
+            "place",
+            "place of a value of the row in a list, which chooses the row's teacher",
+            target="areal_finetuning.rewards:place",
+            config="areal_finetuning.config:PlaceSettings",
+        ),
+    ]
+
+
+@hookimpl
+def areal_train_engines() -> list[Component]:
+    """Engine of frozen models that other programs serve."""
+    return [
+        Component(
+            "served",
+            "asks servers for log-probabilities: a frozen teacher or reference behind an address",
+            target="areal_finetuning.served:ServedEngine",
+            config="areal_finetuning.config:ServedSettings",
+        )
+    ]
 
 
 @hookimpl
