@@ -246,7 +246,8 @@ class RunConfig(Section):
             return
         for name, role in needed.items():
             section = self.roles.get(name)
-            if role.needs_path and getattr(section and section.common, "path", None) is None:
+            is_elsewhere = section is not None and section.declared("has_own_model", False)
+            if role.needs_path and not is_elsewhere and getattr(section and section.common, "path", None) is None:
                 message = "is required: without a model of its own the role would be a copy of the run's"
                 yield Problem(("roles", name, "path"), message, (f"add roles.{name}.path=FOLDER",))
         yield from self._lacking_outputs()

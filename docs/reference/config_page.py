@@ -53,15 +53,18 @@ def config_page() -> str:
 
 def components_page(plugins: Iterable[str]) -> str:
     """The settings of every component of the core and of these plugins."""
-    parts = [COMPONENTS]
-    for kind, components in json_schema(PluginManager.load(plugins), imports=True)["x-areal-components"].items():
+    parts, manager = [COMPONENTS], PluginManager.load(plugins)
+    for kind, components in json_schema(manager, imports=True)["x-areal-components"].items():
         found = {name: one for name, one in components.items() if one["settings"].get("properties")}
-        if not found or protocol_of(kind).__module__ == Algorithm.__module__:
+        if not found or (kind in KINDS and protocol_of(kind).__module__ == Algorithm.__module__):
             continue
         parts.append(f"## {kind.replace('_', ' ').capitalize()}")
         for name, described in found.items():
             settings = described["settings"]
-            parts.append(f"### `{name}`\n\n{with_article(KINDS[kind].noun).capitalize()}: {described['description']}.")
+            noun = with_article(manager.kinds[kind].noun).capitalize()
+            parts.append(f"### `{name}`\n\n{noun}: {described['description']}.")
+            if kind not in KINDS:  # no Protocol of the core says what such a component computes
+                parts.append(settings["description"])
             parts += _tables(name, settings | {"description": ""}, settings.get("$defs", {}))
     return "\n\n".join(parts)
 

@@ -35,7 +35,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 @pytest.mark.nightly
 @pytest.mark.timeout(1500)
 def test_the_page_works_as_written(folder: Path) -> None:
-    configs = {f"my_{name}.yaml" for name in ("sft", "dpo", "reward_model", "ppo", "gkd")}
+    configs = {f"my_{name}.yaml" for name in ("sft", "dpo", "kto", "reward_model", "ppo", "gkd")}
     assert set(FILES) == {*configs, "my_rows.py", "my_scores.py"}
     environment = {**os.environ, "AREAL_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     for command in COMMANDS:
@@ -60,6 +60,10 @@ def test_the_page_works_as_written(folder: Path) -> None:
         assert sum(line["train/accuracy"] for line in lines[-5:]) / 5 > 0.95
         assert lines[-1]["train/margin"] > lines[0]["train/margin"] + 0.5
         assert lines[-1]["batch/sequences"] == 2 * lines[-1]["batch/examples"] == 32
+    labeled = metrics(folder / "kto")
+    gaps = [line["train/desirable_reward"] - line["train/undesirable_reward"] for line in labeled]
+    assert gaps[0] == pytest.approx(0, abs=1e-4)
+    assert gaps[-1] > 0.5
     for name, drawn in (("sft", "train/loss"), ("dpo", "train/margin"), ("ppo", "train/critic/explained_variance")):
         assert f'"{drawn}":[' in (folder / name / "report.html").read_text()
     assert likelihoods(folder / "sft" / "model") < 2 < likelihoods(folder / "dpo" / "model")

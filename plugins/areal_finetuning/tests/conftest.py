@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import pytest
 import torch
 
-from areal_core.config import select
+from areal_core.config import resolve, select
 from areal_core.config.sections import TrainingSection
 from areal_core.data import PackedBatch, Ragged
 from areal_core.training.context import BatchContext
@@ -10,6 +12,22 @@ TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}<eos>\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+
+
+PARTS = """
+class Rows:
+    def __init__(self): ...
+class Engine:
+    def __init__(self): ...
+    def setup(self, model, role, settings): self.rate = settings.learning_rate
+"""
+RUN = """
+plugins: [finetuning]
+steps: 1
+model: {path: tiny}
+dataset: parts.py:Rows
+train_engine: parts.py:Engine
+"""
 
 
 def pytest_configure():
@@ -85,3 +103,12 @@ def one_update():
         ]
 
     return one_update
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """A function that resolves a config with these overrides."""
+    monkeypatch.chdir(tmp_path)
+    Path("parts.py").write_text(PARTS)
+    Path("run.yaml").write_text(RUN)
+    return lambda *overrides: resolve("run.yaml", overrides=overrides, environment={}).config

@@ -82,6 +82,17 @@ class TestORPO(PairSuite):
     component = "finetuning/orpo"
 
 
+class TestKTO(AlgorithmSuite):
+    component = "finetuning/kto"
+    settings = {"undesirable_weight": 1.5}  # noqa: RUF012
+    is_policy_gradient = False
+
+    def make_batch(self):
+        batch = make_batch()
+        rows = torch.arange(len(batch))
+        return batch.with_sequences(is_desirable=rows % 3 > 0, group_id=100 - rows)
+
+
 class TestRewardModel(PairSuite):
     component = "finetuning/reward_model"
     settings = {"centering": 0.1}  # noqa: RUF012
@@ -106,9 +117,24 @@ class TestNoReward(RewardSuite):
     examples = (("4", 0), ("", 0))
 
 
+class TestPlace(RewardSuite):
+    component = "finetuning/place"
+    settings = {"key": "teacher", "values": ["math", "code"]}  # noqa: RUF012
+    row = {"prompt": "2+2=", "teacher": "code"}  # noqa: RUF012
+    examples = (("4", 1), ("", 1))
+
+
 class TestConversations(ExampleTokenizerSuite):
     component = "finetuning/conversations"
     rows = ({"prompt": "4+4=", "completion": "8"}, {"prompt": "a", "completion": "b", "more": [1, 2]})
+
+
+class TestLabeled(ExampleTokenizerSuite):
+    component = "finetuning/labeled"
+    rows = (
+        {"prompt": "4+4=", "completion": "8", "label": True},
+        {"prompt": "a", "completion": "b", "label": 0, "more": [1, 2]},
+    )
 
 
 class TestPreferences(ExampleTokenizerSuite):

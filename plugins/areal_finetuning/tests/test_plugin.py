@@ -1,7 +1,5 @@
 """The records lead to what exists, configs need no torch, presets are whole, and mistakes are found before a start."""
 
-from pathlib import Path
-
 import pytest
 
 from areal_core.config import resolve
@@ -12,30 +10,7 @@ from areal_core.runs.trainer import build_engines
 from areal_core.sdk import ACTOR, CRITIC
 from areal_testing.conformance import PluginSuite
 
-PARTS = """
-class Rows:
-    def __init__(self): ...
-class Engine:
-    def __init__(self): ...
-    def setup(self, model, role, settings): self.rate = settings.learning_rate
-"""
-RUN = """
-plugins: [finetuning]
-steps: 1
-model: {path: tiny}
-dataset: parts.py:Rows
-train_engine: parts.py:Engine
-"""
 GENERATES = ("workflow=single_turn", "inference_engine=parts.py:Engine")
-
-
-@pytest.fixture
-def read(tmp_path, monkeypatch):
-    """A function that resolves a config with these overrides."""
-    monkeypatch.chdir(tmp_path)
-    Path("parts.py").write_text(PARTS)
-    Path("run.yaml").write_text(RUN)
-    return lambda *overrides: resolve("run.yaml", overrides=overrides, environment={}).config
 
 
 class TestPlugin(PluginSuite):
@@ -47,6 +22,7 @@ class TestPlugin(PluginSuite):
     [
         ("sft", "sft", ["actor"]),
         ("dpo", "dpo", ["actor", "reference"]),
+        ("kto", "kto", ["actor", "reference"]),
         ("reward_model", "reward_model", ["reward"]),
         ("distill", "distill", ["actor", "teacher"]),
     ],
@@ -85,6 +61,7 @@ def test_defaults_are_those_of_the_papers(read):
         ),
         (("algorithm=simpo", "algorithm.gamma=-1"), r"algorithm\.gamma"),
         (("algorithm=orpo", "algorithm.weight=0"), r"algorithm\.weight"),
+        (("algorithm=kto", "algorithm.desirable_weight=-1"), r"algorithm\.desirable_weight"),
         (("algorithm=dpo", "algorithm.loss=hinge"), r"algorithm\.loss"),
         (("algorithm=reward_model", "algorithm.centering=-1"), r"algorithm\.centering"),
         (("algorithm=sft", "algorithm.example_tokenizer.max_tokens=1"), r"algorithm\.example_tokenizer\.max_tokens"),
@@ -116,6 +93,7 @@ def test_distillation_needs_the_plugin_of_its_corrections_alone(read):
         ("ipo", 5e-7),
         ("simpo", 6e-7),
         ("orpo", 8e-6),
+        ("kto", 5e-7),
         ("reward_model", 1e-5),
         ("distill", 1e-5),
         ("gkd", 1e-5),

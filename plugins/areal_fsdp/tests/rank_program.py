@@ -97,7 +97,7 @@ def gradients_of(engine, batch, loss=policy_loss, outputs=OUTPUTS):
         learned = [name for name in engine._parameters if "e_score_correction_bias" not in name]
         gradients = zip(learned, engine._gradients(), strict=True)
         found.update({name: whole(gradient).to("cpu", copy=True) for name, gradient in gradients})
-        engine._optimizer.zero_grad()
+        engine._optimizers[0].zero_grad()
         engine._module.zero_grad()
         return {}
 

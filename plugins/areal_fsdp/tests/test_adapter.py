@@ -103,7 +103,7 @@ def test_the_base_has_the_models_dtype_and_no_masters(make_engine, program, batc
         assert value.dtype == getattr(torch, dtype), name
         assert value.requires_grad == ("lora_" in name), name
         assert value.grad is None or "lora_" in name, name
-    assert len(engine._optimizer.state) == len(engine._parameters) == 2 * 2 * 7
+    assert len(engine._optimizers[0].state) == len(engine._parameters) == 2 * 2 * 7
 
 
 def test_a_reference_from_the_base_equals_a_reference_of_its_own(make_engine, model_folder, program, batch):

@@ -126,7 +126,7 @@ def test_updates_of_masters_are_those_of_torch(make_engine, program, batch, budg
     assert int(own._updates) == 5, "the one that was skipped counts for the schedule"
     for (name, mine), theirs in zip(own._parameters.items(), plain._parameters.values(), strict=True):
         torch.testing.assert_close(mine, theirs, atol=4e-4, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
-        mine_state, their_state = own._optimizer.state[mine], plain._optimizer.state[theirs]
+        mine_state, their_state = own._optimizers[0].state[mine], plain._optimizers[0].state[theirs]
         assert float(mine_state["step"]) == float(their_state["step"]) == 4
     for working, mine in zip(own._masters._working, own._parameters.values(), strict=True):
         assert torch.equal(working, mine.bfloat16())

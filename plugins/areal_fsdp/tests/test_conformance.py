@@ -2,6 +2,7 @@
 
 import pytest
 
+from areal_core.config import select
 from areal_core.errors import RunError
 from areal_core.sdk import ACTOR, CRITIC, EMA, Role
 from areal_fsdp.config import FSDPConfig
@@ -39,6 +40,12 @@ class TestWithLittleMemory(TrainEngineSuite):
                 offload_optimizer=True,
             )
         )
+
+
+@pytest.mark.nightly
+class TestWithMuon(TrainEngineSuite):
+    def make_engine(self, **settings):
+        return FSDPEngine(select("train_engines", {"type": "fsdp/fsdp", "optimizer": "muon", **settings}).settings)
 
 
 @pytest.mark.nightly

@@ -133,7 +133,7 @@ def test_moments_in_host_memory_equal_moments_on_the_device(
     for mine, theirs in zip(far._parameters.values(), near._parameters.values(), strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-4, rtol=0)
         for name in ("exp_avg", "exp_avg_sq"):
-            found, wanted = (own_part(e._optimizer.state[p][name]) for e, p in ((far, mine), (near, theirs)))
+            found, wanted = (own_part(e._optimizers[0].state[p][name]) for e, p in ((far, mine), (near, theirs)))
             assert found.device.type == "cpu"
             assert found.is_pinned()
             assert wanted.is_cuda
@@ -144,7 +144,7 @@ def test_moments_in_host_memory_use_no_gpu_memory(make_engine, program, batch):
     for on in (False, True):
         engine = make_engine(offload_optimizer=on)
         program.train(engine, batch, likelihood)
-        state = [tensor for moments in engine._optimizer.state.values() for tensor in moments.values()]
+        state = [tensor for moments in engine._optimizers[0].state.values() for tensor in moments.values()]
         on_gpu = sum(tensor.nbytes for tensor in state if tensor.is_cuda and tensor.dim())
         assert on_gpu == (0 if on else 8 * sum(p.numel() for p in engine._parameters.values()))
         engine.close()

@@ -2,12 +2,15 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
+from areal_core.config import select
+from areal_core.engines import StoredModel
 from areal_core.errors import RunError
 from areal_core.sdk import ACTOR, CRITIC, REFERENCE
 from areal_fsdp.attention.hugging_face import PACKED, Layout, register_packed_attention
@@ -262,6 +265,24 @@ def test_the_memory_of_moments():
         assert planned.resident == (6 + bytes_each) * count
     on_cpu = FSDPConfig(offload_optimizer=True).memory(replace(SMALL, gpu_bytes=None))
     assert on_cpu.optimizer == 8 * count, "a CPU has no other memory"
+
+
+def test_the_memory_of_another_optimizer():
+    """Muon has one moment for a layer's parameters and two for the others; the update reads gradients in float32."""
+    written = {"type": "fsdp/fsdp", "max_tokens_per_microbatch": TOKENS, "optimizer": "muon"}
+    config, own = select("train_engines", written).settings, FSDPConfig(max_tokens_per_microbatch=TOKENS)
+    planned, usual = config.memory(SMALL), own.memory(SMALL)
+    outside = 151_936 * 1536 + 1536
+    count = usual.optimizer // 8
+    assert planned.optimizer == 4 * (count - outside) + 8 * outside
+    assert planned.resident == usual.resident - usual.optimizer + planned.optimizer
+    stored = StoredModel(Path("model"), SMALL.description, SMALL.shapes)
+    assert config.checkpoint_bytes(SMALL.role, stored) == 4 * count + planned.optimizer
+    adapted = select("train_engines", {**written, "adapter": {"rank": 8}}).settings
+    assert (
+        2 * adapted.memory(SMALL).optimizer
+        == own.model_copy(update={"adapter": adapted.adapter}).memory(SMALL).optimizer
+    )
 
 
 KINDS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig, "qwen3_moe": Qwen3MoeConfig}

@@ -54,7 +54,7 @@ def test_float32_equals_torch_adamw(monkeypatch, piece, max_norm):
         norm = gradient_norm([p.grad for p in ours if p.grad is not None], Ranks())
         if max_norm is not None:
             torch.nn.utils.clip_grad_norm_(theirs, max_norm)
-        step(own, norm, max_norm, None)
+        step([own], norm, max_norm, None)
         if number != 2:
             plain.step()
     for mine, other in zip(ours, theirs, strict=True):
@@ -97,7 +97,7 @@ def test_a_second_moment_decays_under_stochastic_rounding():
 
 
 def state_bytes(engine):
-    return sum(t.nbytes for state in engine._optimizer.state.values() for k, t in state.items() if k != "step")
+    return sum(t.nbytes for state in engine._optimizers[0].state.values() for k, t in state.items() if k != "step")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -123,7 +123,7 @@ def test_compiled_and_eager_masters_round_alike(make_engine, program, batch, mon
     for _ in range(3):
         program.train(engine, batch)
     assert engine._masters.updates_itself is compile_them
-    for state in engine._optimizer.state.values():
+    for state in engine._optimizers[0].state.values():
         assert state["exp_avg"].dtype == state["exp_avg_sq"].dtype == torch.bfloat16
         assert float(state["step"]) == 3
         assert state["exp_avg"].any()
@@ -160,7 +160,7 @@ def test_a_checkpoint_with_moments_of_another_dtype_is_converted(make_engine, pr
     other.load(tmp_path / "checkpoint")
     for mine, theirs in zip(other._parameters.values(), engine._parameters.values(), strict=True):
         for name in ("exp_avg", "exp_avg_sq", "step"):
-            found, wanted = other._optimizer.state[mine][name], engine._optimizer.state[theirs][name]
+            found, wanted = other._optimizers[0].state[mine][name], engine._optimizers[0].state[theirs][name]
             assert wanted.any()
             assert torch.equal(found, wanted.to(found.dtype))
 
@@ -176,7 +176,7 @@ def test_replicas_of_a_shard_stay_equal():
         for number in range(3):
             for parameter in parameters:
                 parameter.grad = torch.linspace(number, 3, 300).view(3, 100).sin()
-            step(optimizer, torch.tensor(1.0), None, None)
+            step([optimizer], torch.tensor(1.0), None, None)
         found.append([tensor for p in parameters for tensor in (p, *optimizer.state[p].values())])
         assert not torch.equal(*(optimizer.state[p]["exp_avg"] for p in parameters)), "each has its own"
     assert all(map(torch.equal, *found))

@@ -64,7 +64,7 @@ def test_step_clips_like_torch_and_skips_infinite_gradients(max_norm, scale):
         if max_norm:
             wanted = torch.nn.utils.clip_grad_norm_(copies, max_norm)
             torch.testing.assert_close(norm, wanted, equal_nan=True)
-        step(optimizer, norm, max_norm, None)
+        step([optimizer], norm, max_norm, None)
         assert all(p.grad is None for p in parameters)
         if scale == 1:
             plain.step()

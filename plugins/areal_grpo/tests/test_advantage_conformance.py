@@ -70,6 +70,17 @@ class TestPassAt2(AdvantageSuite):
     settings: ClassVar = {"k": 2}
 
 
+class TestGiGPO(AdvantageSuite):
+    component = "grpo/gigpo"
+    counts_episodes = False
+
+
+class TestGiGPOWithoutANormalization(AdvantageSuite):
+    component = "grpo/gigpo"
+    settings: ClassVar = {"normalization": "none", "gamma": 1.0}
+    counts_episodes = False
+
+
 class TestReinforcePPBaseline(AdvantageSuite):
     component = "grpo/reinforce_pp_baseline"
     groups_are_independent = False

@@ -202,7 +202,7 @@ class DeepSpeedEngine(RoleEngine):
 
     def _state(self) -> dict[str, Any]:
         self._ready()
-        return checkpoint_state({} if self._average is None else self._average.parameters, None, self._updates)
+        return checkpoint_state({} if self._average is None else self._average.parameters, (), self._updates)
 
     def export(self, folder: Path) -> None:
         """Write a Hugging Face folder; collective."""

@@ -205,6 +205,44 @@ class ORPOSettings(PairSettings):
     )
 
 
+class KTOSettings(RowsSettings):
+    """Kahneman-Tversky optimization (arXiv 2402.01306, equation 7): answers with a label instead of pairs.
+
+    L = 1/B Σ λ (1 - σ(± β (r - z))), with r = log π(y) / π_ref(y), + and λ_D for desirable answers, - and λ_U for
+    undesirable ones. z = max(0, mean of log π(y') / π_ref(y')) estimates KL(π ‖ π_ref): y' is the answer of the row
+    before, given this row's prompt, for all B rows of an update. No gradient flows through z. TRL's KTO trainer has the
+    same loss; it takes z over the rows of a rank's micro-batch. The reference is the run's initial model, or the model
+    of `roles.reference.path`.
+    """
+
+    default_learning_rate: ClassVar[float] = 5e-7
+
+    beta: float = Field(0.1, gt=0, description="β: the larger it is, the closer the policy stays to the reference.")
+    desirable_weight: float = Field(
+        1.0,
+        ge=0,
+        description="Weight λ_D of desirable answers. With more answers of one kind, raise the weight of the other: "
+        "the authors keep (λ_D x desirable) / (λ_U x undesirable) between 1 and 1.5.",
+    )
+    undesirable_weight: float = Field(1.0, ge=0, description="Weight λ_U of undesirable answers.")
+    example_tokenizer: Selection = component(
+        "example_tokenizers", default="finetuning/labeled", description="Converts a row to a sequence with a label."
+    )
+
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
+        """Return the model that is trained, and the reference."""
+        return (ACTOR, REFERENCE)
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """Refuse a workflow, and updates of one row."""
+        yield from super().check(config)
+        if config.rollout.batch_size < 2 * config.training.num_minibatches:
+            yield (
+                "the KL is estimated with the answers of other rows: rollout.batch_size must be at least "
+                f"{2 * config.training.num_minibatches}, two rows for each of training.num_minibatches"
+            )
+
+
 class RewardModelSettings(RowsSettings):
     """Bradley-Terry reward model: L = -1/U Σ [log σ(s_c - s_r - m) - c (s_c + s_r)²].
 
@@ -277,6 +315,73 @@ class DistillSettings(PolicyGradientSettings):
     policy_loss: Selection = component(
         "policy_losses", default="finetuning/distillation", description="Loss of each token."
     )
+
+
+class ServedSettings(Settings):
+    """A frozen model behind an address, which scores given tokens: a teacher or a reference too large for the trainer.
+
+    It computes log-probabilities alone, for `distill` and for penalties towards a reference; `gkd` compares whole
+    distributions, which no server returns. The model must have the policy's tokens.
+    """
+
+    has_own_model: ClassVar[bool] = True
+    """Read by the check of `roles`: the section need not name a model."""
+
+    addresses: list[str] = Field(
+        min_length=1,
+        description="Addresses of the servers, such as `http://host:30000`, one for each model. With several, "
+        "`chosen_by` says which one scores a sequence.",
+    )
+    chosen_by: str | None = Field(
+        None,
+        description="Column of the batch with the place of each sequence's model in addresses, from 0: "
+        "`reward.NAME` for a reward function of weight 0, such as finetuning/place. null: there is one address.",
+    )
+    protocol: Literal["sglang", "openai"] = Field(
+        "sglang",
+        description="What the server speaks. `sglang`: /generate of SGLang. `openai`: /v1/completions with token ids, "
+        "echo and logprobs, as vLLM has it.",
+    )
+    served_model: str = Field("default", description="Name of the model in requests of the protocol `openai`.")
+    max_concurrent_requests: int = Field(64, ge=1, description="Largest number of requests at a time to each server.")
+    timeout_s: float = Field(600.0, gt=0, description="Longest wait for an answer, in seconds.")
+    attempts: int = Field(
+        5,
+        ge=1,
+        description="How often a request is sent to a server that is lost, with pauses of 1, 2, 4, ... seconds, before "
+        "the run ends.",
+    )
+    api_key_variable: str | None = Field(
+        None, description="Environment variable of the trainer with the key that the servers ask for. null: no key."
+    )
+
+    @model_validator(mode="after")
+    def _check_choice(self) -> ServedSettings:
+        if len(self.addresses) > 1 and self.chosen_by is None:
+            raise ValueError(
+                f"there are {len(self.addresses)} addresses, but nothing says which one scores a sequence: set "
+                "chosen_by, such as reward.place"
+            )
+        return self
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """Check the temperature, and that there is the reward which chooses a model."""
+        if config.sampling.temperature != 1:
+            yield (
+                f"servers score given tokens at temperature 1, but sampling.temperature is "
+                f"{config.sampling.temperature}: set it to 1"
+            )
+        name = (self.chosen_by or "").removeprefix("reward.")
+        names = [getattr(chosen.common, "name", None) or chosen.target.rpartition("/")[2] for chosen in config.rewards]
+        if self.chosen_by is not None and self.chosen_by.startswith("reward.") and name not in names:
+            yield f"chosen_by is {self.chosen_by}, but no reward is called {name}: add one, such as finetuning/place"
+
+
+class PlaceSettings(Settings):
+    """Settings of `rewards.place`."""
+
+    key: str = Field(description="Key of the row, such as `teacher`.")
+    values: list[str] = Field(min_length=1, description="Values of that key, in the order of what they choose.")
 
 
 class GKDSettings(Settings):

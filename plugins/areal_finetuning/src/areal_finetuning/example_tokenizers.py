@@ -123,6 +123,50 @@ def preferences(
     return pair
 
 
+def labeled(
+    row: Mapping[str, Any],
+    tokenizer: Any,
+    *,
+    max_tokens: int | None,
+    overlong: str,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    text_has_special_tokens: bool | None = None,
+    end_token: str | None = None,
+) -> list[Trajectory]:
+    """Return the sequence of a prompt and its answer, with the answer's label.
+
+    Args:
+        row: has `prompt` and `completion`, as text or as messages, and `label`: true or 1 for a desirable answer, false
+            or 0 for an undesirable one.
+        tokenizer: tokenizer of the model.
+        max_tokens, overlong, chat_template_kwargs, text_has_special_tokens, end_token: see `EncodingSettings`.
+
+    Returns:
+        A trajectory with `is_desirable` (bool); none if it is skipped as too long.
+
+    Raises:
+        RowError: the row has another form, is too long, or has no turn of the assistant.
+    """
+    missing = [key for key in ("prompt", "completion", "label") if row.get(key) is None]
+    if missing:
+        raise RowError(f"it needs 'prompt', 'completion' and 'label', but it lacks {', '.join(missing)}")
+    if row["label"] not in (True, False):
+        raise RowError(f"'label' is {row['label']!r}; it must be true for a desirable answer, or false")
+    encoding = _Encoding(row, tokenizer, chat_template_kwargs or {}, text_has_special_tokens, end_token)
+    sequences = encoding.answered(row["prompt"], row["completion"])
+    if len(sequences) != 1:
+        raise RowError(
+            f"the chat template rewrites earlier turns, so {len(sequences)} turns of the assistant cannot be one "
+            "sequence: keep the last turn in 'completion', and the others in 'prompt'"
+        )
+    limit = tokenizer.model_max_length if max_tokens is None else max_tokens
+    sequence = trajectory(sequences[0], limit, overlong)
+    if sequence is None:
+        return []
+    sequence.sequence["is_desirable"] = np.array(bool(row["label"]))
+    return [sequence]
+
+
 class _Encoding:
     """Converts the parts of one row to tokens."""
 

@@ -40,6 +40,12 @@ def areal_algorithms() -> list[Component]:
             config="areal_finetuning.config:ORPOSettings",
         ),
         Component(
+            "kto",
+            "makes answers labeled as desirable more likely, and undesirable ones less likely",
+            target="areal_finetuning.kto:KTO",
+            config="areal_finetuning.config:KTOSettings",
+        ),
+        Component(
             "reward_model",
             "trains a model to score sequences, on chosen and rejected ones (Bradley-Terry)",
             target="areal_finetuning.reward_model:RewardModel",
@@ -88,9 +94,30 @@ def areal_policy_losses() -> list[Component]:
 
 @hookimpl
 def areal_reward_functions() -> list[Component]:
-    """Reward for workflows whose algorithm uses no reward."""
+    """Rewards for workflows whose algorithm uses no reward."""
     target, config = "areal_finetuning.rewards:no_reward", "areal_core.config:NoSettings"
-    return [Component("no_reward", "0 for every answer", target=target, config=config)]
+    return [
+        Component("no_reward", "0 for every answer", target=target, config=config),
+        Component(
+            "place",
+            "place of a value of the row in a list, which chooses the row's teacher",
+            target="areal_finetuning.rewards:place",
+            config="areal_finetuning.config:PlaceSettings",
+        ),
+    ]
+
+
+@hookimpl
+def areal_train_engines() -> list[Component]:
+    """Engine of frozen models that other programs serve."""
+    return [
+        Component(
+            "served",
+            "asks servers for log-probabilities: a frozen teacher or reference behind an address",
+            target="areal_finetuning.served:ServedEngine",
+            config="areal_finetuning.config:ServedSettings",
+        )
+    ]
 
 
 @hookimpl
@@ -108,6 +135,12 @@ def areal_example_tokenizers() -> list[Component]:
             "preferences",
             "rows with chosen and rejected, and with prompt unless both begin with it; returns a pair of sequences",
             target="areal_finetuning.example_tokenizers:preferences",
+            config=settings,
+        ),
+        Component(
+            "labeled",
+            "rows with prompt, completion and label; returns a sequence with is_desirable",
+            target="areal_finetuning.example_tokenizers:labeled",
             config=settings,
         ),
     ]
@@ -128,6 +161,12 @@ def areal_presets() -> list[Preset]:
             "dpo",
             "direct preference optimization: makes chosen answers more likely than rejected ones",
             path="areal_finetuning:presets/dpo.yaml",
+            plugins=others,
+        ),
+        Preset(
+            "kto",
+            "makes answers labeled as desirable more likely, and undesirable ones less likely",
+            path="areal_finetuning:presets/kto.yaml",
             plugins=others,
         ),
         Preset(

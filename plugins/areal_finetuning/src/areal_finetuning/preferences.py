@@ -58,7 +58,7 @@ class Preferences(_OfPairs):
         logprobs = outputs["logprobs"]
         reference = torch.zeros_like(logprobs) if settings.reference_free else batch["reference_logprobs"]
         # Subtract before summing: single log-probabilities are close, their sums large, so rounding would matter.
-        reduce = _row_means if settings.length_normalized else _row_sums
+        reduce = _row_means if settings.length_normalized else row_sums
         log_ratios = reduce(batch, logprobs - reference)
         chosen, rejected = sides_of(batch, log_ratios)
         losses = preference_losses(
@@ -188,7 +188,7 @@ def _metrics(
     batch: PackedBatch, logprobs: torch.Tensor, chosen_rewards: torch.Tensor, rejected_rewards: torch.Tensor
 ) -> dict[str, Metric]:
     """Return means over pairs: of the rewards [U], and of the log-probabilities of whole answers."""
-    chosen, rejected = sides_of(batch, _row_sums(batch, logprobs.detach()))
+    chosen, rejected = sides_of(batch, row_sums(batch, logprobs.detach()))
     return {
         **pair_metrics(chosen_rewards, rejected_rewards),
         "chosen_logprob": Metric.mean(chosen),
@@ -198,10 +198,10 @@ def _metrics(
 
 def _row_means(batch: PackedBatch, values: torch.Tensor) -> torch.Tensor:
     """Return the means of a flat tensor over the tokens of each sequence that are in the loss, [B]; 0 without any."""
-    return _row_sums(batch, values) / _row_sums(batch, torch.ones_like(values)).clamp(min=1)
+    return row_sums(batch, values) / row_sums(batch, torch.ones_like(values)).clamp(min=1)
 
 
-def _row_sums(batch: PackedBatch, values: torch.Tensor) -> torch.Tensor:
+def row_sums(batch: PackedBatch, values: torch.Tensor) -> torch.Tensor:
     """Return the sums of a flat tensor over the tokens of each sequence that are in the loss, [B]."""
     inside = torch.where(batch["loss_mask"], values, 0.0)
     return values.new_zeros(len(batch)).index_add(0, batch.tokens.row_index, inside)

@@ -19,12 +19,12 @@ from areal_core.errors import RunError
 from areal_fsdp.parallel.ranks import rank_and_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 
 def checkpoint_state(
-    parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer | None, updates: torch.Tensor
+    parameters: Mapping[str, torch.nn.Parameter], optimizers: Sequence[torch.optim.Optimizer], updates: torch.Tensor
 ) -> dict[str, Any]:
     """Return the state of an engine for a checkpoint, as tensors that share memory with the engine's.
 
@@ -33,14 +33,35 @@ def checkpoint_state(
 
     Args:
         parameters: the trained parameters by name, plain or sharded.
-        optimizer: None for a frozen role.
+        optimizers: none for a frozen role; otherwise they have the state of every parameter.
         updates: [] int64, number of updates including skipped ones: the state of the schedule.
     """
     random = {str(rank_and_ranks()[0]): _random_state()}
     state: dict[str, Any] = {"parameters": dict(parameters), "updates": updates, "random": random}
-    if optimizer is not None:
-        state["optimizer"] = {name: dict(optimizer.state[parameter]) for name, parameter in parameters.items()}
+    if optimizers:
+        of_all = {parameter: entries for optimizer in optimizers for parameter, entries in optimizer.state.items()}
+        state["optimizer"] = {
+            name: {key: part for entry in of_all[parameter].items() for key, part in _plain(*entry)}
+            for name, parameter in parameters.items()
+        }
     return state
+
+
+def _plain(key: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield a tensor of an optimizer's state by name; of torchao's quantized tensors, yield the plain ones inside.
+
+    Plain tensors are read without torchao's classes, and copied to host memory as they are. The third tensor of a
+    quantized one, `qmap`, is a constant.
+    """
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if not hasattr(local, "codes"):
+        yield key, tensor
+        return
+    for name in ("codes", "scale"):
+        part = getattr(local, name)
+        if isinstance(tensor, DTensor):  # codes are divided along dimension 0, and so are the blocks' scales, [blocks]
+            part = DTensor.from_local(part, tensor.device_mesh, tensor.placements, run_check=False)
+        yield f"{key}.{name}", part
 
 
 def copy_to_host(state: dict[str, Any], former: dict[str, Any] | None) -> dict[str, Any]:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from areal_core.config import LocalPath, Settings, roles_of
+from areal_core.config import LocalPath, Selection, Settings, component, roles_of
 from areal_core.errors import RunError
+from areal_fsdp.kinds import OPTIMIZERS
 from areal_fsdp.lora.settings import LoraSettings  # noqa: TC001 - pydantic reads annotations
 from areal_fsdp.models.schedule import LearningSettings
+from areal_fsdp.optimizer_settings import FSDPOptimizerSettings
 from areal_fsdp.parallel.settings import ParallelSettings
 from areal_fsdp.planning.decoder import Decoder
 from areal_fsdp.planning.estimate import estimate
@@ -102,6 +104,11 @@ class FSDPConfig(LearningSettings):
     offload_parameters: bool = Field(
         False, description="Keep parameters, gradients and optimizer state in host memory. GPUs only."
     )
+    optimizer: Selection | None = component(
+        OPTIMIZERS,
+        description="Optimizer, such as `fsdp/muon`. It gets learning_rate, and weight_decay, betas and epsilon as far "
+        "as it has these. null: AdamW, with the two settings below.",
+    )
     optimizer_state_dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
         description="Number format of AdamW's two moments. `bfloat16` halves their memory: updates are computed in "
@@ -138,6 +145,7 @@ class FSDPConfig(LearningSettings):
                     f"parallel.tensor is {self.parallel.tensor}, but matrices with an adapter cannot be divided: set "
                     "it to 1; context parallelism and more ranks work with an adapter"
                 )
+        yield from self._problems_of_optimizer()
         if self.router_loss and self.parallel.context > 1:
             yield (
                 f"router_loss needs whole sequences, but parallel.context is {self.parallel.context}: set it to 0, or "
@@ -147,6 +155,21 @@ class FSDPConfig(LearningSettings):
             yield "compile: layers whose tokens go to other ranks (parallel.expert) cannot be compiled: leave it out"
         if self.profile is not None and (path := self.profile.blocking_file):
             yield f"profile.folder: {path} is a file, but traces need a folder there: name another one"
+
+    def _problems_of_optimizer(self) -> Iterable[str]:
+        """Yield settings that only the engine's own AdamW has."""
+        if self.optimizer is None:
+            return
+        for key in ("offload_parameters", "offload_optimizer"):
+            if getattr(self, key):
+                yield f"{key} works only with the engine's own AdamW: set it to false, or optimizer to null"
+        if self.optimizer_state_dtype != "float32":
+            yield "optimizer_state_dtype is for the engine's own AdamW: leave it out, or set optimizer to null"
+        if self.parallel.tensor > 1:
+            yield (
+                f"parallel.tensor is {self.parallel.tensor}, but {self.optimizer.title} needs matrices that are "
+                "divided by rows: set it to 1, or optimizer to null"
+            )
 
     def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
         """Yield problems of the settings with a model, such as an adapter that the model has merged already."""
@@ -177,6 +200,15 @@ class FSDPConfig(LearningSettings):
         return self.max_tokens_per_microbatch * self.parallel.context
 
     @property
+    def _state_bytes(self) -> tuple[float, float] | None:
+        """Bytes of optimizer state for an element of a layer and for another one; None for the engine's own AdamW."""
+        if self.optimizer is None:
+            return None
+        settings = self.optimizer.settings
+        known = settings if isinstance(settings, FSDPOptimizerSettings) else FSDPOptimizerSettings
+        return known.layer_bytes, known.other_bytes
+
+    @property
     def memory_choices(self) -> MemoryChoices:
         """The settings that determine a rank's memory."""
         gib = self.activation_memory_gib
@@ -189,6 +221,7 @@ class FSDPConfig(LearningSettings):
             offloads=self.offload_parameters,
             half_moments=self.optimizer_state_dtype == "bfloat16",
             offloads_moments=self.offload_optimizer,
+            state_bytes=self._state_bytes,
         )
 
     def recomputing(
@@ -215,8 +248,13 @@ class FSDPConfig(LearningSettings):
         decoder = Decoder.of(model.description, model.shapes, scalar=role.head == "scalar")
         whole = decoder.parameters if decoder is not None else sum(map(math.prod, model.shapes.values()))
         count = whole if adapter is None else adapter.parameters(model.shapes)
-        moments = 0 if not role.trains else 2 * (2 if self.optimizer_state_dtype == "bfloat16" else 4)
-        return count * (4 + moments)  # parameters that change are stored in float32
+        if not role.trains:
+            return 4 * count  # parameters that change are stored in float32
+        if self._state_bytes is None:
+            return count * (4 + 2 * (2 if self.optimizer_state_dtype == "bfloat16" else 4))
+        outside = 0 if adapter is not None else count if decoder is None else decoder.root_parameters
+        of_layer, of_other = self._state_bytes
+        return round(4 * count + of_layer * (count - outside) + of_other * outside)
 
     def memory(self, load: RankLoad) -> Memory | None:
         """Return the peak memory of a rank in a role; None for a model with unknown layers."""

@@ -21,7 +21,7 @@ from areal_fsdp.models.export import rehearse_export, write_model
 from areal_fsdp.models.precision import kept_in_float32, round_frozen
 from areal_fsdp.models.probe import choose_rung, expected_before_division
 from areal_fsdp.models.wide import compared_roles, is_wide
-from areal_fsdp.optimizer import make_optimizer, step
+from areal_fsdp.optimizer import make_optimizers, set_rate, step
 from areal_fsdp.parallel.gradients import gradient_norm, sum_gradients
 from areal_fsdp.parallel.mesh import place_ranks
 from areal_fsdp.parallel.ranks import join_group_of_one, rank_and_ranks
@@ -66,7 +66,7 @@ class FSDPEngine(RoleEngine):
         super().__init__(settings)
         self._adapter: Adapter | None = None
         self._masters: Masters | None = None
-        self._optimizer: torch.optim.AdamW | None = None
+        self._optimizers: list[torch.optim.Optimizer] = []
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._partial: list[tuple[torch.nn.Parameter, DeviceMesh]] = []
         self._choice: Choice | None = None
@@ -112,7 +112,7 @@ class FSDPEngine(RoleEngine):
         if settings.is_exported:
             rehearse_export(module.model, model, self._adapter and self._adapter.config)
         if role.trains:
-            self._optimizer = make_optimizer(self._parameters.values(), self._config, is_compiled=is_compiled)
+            self._optimizers = make_optimizers(self._parameters, self._config, is_compiled=is_compiled)
 
     def compare_with(self, engines: Mapping[str, TrainEngine]) -> None:
         """See `ComparingEngine`."""
@@ -127,7 +127,7 @@ class FSDPEngine(RoleEngine):
         if self._ranks.shards is not None:
             self._partial = shard(module, self._ranks, self._config, self._dtype, files)
         elif self._dtype != torch.float32 and self._role.changes:
-            fused = module.compiled and not self._config.offload_optimizer
+            fused = module.compiled and not self._config.offload_optimizer and self._config.optimizer is None
             learns = learning(module, self._adapter)
             kept = kept_in_float32(module.model, self._dtype)
             self._masters = Masters(module.model, learns, self._dtype, self._device, kept=kept, is_compiled=fused)
@@ -191,11 +191,9 @@ class FSDPEngine(RoleEngine):
             self._masters.sync()
 
     def _update(self, rate: float) -> dict[str, Metric]:
-        assert self._optimizer is not None
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        set_rate(self._optimizers, rate)
         norm = gradient_norm(self._gradients(), self._ranks)
-        step(self._optimizer, norm, self._config.max_gradient_norm, self._masters)
+        step(self._optimizers, norm, self._config.max_gradient_norm, self._masters)
         value = float(norm)
         skipped = Metric.sum(float(not math.isfinite(value)))
         return {**means(gradient_norm=value, learning_rate=rate), "skipped": skipped}
@@ -285,7 +283,7 @@ class FSDPEngine(RoleEngine):
     def _state(self) -> dict[str, Any]:
         self._ready()
         join_group_of_one(self._device)
-        return checkpoint.checkpoint_state(self._parameters, self._optimizer, self._updates)
+        return checkpoint.checkpoint_state(self._parameters, self._optimizers, self._updates)
 
     def load(self, folder: Path) -> None:
         """Restore a checkpoint; collective."""
@@ -313,11 +311,11 @@ class FSDPEngine(RoleEngine):
             return None
         base = copy(self)
         base._role, base._adapter, base._parameters = role, self._adapter.without(), {}
-        base._optimizer = base._masters = base._snapshot = None
+        base._optimizers, base._masters, base._snapshot = [], None, None
         base._meter = meter_of(self._decoder, self._device, self._dtype)
         return base
 
     def close(self) -> None:
         """Free model and optimizer; safe to call twice."""
-        self._module = self._adapter = self._optimizer = self._masters = self._snapshot = None
-        self._parameters, self._partial = {}, []
+        self._module = self._adapter = self._masters = self._snapshot = None
+        self._parameters, self._partial, self._optimizers = {}, [], []

@@ -1,4 +1,4 @@
-"""AdamW and its step with gradient clipping, for plain and sharded parameters."""
+"""Optimizers and their step with gradient clipping, for plain and sharded parameters."""
 
 from __future__ import annotations
 
@@ -7,16 +7,38 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from areal_core.errors import RunError
 from areal_fsdp.models.compiling import compiled
 from areal_fsdp.parallel.adamw import update
 from areal_fsdp.parallel.moments import PiecewiseAdamW
+from areal_fsdp.parallel.tensor import own_part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from areal_fsdp.config import FSDPConfig
     from areal_fsdp.masters import Masters
     from areal_fsdp.models.schedule import LearningSettings
+
+
+def make_optimizers(
+    parameters: Mapping[str, torch.nn.Parameter], config: FSDPConfig, *, is_compiled: bool = False
+) -> list[torch.optim.Optimizer]:
+    """Return the optimizers of the setting `optimizer`, or the engine's own AdamW; see `areal_fsdp.optimizers`.
+
+    Raises:
+        RunError: the optimizers of a component do not have every parameter once.
+    """
+    if config.optimizer is None:
+        return [make_optimizer(parameters.values(), config, is_compiled=is_compiled)]
+    optimizers = list(config.optimizer.build()(parameters, config))
+    taken = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    if len(taken) != len(parameters) or {*map(id, taken)} != {*map(id, parameters.values())}:
+        raise RunError(
+            f"{config.optimizer.title} returned optimizers of {len(taken)} parameters, but the role trains "
+            f"{len(parameters)}: they must have each parameter once"
+        )
+    return optimizers
 
 
 def make_optimizer(
@@ -73,26 +95,66 @@ def _by_mesh(tensors: Iterable[torch.Tensor]) -> dict[Any, list[torch.Tensor]]:
     return by_mesh
 
 
-def step(optimizer: torch.optim.AdamW, norm: torch.Tensor, max_norm: float | None, masters: Masters | None) -> None:
+def set_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:
+    """Set the learning rate of all parameter groups."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):  # compiled updates read the rate from a tensor
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+
+def step(
+    optimizers: Sequence[torch.optim.Optimizer], norm: torch.Tensor, max_norm: float | None, masters: Masters | None
+) -> None:
     """Clip, apply and free the gradients. If their norm is 0 or not finite, change nothing.
 
     A norm of 0 means that no token counts: momentum alone must not move the parameters. Clipping is a factor in the
-    update's kernel, so it needs no pass over the gradients. This function does not synchronize with the device.
+    kernel of AdamW's update, so it needs no pass over the gradients, and no synchronization with the device. Other
+    optimizers need both.
 
     Args:
-        optimizer: the result of `make_optimizer`.
+        optimizers: the result of `make_optimizers`.
         norm: [] float32, L2 norm of all gradients on all ranks.
         max_norm: the norm to which gradients are clipped, None for no clipping.
         masters: float32 masters, or None if the optimizer updates the model's own parameters.
+
+    Raises:
+        RunError: an optimizer has created its state in this step. A checkpoint from before would lack it.
     """
     applies = norm.isfinite() & (norm > 0)
     over = torch.ones_like(norm) if max_norm is None else ((norm + 1e-6) / max_norm).clamp(min=1)
     if masters is not None and masters.updates_itself:
-        masters.step(optimizer, 1 / over, applies)
+        (adamw,) = optimizers
+        masters.step(adamw, 1 / over, applies)
         return
-    scaled: Any = optimizer
-    scaled.found_inf, scaled.grad_scale = (~applies).float(), None if max_norm is None else over
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    for optimizer in optimizers:
+        if isinstance(optimizer, PiecewiseAdamW) or optimizer.defaults.get("fused"):
+            scaled: Any = optimizer
+            scaled.found_inf, scaled.grad_scale = (~applies).float(), None if max_norm is None else over
+            optimizer.step()
+        elif applies:
+            _clip(optimizer, over)
+            entries = _state_entries(optimizer)
+            optimizer.step()
+            if _state_entries(optimizer) != entries:
+                raise RunError(
+                    f"the optimizer {type(optimizer).__name__} creates its state in the first update, so that a "
+                    "checkpoint could not be loaded into it",
+                    hints=["create the state in the function that returns the optimizer, as `fsdp/muon` does"],
+                )
+        optimizer.zero_grad(set_to_none=True)
     if masters is not None:
         masters.sync()
+
+
+def _clip(optimizer: torch.optim.Optimizer, over: torch.Tensor) -> None:
+    """Divide the gradients by `over`, [] float32."""
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    for on_mesh in _by_mesh(map(own_part, gradients)).values():
+        torch._foreach_div_(on_mesh, over)
+
+
+def _state_entries(optimizer: torch.optim.Optimizer) -> int:
+    return sum(map(len, optimizer.state.values()))

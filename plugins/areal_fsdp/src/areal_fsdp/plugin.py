@@ -1,8 +1,14 @@
-"""Hooks of this plugin: the training engine `fsdp`, and health checks. Imports nothing heavy."""
+"""Hooks of this plugin: the training engine `fsdp`, its optimizers, and health checks. Imports nothing heavy."""
 
 from __future__ import annotations
 
-from areal_core.plugins import Component, HealthCheck, hookimpl
+from typing import TYPE_CHECKING
+
+from areal_core.plugins import Component, HealthCheck, Kind, hookimpl
+from areal_fsdp.kinds import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 _OF_A_MODEL = {
     "train": "how the engine computes its batches: packed, mixers or rows, the fastest first",
@@ -21,6 +27,39 @@ def areal_train_engines() -> list[Component]:
             target="areal_fsdp.engine:FSDPEngine",
             config="areal_fsdp.config:FSDPConfig",
         )
+    ]
+
+
+@hookimpl
+def areal_add_kinds() -> list[Kind]:
+    """Add optimizers of this engine, which other plugins may supply too."""
+    return [OPTIMIZERS]
+
+
+@hookimpl
+def areal_add_hooks() -> ModuleType:
+    """Add the hook that supplies optimizers."""
+    from areal_fsdp import hooks
+
+    return hooks
+
+
+@hookimpl
+def areal_fsdp_optimizers() -> list[Component]:
+    """Return the optimizers beside the engine's own AdamW."""
+    return [
+        Component(
+            "muon",
+            "Muon for the matrices of layers, AdamW for all other parameters",
+            target="areal_fsdp.optimizers:muon",
+            config="areal_fsdp.optimizer_settings:MuonSettings",
+        ),
+        Component(
+            "adamw_8bit",
+            "torchao's AdamW with moments of 8 bits",
+            target="areal_fsdp.optimizers:adamw_8bit",
+            config="areal_fsdp.optimizer_settings:AdamW8bitSettings",
+        ),
     ]
 
 

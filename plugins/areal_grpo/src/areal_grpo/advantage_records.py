@@ -41,6 +41,12 @@ ADVANTAGES = [
         "GDPOAdvantageSettings",
     ),
     _advantage(
+        "gigpo",
+        "the group's comparison of episodes, and of their turns that began in the same state (GiGPO)",
+        "GiGPOSettings",
+        "anchor_states",
+    ),
+    _advantage(
         "reinforce_pp",
         "discounted sum of the rewards from each token on, whitened over the batch (REINFORCE++)",
         "ReinforcePPAdvantageSettings",

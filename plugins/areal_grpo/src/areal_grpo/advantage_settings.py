@@ -72,6 +72,35 @@ class PassAtKSettings(Settings):
             )
 
 
+class GiGPOSettings(Settings):
+    """Settings of `anchor_states.gigpo`."""
+
+    needs_group: ClassVar[bool] = True
+    step_weight: float = Field(
+        1.0, gt=0, description="Weight ω of the comparison of turns, beside that of whole episodes."
+    )
+    gamma: float = Field(
+        0.95,
+        ge=0,
+        le=1,
+        description="Discount factor gamma, from 0 to 1: the share of a reward that counts one turn earlier. With 1 "
+        "and a reward at the end, all turns of an episode have the same return.",
+    )
+    normalization: Literal["std", "none"] = Field(
+        "std", description="Whether both advantages are divided by the standard deviation of what they compare."
+    )
+    epsilon: float = Field(1e-6, gt=0, description="ε, added to standard deviations to avoid division by 0.")
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """Refuse a single turn, where both comparisons are the same."""
+        if config.workflow is not None and config.workflow.target == "core/single_turn":
+            yield (
+                "gigpo compares the turns of episodes, but the workflow single_turn has one, in which it is "
+                "group_normalized times 1 + step_weight: choose advantage: group_normalized, or a workflow of several "
+                "turns"
+            )
+
+
 class ReinforcePPBaselineSettings(Settings):
     """Settings of `advantages.reinforce_pp_baseline`, which has none. It needs a group."""
 

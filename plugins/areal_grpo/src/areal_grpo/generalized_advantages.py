@@ -47,13 +47,13 @@ def gae(batch: PackedBatch, *, gamma: float, gae_lambda: float, level: str, whit
     Returns:
         `advantages` [T], and `returns` [T] from before whitening; both 0 outside `loss_mask`, in the dtype of `values`.
     """
-    actions = _Actions.of(batch)
+    actions = Actions.of(batch)
     values = batch["values"][actions.position].double()
     steps = torch.arange(len(values), device=values.device) if level == "token" else actions.turn
     first = torch.ones_like(steps, dtype=torch.bool)
     first[1:] = steps[1:] != steps[:-1]
-    rewards = values.new_zeros(int(first.sum())).index_add(0, steps, _rewards(batch, actions))
-    estimated = _backwards(rewards, values[first], actions.episode[first], gamma, gae_lambda)
+    rewards = values.new_zeros(int(first.sum())).index_add(0, steps, rewards_of(batch, actions))
+    estimated = backwards(rewards, values[first], actions.episode[first], gamma, gae_lambda)
     advantages = actions.spread(batch, estimated[steps])
     returns = actions.spread(batch, (estimated + values[first])[steps])
     if whiten:
@@ -73,9 +73,9 @@ def reinforce_pp(batch: PackedBatch, *, gamma: float) -> torch.Tensor:
     Returns:
         [T] in the dtype of `reward`, 0 outside `loss_mask`.
     """
-    actions = _Actions.of(batch)
-    rewards = _rewards(batch, actions)
-    returns = _backwards(rewards, torch.zeros_like(rewards), actions.episode, gamma, 1.0)
+    actions = Actions.of(batch)
+    rewards = rewards_of(batch, actions)
+    returns = backwards(rewards, torch.zeros_like(rewards), actions.episode, gamma, 1.0)
     return whitened(actions.spread(batch, returns), batch["loss_mask"]).to(batch["reward"].dtype)
 
 
@@ -135,7 +135,7 @@ def optimal_token_baseline(batch: PackedBatch, *, tail: str) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Actions:
+class Actions:
     """The N actions of a batch, by episode and in order within each episode.
 
     Attributes:
@@ -151,7 +151,8 @@ class _Actions:
     turn: torch.Tensor
 
     @classmethod
-    def of(cls, batch: PackedBatch) -> _Actions:
+    def of(cls, batch: PackedBatch) -> Actions:
+        """Return the actions of a shifted batch with `loss_mask`, `turn_ids`, `episode_id`, and `part_index` if any."""
         episode = by_agent(batch, "episode_id")
         part = batch.get("part_index")
         order = torch.argsort(torch.zeros_like(episode) if part is None else part, stable=True)
@@ -170,7 +171,7 @@ class _Actions:
         return values.new_zeros(batch.token_count).index_copy(0, self.position, values)
 
 
-def _rewards(batch: PackedBatch, actions: _Actions) -> torch.Tensor:
+def rewards_of(batch: PackedBatch, actions: Actions) -> torch.Tensor:
     """Return the reward that each action earns, [N] float64."""
     per_token = token_rewards(batch)
     count = len(actions.position)
@@ -193,7 +194,7 @@ def _rewards(batch: PackedBatch, actions: _Actions) -> torch.Tensor:
     return rewards_of_actions + (0.0 if per_token is None else per_token[actions.position])
 
 
-def _backwards(
+def backwards(
     rewards: torch.Tensor, values: torch.Tensor, episode: torch.Tensor, gamma: float, gae_lambda: float
 ) -> torch.Tensor:
     """Run the recursion over [S] steps in the order of episodes, in as many rounds as the longest episode has steps."""

@@ -25,7 +25,7 @@ class LearningSettings(Settings):
     learning_rate: float | None = Field(
         None,
         gt=0,
-        description="Peak learning rate. null: 1e-6 in RL, 2e-5 for SFT, 5e-7 for DPO and IPO, 1e-5 for other "
+        description="Peak learning rate. null: 1e-6 in RL, 2e-5 for SFT, 5e-7 for DPO, IPO and KTO, 1e-5 for other "
         "fine-tuning and for distillation; ten times that for LoRA adapters and for critics.",
     )
     betas: tuple[Share, Share] = Field(

@@ -114,6 +114,7 @@ class Computing:
         shards: True if `fully_shard` gathers parameters layer by layer, even on a single rank.
         offloads: True if parameters, gradients and optimizer state are in host memory.
         moment_bytes: bytes on the device of one element of one of AdamW's moments.
+        state_bytes: see `MemoryChoices`.
         learning: number of an adapter's parameters; None without an adapter.
     """
 
@@ -125,6 +126,7 @@ class Computing:
     shards: bool
     offloads: bool = False
     moment_bytes: int = _FLOAT
+    state_bytes: tuple[float, float] | None = None
     learning: int | None = None
 
 
@@ -141,6 +143,8 @@ class MemoryChoices:
         offloads: `offload_parameters`; ignored on a CPU.
         half_moments: True if AdamW's moments are in bfloat16.
         offloads_moments: `offload_optimizer`; ignored on a CPU.
+        state_bytes: bytes of another optimizer's state for an element of a layer, and for an element of the embedding
+            or the head; None for the engine's own AdamW.
         learning: number of an adapter's parameters; None without an adapter.
     """
 
@@ -152,6 +156,7 @@ class MemoryChoices:
     offloads: bool
     half_moments: bool
     offloads_moments: bool
+    state_bytes: tuple[float, float] | None = None
     learning: int | None = None
 
     def recomputing(self, model: Decoder | None, layers: int, dtype: str, *, is_compiled: bool) -> Recomputing:
@@ -224,6 +229,7 @@ def memory_of(load: RankLoad, parallel: ParallelSettings, choices: MemoryChoices
         shards=load.ranks > 1 or (choices.offloads and on_gpu),
         offloads=choices.offloads and on_gpu,
         moment_bytes=0 if choices.offloads_moments and on_gpu else _FLOAT // (2 if choices.half_moments else 1),
+        state_bytes=choices.state_bytes,
         learning=choices.learning,
     )
     holders = max(1, load.ranks // (parallel.replicas * parallel.tensor))
@@ -275,6 +281,8 @@ def remedies(need: Callable[..., Memory | None], load: RankLoad, room: int, choi
             alternatives.append(arguments({**_FULL, "max_tokens_per_microbatch": both}))
     if alternatives:
         return alternatives
+    if choices.state_bytes is not None:
+        return []  # other optimizers cannot offload
     for checkpointing in ({}, _FULL):
         for key in ("offload_optimizer", "offload_parameters"):
             changes: dict[str, Any] = {key: True, **checkpointing}
@@ -363,7 +371,13 @@ def _held(model: Decoder, load: RankLoad, computing: Computing) -> Memory:
     learning = count if computing.learning is None else 0 if computing.offloads else computing.learning / load.ranks
     adapter = 0 if computing.learning is None else learning * (_FLOAT + element)  # masters, and copies in the dtype
     parameters = round(stored * count + adapter)
-    optimizer = round(2 * computing.moment_bytes * learning) if role.trains else 0
+    optimizer = 0
+    if role.trains and computing.state_bytes is None:
+        optimizer = round(2 * computing.moment_bytes * learning)
+    elif role.trains and computing.state_bytes is not None:
+        of_layer, of_other = computing.state_bytes
+        outside = model.root_parameters / load.ranks if computing.learning is None else 0
+        optimizer = round(of_layer * (learning - outside) + of_other * outside)
     return Memory(parameters + gathered, 0, optimizer, 0, 0, resident=parameters + optimizer)
 
 
@@ -378,7 +392,8 @@ def _gradients(model: Decoder, load: RankLoad, computing: Computing) -> tuple[in
     accumulated = whole if not computing.shards else 0 if computing.offloads else round(whole / load.ranks)
     if computing.rounds > 1:
         return accumulated, accumulated
-    is_fused = computing.is_compiled and computing.moment_bytes > 0  # offloaded moments have another update kernel
+    # Offloaded moments and other optimizers have another update, which reads gradients in float32.
+    is_fused = computing.is_compiled and computing.moment_bytes > 0 and computing.state_bytes is None
     return 0, accumulated if computing.shards or not is_fused else _element(load) * learning
 
 
