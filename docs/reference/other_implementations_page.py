@@ -19,6 +19,7 @@ MEASURED: Final = Path(__file__).with_suffix("").with_name("other_implementation
 KINDS: Final = [kind for kind in PARTS if kind != "example_tokenizers"]
 """Kinds with formulas. Trainers of the other libraries compare what example tokenizers do to rows."""
 NOTHING_FOUND: Final = "no other implementation found"
+"""None in what can be imported of the three libraries without a GPU."""
 INTRODUCTION: Final = """# Other implementations
 
 areal is compared with {versions}, exactly as PyPI has them. A test measures every night and
@@ -37,19 +38,27 @@ trainers. {equal} of them compute the same as the other implementation, {differe
   differences of the loss, of the gradient's norm, and of a parameter after any of the updates. The largest change of a
   parameter is in parentheses.
 
-"No other implementation found" is about these three libraries. Only modules that can be imported without a GPU are
-called: of OpenRLHF those are its losses."""
+"No other implementation found" is about these three libraries, and about modules that can be imported without a GPU:
+of OpenRLHF those are its losses. [tests/others](../../tests/others/cases.py) has the settings of each comparison."""
+DIFFERENCES: Final = """## Where definitions differ
+
+Each of these comparisons fails, too, once both sides agree. Where a setting makes them equal, another row shows it."""
+TRAINERS: Final = """## Whole trainers
+
+The trainers of verl and OpenRLHF need Ray and a GPU, so only TRL's are here. TRL's RLOO trainer cannot be given
+answers."""
 
 
 def page() -> str:
     """The whole page."""
     measured = json.loads(MEASURED.read_text(encoding="utf-8"))
     functions, trainers = measured["functions"], measured["trainers"]
+    versions = [f"{name} {version}" for name, version in measured["versions"].items()]
     rows = functions + trainers
     components = components_by_kind()
     names = {(kind, one.reference) for kind, found in components.items() for one in found}
     introduction = INTRODUCTION.format(
-        versions=", ".join(f"{name} {version}" for name, version in measured["versions"].items()),
+        versions=" and ".join((", ".join(versions[:-1]), versions[-1])),
         minutes=measured["minutes"],
         components=len(names),
         compared=len(names & {(row["kind"], row["component"]) for row in rows}),
@@ -60,7 +69,7 @@ def page() -> str:
         samples=measured["samples"],
         updates=measured["updates"],
     )
-    parts = [introduction, "## Whole trainers", "\n".join(_trainers(trainers))]
+    parts = [introduction, DIFFERENCES, "\n".join(_differences(rows)), TRAINERS, "\n".join(_trainers(trainers))]
     for kind, found in components.items():
         parts += [f"## {kind.replace('_', ' ').capitalize()}", "\n".join(_functions(kind, found, rows))]
     return "\n\n".join(parts)
@@ -78,13 +87,22 @@ def components_by_kind() -> dict[str, list[Component]]:
     }
 
 
+def _differences(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a point for each difference, with the components and libraries that it is about."""
+    for text in dict.fromkeys(row["differs"] for row in rows if row["differs"]):
+        found = [row for row in rows if row["differs"] == text]
+        components = dict.fromkeys(f"`{row['component']}`" for row in found)
+        yield f"- {', '.join(components)} and {', '.join(dict.fromkeys(row['other'] for row in found))}: {text}"
+
+
 def _trainers(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the lines of the table of trainers."""
     yield "| areal | other | loss | norm | parameters | note |"
     yield "|---|---|---|---|---|---|"
     for row in rows:
         figures = f"{row['loss']:.0e} | {row['norm']:.0e} | {row['parameters']:.0e} ({row['moved']:.0e})"
-        yield f"| `{row['component']}`{_settings(row)} | {row['other']} {row['function']} | {figures} | {_note(row)} |"
+        component = f"{row['kind'].replace('_', ' ')} `{row['component']}`"
+        yield f"| {component} | {row['other']} {row['function']} | {figures} | {_note(row)} |"
 
 
 def _functions(kind: str, components: Sequence[Component], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -108,9 +126,5 @@ def _figure(row: Mapping[str, Any], name: str) -> str:
     return "" if row[name] is None else f"{row[name]:.0e} ({row[f'largest_{name}']:.0e})"
 
 
-def _settings(row: Mapping[str, Any]) -> str:
-    return f" ({row['settings']})" if row["settings"] else ""
-
-
 def _note(row: Mapping[str, Any]) -> str:
-    return f"**Defined differently.** {row['differs']}" if row["differs"] else row["note"]
+    return "[defined differently](#where-definitions-differ)" if row["differs"] else row["note"]

@@ -28,6 +28,8 @@ from theirs import (
     weights,
 )
 
+from areal_core.data import Episode, FinishReason, Generation, Trajectory
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -152,16 +154,22 @@ def verl_rejection(option: str, threshold: str, *, keep_denominator: bool) -> Ca
     return compute
 
 
-def overlong_penalty(given: Sample) -> torch.Tensor:
-    """Return the penalties of answers of 0 to 40 sampled tokens."""
-    from areal_core.data import Episode, FinishReason, Generation, Trajectory
+LENGTHS = range(1, 40)
+RAW = torch.linspace(-3, 3, len(LENGTHS))
 
-    component, chosen = build("reward_shaping", "grpo/overlong_penalty", max_length=32, buffer=16)
-    episodes = [
-        Episode([Trajectory.from_generation([1], Generation([2] * n, [-1.0] * n, [0] * n, FinishReason.STOP))], 0.0, {})
-        for n in range(1, 40)
-    ]
-    return torch.tensor([episode.reward for episode in component(episodes, **dict(chosen))])
+
+def shaped(name: str, rewards: torch.Tensor, **settings: Any) -> Callable[[Sample], torch.Tensor]:
+    """Return the function that shapes the rewards of answers of 1 to 39 tokens."""
+
+    def compute(given: Sample) -> torch.Tensor:
+        component, chosen = build("reward_shaping", name, **settings)
+        episodes = [
+            Episode([Trajectory.from_generation([1], Generation([2] * n, [-1.0] * n, [0] * n, FinishReason.STOP))], r)
+            for n, r in zip(LENGTHS, rewards.tolist(), strict=True)
+        ]
+        return torch.tensor([episode.reward for episode in component(episodes, **dict(chosen))])
+
+    return compute
 
 
 KEPT = "verl removes rejected tokens from the denominator. Compared with its mask as weights, so that they stay in it."
@@ -729,8 +737,17 @@ REWARDS = [
         "reward_shaping grpo/overlong_penalty",
         "TRL",
         "trl.rewards.get_soft_overlong_punishment",
-        overlong_penalty,
-        lambda given: overlong(list(range(1, 40)), 32, 16),
+        shaped("grpo/overlong_penalty", torch.zeros(len(LENGTHS)), max_length=32, buffer=16),
+        lambda given: overlong(list(LENGTHS), 32, 16),
+    ),
+    Case(
+        "reward_shaping grpo/reward_bounds",
+        "OpenRLHF",
+        "compute_reward, reward_clip_range",
+        shaped("grpo/reward_bounds", RAW, low=-1.0, high=2.0),
+        lambda given: openrlhf_utils.compute_reward(
+            RAW, 0.0, torch.zeros(len(RAW), 1), torch.ones(len(RAW), 1), (-1.0, 2.0)
+        )[:, 0],
     ),
     Case(
         "auxiliary_losses grpo/value_regression",
@@ -762,6 +779,81 @@ def openrlhf_reward_model(given: Sample) -> torch.Tensor:
     return openrlhf_losses.PairWiseLoss()(*scores, given.sides(given.batch["margin"])[0])
 
 
+def composed(
+    estimate: Callable[[Sample], torch.Tensor],
+    function: Callable[..., Any],
+    aggregation: str = "token-mean",
+    old: str = "proximal",
+    **settings: Any,
+) -> Callable[[Sample], torch.Tensor]:
+    """Return verl's loss with verl's advantages: a whole algorithm."""
+    parts = {"weigh": None if old == "behavior" else truncated, "old": old}
+    return verl_policy(function, aggregation, advantages=estimate, **parts, **settings)
+
+
+ALGORITHMS = [
+    Case(
+        "algorithms grpo/grpo",
+        "verl",
+        "compute_grpo_outcome_advantage, compute_policy_loss_vanilla",
+        loss("grpo/grpo"),
+        composed(by_group(C.compute_grpo_outcome_advantage), C.compute_policy_loss_vanilla),
+        note="With importance weights of both, truncated at 2.",
+    ),
+    Case(
+        "algorithms grpo/rloo",
+        "verl",
+        "compute_rloo_outcome_advantage, compute_policy_loss_reinforce",
+        loss("grpo/rloo"),
+        composed(by_group(C.compute_rloo_outcome_advantage), C.compute_policy_loss_reinforce, "seq-mean-token-sum"),
+        tolerance=1e-5,  # sums over sequences are in the tens
+    ),
+    Case(
+        "algorithms grpo/reinforce_pp",
+        "verl",
+        "compute_reinforce_plus_plus_outcome_advantage, compute_policy_loss_vanilla",
+        loss("grpo/reinforce_pp"),
+        composed(
+            verl_advantage(C.compute_reinforce_plus_plus_outcome_advantage, config=SimpleNamespace(gamma=1.0)),
+            C.compute_policy_loss_vanilla,
+        ),
+    ),
+    Case(
+        "algorithms grpo/dppo",
+        "verl",
+        "compute_grpo_outcome_advantage, compute_policy_loss_dppo_tv",
+        loss("grpo/dppo"),
+        composed(
+            by_group(C.compute_grpo_outcome_advantage),
+            C.compute_policy_loss_dppo_tv,
+            old="behavior",
+            clip_ratio_low=0.2,
+            clip_ratio_high=0.2,
+            clip_ratio_c=20.0,
+        ),
+    ),
+    Case(
+        "algorithms grpo/ppo",
+        "verl",
+        "compute_gae_advantage_return, compute_policy_loss_vanilla",
+        loss("grpo/ppo", advantage={"type": "grpo/gae", "gamma": 0.9, "gae_lambda": 0.95}),
+        composed(
+            lambda given: C.compute_gae_advantage_return(given.rewards, given.old_values, given.mask, 0.9, 0.95)[0],
+            C.compute_policy_loss_vanilla,
+        ),
+        note="The policy's loss. The critic's is value_regression.",
+    ),
+    Case(
+        "algorithms finetuning/distill",
+        "verl",
+        "kl_penalty k1, compute_policy_loss_reinforce",
+        loss("finetuning/distill"),
+        composed(
+            lambda given: -C.kl_penalty(given.proximal, given.teacher, "k1") * given.mask,
+            C.compute_policy_loss_reinforce,
+        ),
+    ),
+]
 FINE_TUNING = [
     Case(
         "algorithms finetuning/sft",
@@ -816,6 +908,7 @@ FINE_TUNING = [
 ]
 
 CASES = [
+    *ALGORITHMS,
     *POLICY_LOSSES,
     *CORRECTIONS,
     *REGULARIZERS,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -22,9 +23,18 @@ from checkout import ROOT, make_importable
 if TYPE_CHECKING:
     import torch
     from cases import Case
+    from trainers import Trainer
 
 SEEDS = 3
 OUTPUT = ROOT / "docs" / "reference" / "other_implementations.json"
+QUIET = {
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+}
+TRAINER_TOLERANCES = {"loss": 2e-5, "norm": 2e-5, "parameters": 1e-3}
+"""AdamW divides by the root of a mean square: where a gradient is all rounding, a parameter may move differently."""
 DISTRIBUTIONS = {"TRL": "trl", "verl": "verl", "OpenRLHF": "openrlhf"}
 
 
@@ -34,23 +44,31 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=OUTPUT, help="the JSON (default: the one of the docs)")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
+    os.environ |= QUIET
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as models:
         make_importable(Path(folder))
         import torch
         from cases import CASES
         from samples import SHAPES
+        from trainers import TRAINERS, UPDATES, compared, make_models
+        from transformers.utils.logging import disable_progress_bar
 
+        disable_progress_bar()
         torch.set_num_threads(1)
-        rows = [measured(case) for case in CASES]
+        functions = [measured(case) for case in CASES]
+        make_models(Path(models))
+        trainers = [trained(case, compared(case, Path(models))) for case in TRAINERS]
     found = {
         "versions": {name: version(distribution) for name, distribution in DISTRIBUTIONS.items()},
         "minutes": round((time.monotonic() - began) / 60, 1),
         "samples": SEEDS * len(SHAPES),
-        "functions": rows,
+        "updates": UPDATES,
+        "functions": functions,
+        "trainers": trainers,
     }
     arguments.output.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    problems = [row for row in rows if row["problem"]]
+    problems = [row for row in functions + trainers if row["problem"]]
     for row in problems:
         print(f"{row['component']} / {row['other']}, {row['function']}: {row['problem']}", file=sys.stderr)
     return 1 if problems else 0
@@ -70,25 +88,39 @@ def measured(case: Case) -> dict[str, Any]:
             largest_value = max(largest_value, float(theirs.abs().max()))
             gradient = max(gradient, float((our_gradients - their_gradients).abs().max()))
             largest_gradient = max(largest_gradient, float(their_gradients.abs().max()))
-    difference = max(value, gradient)
-    problem = ""
-    if not difference <= case.tolerance and not case.differs:
-        problem = f"differs by {difference:.1e}, more than {case.tolerance:.0e}"
-    if difference <= case.tolerance and case.differs:
-        problem = "does not differ any more"
     return {
-        "kind": case.component.partition(" ")[0],
-        "component": case.component.partition(" ")[2],
-        "other": case.other,
-        "function": case.function,
+        **described(case, case.other, case.function, max(value, gradient) / case.tolerance),
         "value": digits(value),
         "largest_value": digits(largest_value),
         "gradient": digits(gradient) if largest_gradient else None,
         "largest_gradient": digits(largest_gradient) if largest_gradient else None,
-        "differs": case.differs,
-        "note": case.note,
-        "problem": problem,
     }
+
+
+def trained(case: Trainer, differences: dict[str, float]) -> dict[str, Any]:
+    """Return the row of a comparison of trainers."""
+    largest = max(differences[name] / tolerance for name, tolerance in TRAINER_TOLERANCES.items())
+    function = f"{case.kind.__name__} on {case.rows}"
+    figures = {name: digits(difference) for name, difference in differences.items()}
+    return {**described(case, "TRL", function, largest), **figures}
+
+
+def described(case: Case | Trainer, other: str, function: str, difference: float) -> dict[str, str]:
+    """Return what both kinds of rows have.
+
+    Args:
+        case: The comparison.
+        other, function: Library and function.
+        difference: In multiples of what is rounding.
+    """
+    kind, _, component = case.component.partition(" ")
+    problem = ""
+    if not difference <= 1 and not case.differs:
+        problem = f"differs by {difference:.3g} times the tolerance"
+    if difference <= 1 and case.differs:
+        problem = "does not differ any more"
+    row = {"kind": kind, "component": component, "other": other, "function": function}
+    return {**row, "differs": case.differs, "note": case.note, "problem": problem}
 
 
 def differentiated(compute: Any, given: Any) -> tuple[torch.Tensor, torch.Tensor]:

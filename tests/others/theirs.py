@@ -158,6 +158,7 @@ def verl_policy(
     aggregation: str = "token-mean",
     weigh: Callable[[Sample], torch.Tensor] | None = None,
     old: str = "proximal",
+    advantages: Callable[[Sample], torch.Tensor] | None = None,
     **settings: Any,
 ) -> Callable[[Sample], torch.Tensor]:
     """Return the loss of one of verl's policy losses.
@@ -167,13 +168,15 @@ def verl_policy(
         aggregation: verl's name of the loss aggregation.
         weigh: Computes importance weights; None for none.
         old: The pass that verl's ratio is relative to.
+        advantages: Computes the advantages; None: those of the sample.
         settings: Of the actor.
     """
 
     def compute(given: Sample) -> torch.Tensor:
         importance = None if weigh is None else weigh(given)
+        estimates = given.advantages if advantages is None else advantages(given)
         return function(
-            getattr(given, old), given.current, given.advantages, given.mask, aggregation, actor(**settings), importance
+            getattr(given, old), given.current, estimates, given.mask, aggregation, actor(**settings), importance
         )[0]
 
     return compute
