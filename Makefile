@@ -17,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 # Each day of the year begins with another file.
 SLOW_TESTS_S ?=
 
-.PHONY: demo test test-all test-slow test-servers test-cluster test-nightly test-pythons lint types docs release servers clean
+.PHONY: demo test test-all test-slow test-servers test-cluster test-nightly test-pythons lint types docs release servers others clean
 demo: $(VENV)/demo
 	$(BIN)/areal run --plugins grpo run_dir=$(RUN_DIR)
 
@@ -82,6 +82,11 @@ servers:
 	$(PYTHON) tests/servers_on_cpu/make_environment.py sglang
 	$(PYTHON) tests/servers_on_cpu/make_environment.py verifiers
 	$(PYTHON) tests/servers_on_cpu/make_environment.py openenv
+
+# Compare losses, advantages and trainers with TRL, verl and OpenRLHF in an environment of theirs; write the docs' page.
+others: $(VENV)/test-all
+	`$(BIN)/python tests/servers_on_cpu/make_environment.py others` tests/others/compare.py
+	$(BIN)/python docs/reference/write_pages.py
 
 # Environments. Each stamp file installs what its targets need on top of the one before.
 $(VENV)/python: constraints.txt tools/install_torch.py

@@ -40,6 +40,7 @@ TIER_OF_FIXTURE = {
     "verifiers_python": "servers",
     "nemo_gym_python": "servers",
     "openenv_python": "servers",
+    "others_python": "nightly",
     "cluster": "cluster",
     "ssh": "cluster",
     "bubblewrap": "slow",
@@ -101,9 +102,9 @@ def _shares_a_fixture(item: pytest.Item) -> bool:
 
 
 def _environment(name: str) -> str:
-    """The Python of an environment that holds a server; made first if need be, which takes minutes."""
+    """The Python of an environment of another program; made first if need be, which takes minutes."""
     if os.environ.get(SWITCH) == "1":
-        pytest.skip(f"{SWITCH}=1: nothing was tried against a true {name} server")
+        pytest.skip(f"{SWITCH}=1: nothing was tried against a true {name}")
     maker = SERVERS_ON_CPU / "make_environment.py"
     found = subprocess.run([sys.executable, str(maker), name], capture_output=True, text=True, check=False)
     if found.returncode:
@@ -154,6 +155,12 @@ def nemo_gym_python() -> str:
 def openenv_python() -> str:
     """The Python of an environment that has OpenEnv."""
     return _environment("openenv")
+
+
+@pytest.fixture(scope="session")
+def others_python() -> str:
+    """The Python of an environment that has TRL, verl and OpenRLHF."""
+    return _environment("others")
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ import engines_page
 import hooks_page
 import interfaces_page
 import metrics_page
+import other_implementations_page
 import versions_page
 
 FILES = Path(__file__).parents[2].glob("plugins/areal_*/src/*/plugin.py")
@@ -38,6 +39,7 @@ def pages() -> dict[str, str]:
         "hooks.md": hooks_page.page(),
         "interfaces.md": interfaces_page.page(),
         "metrics.md": metrics_page.page(),
+        "other_implementations.md": other_implementations_page.page(),
         "versions.md": versions_page.page(),
     }
 

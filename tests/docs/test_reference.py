@@ -32,6 +32,7 @@ NAMES = (
     "hooks",
     "interfaces",
     "metrics",
+    "other_implementations",
     "versions",
 )
 

@@ -1,8 +1,9 @@
-"""Make the virtual environment of a server that tests start, and print the path of its Python.
+"""Make the virtual environment of a program that tests start, and print the path of its Python.
 
-    python tests/servers_on_cpu/make_environment.py vllm|sglang|verifiers|nemo_gym|openenv [--folder DIR]
+    python tests/servers_on_cpu/make_environment.py vllm|sglang|verifiers|nemo_gym|openenv|others [--folder DIR]
 
-vllm and sglang are inference servers that run without a GPU. The others serve environments.
+vllm and sglang are inference servers that run without a GPU. verifiers, nemo_gym and openenv serve environments.
+others has TRL, verl and OpenRLHF, with which tests/others compares areal.
 
 An environment that is there and complete is left as it is, so this may be called before every use.
 """
@@ -37,11 +38,12 @@ class Recipe:
     """How an environment is made, behind PyTorch.
 
     Attributes:
-        requirements: a file beside this one, installed with its dependencies.
+        requirements: a file, relative to this folder, installed with its dependencies.
         alone: installed without them, because what they ask for needs a GPU or another PyTorch.
         at_start: a module beside this one that every Python of the environment imports when it starts.
         torch: whether the environment has PyTorch.
         python: the Python that the environment is made with; empty: this one.
+        is_complete: whether the file lists every distribution, so that pip adds none.
     """
 
     requirements: str
@@ -49,6 +51,7 @@ class Recipe:
     at_start: str = ""
     torch: bool = True
     python: str = ""
+    is_complete: bool = False
 
     def digest(self) -> str:
         """Changes with everything that decides what is installed."""
@@ -58,6 +61,8 @@ class Recipe:
             (HERE / self.requirements).read_text(),
             self.python or f"{sys.version_info[:2]}",
         ]
+        if self.is_complete:
+            parts.append("--no-deps")
         if self.at_start:
             parts.append((HERE / self.at_start).read_text())
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -76,13 +81,14 @@ RECIPES = {
     "verifiers": Recipe("verifiers-requirements.txt", torch=False),
     "openenv": Recipe("openenv-requirements.txt", torch=False),
     "nemo_gym": Recipe("nemo-gym-requirements.txt", torch=False, python="python3.12"),
+    "others": Recipe("../others/requirements.txt", is_complete=True),
 }
 
 
 def main() -> int:
     """Make what the command line asks for; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=sorted(RECIPES), help="the server")
+    parser.add_argument("name", choices=sorted(RECIPES), help="the program")
     parser.add_argument("--folder", type=Path, help="of the environment; by default ~/.cache/areal/servers/NAME")
     arguments = parser.parse_args()
     cache = Path(os.environ.get("AREAL_CACHE") or Path.home() / ".cache" / "areal")
@@ -122,7 +128,8 @@ def make(folder: Path, recipe: Recipe) -> None:
         constraints.write_text(f"torch=={version}\n")
     if recipe.alone:
         install(python, "--no-deps", *recipe.alone)
-    install(python, "-c", str(constraints), "-r", str(HERE / recipe.requirements))
+    options = ["--no-deps"] if recipe.is_complete else []
+    install(python, *options, "-c", str(constraints), "-r", str(HERE / recipe.requirements))
     if recipe.at_start:
         site = Path(ask(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
         shutil.copy(HERE / recipe.at_start, site)
