@@ -114,9 +114,9 @@ def optimal_token_baseline(batch: PackedBatch, *, tail: str) -> torch.Tensor:
         >>> optimal_token_baseline(batch, tail="zero")  # w is 0.5 and 0.02: the first answer has most of the baseline
         tensor([ 0.0385,  0.0385, -0.9615, -0.9615])
     """
-    actions = _Actions.of(batch)
-    rewards = _rewards(batch, actions)
-    returns = _backwards(rewards, torch.zeros_like(rewards), actions.episode, 1.0, 1.0)
+    actions = Actions.of(batch)
+    rewards = rewards_of(batch, actions)
+    returns = backwards(rewards, torch.zeros_like(rewards), actions.episode, 1.0, 1.0)
     chances = batch["proximal_logprobs"][actions.position].double().exp()
     variances = (1 - 2 * chances + batch["sum_pi_squared"][actions.position].double()).clamp(min=0)
     counts = torch.bincount(actions.episode)
