@@ -134,11 +134,11 @@ def _made_up_batch(groups: int, group_size: int, tops: int) -> PackedBatch:
     answers = [range(1 + row * 7 % 9) for row in number.tolist()]
     top_ids, top_logprobs = [*range(tops)], [-0.5 - math.log(max(1, tops))] * tops
     generations = []
-    for ids in answers:
-        count = len(ids)
+    for answer_ids in answers:
+        count = len(answer_ids)
         generations.append(
             Generation(
-                ids,
+                answer_ids,
                 [-0.5] * count,
                 [0] * count,
                 FinishReason.STOP,
