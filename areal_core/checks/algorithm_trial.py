@@ -132,17 +132,20 @@ def _made_up_batch(groups: int, group_size: int, tops: int) -> PackedBatch:
     """Return a batch as the trainer passes it to an algorithm, with so many likeliest tokens for each token."""
     number, zero = torch.arange(groups * group_size), torch.zeros(groups * group_size, dtype=torch.int64)
     answers = [range(1 + row * 7 % 9) for row in number.tolist()]
-    heads = {"top_ids": range(tops), "top_logprobs": [-0.5 - math.log(max(1, tops))] * tops}
-    generations = [
-        Generation(
-            ids,
-            [-0.5] * len(ids),
-            [0] * len(ids),
-            FinishReason.STOP,
-            **{name: [[*values]] * len(ids) for name, values in heads.items()},
+    top_ids, top_logprobs = [*range(tops)], [-0.5 - math.log(max(1, tops))] * tops
+    generations = []
+    for answer_ids in answers:
+        count = len(answer_ids)
+        generations.append(
+            Generation(
+                answer_ids,
+                [-0.5] * count,
+                [0] * count,
+                FinishReason.STOP,
+                top_ids=[top_ids] * count,
+                top_logprobs=[top_logprobs] * count,
+            )
         )
-        for ids in answers
-    ]
     batch = PackedBatch.from_trajectories([Trajectory.from_generation([1, 2, 3], answer) for answer in generations])
     group = number // group_size
     ids = {"group_id": group, "episode_id": number, "sample_index": number % group_size, "part_index": zero}

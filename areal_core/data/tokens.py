@@ -109,7 +109,7 @@ class SampledTokens:
         versions: weight version that sampled each token, an array of type `i` (int32).
         top_ids: the K likeliest tokens at the position of each token, one position behind another; an array of type `i`
             (int32). Empty if the request has no `top_logprobs`.
-        top_logprobs: their log-probabilities, an array of type `f` (float32); -inf for a token that cannot be sampled.
+        top_logprobs: their log-probabilities, finite, an array of type `f` (float32).
 
     Raises:
         TypeError, OverflowError: a value does not fit these types.
@@ -208,8 +208,10 @@ class SampledTokens:
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= vocabulary:
             return f"{low if low < 0 else high} as one of the likeliest tokens"
-        totals = np.exp(logprobs, dtype=np.float64).reshape(len(self.ids), -1).sum(1)
-        if not totals.max() <= 1 + HIGHEST_LOGPROB:  # NaN is not either
-            odd = next(total for total in totals.tolist() if not total <= 1 + HIGHEST_LOGPROB)
-            return f"{odd:g} as the probability of the {self.top_count} likeliest tokens together"
+        if not np.isfinite(logprobs).all():
+            odd = next(value for value in self.top_logprobs if not np.isfinite(value))
+            return f"{odd!r} as the log-probability of one of the likeliest tokens"
+        total = float(np.exp(logprobs, dtype=np.float64).reshape(len(self.ids), -1).sum(1).max())
+        if total > 1 + HIGHEST_LOGPROB:
+            return f"{total:g} as the probability of the {self.top_count} likeliest tokens together"
         return ""

@@ -111,11 +111,12 @@ def test_on_policy_the_expectation_is_that_of_reinforce():
     torch.testing.assert_close(case.gradient(losses), case.gradient(-case.advantages * case.terms().logprobs))
 
 
-def test_an_infinite_log_probability_of_the_sampler_is_a_probability_of_0():
-    """A sampler that cuts its distribution off reports -inf, and has no tail."""
+@pytest.mark.parametrize("lowest", [-math.inf, -9999.0, torch.finfo(torch.float32).min])
+def test_a_sampler_that_cuts_its_distribution_off_has_no_tail(lowest):
+    """Servers report such a token with the lowest number that they write."""
     case = Case(3)
     kept = case.sampler.topk(2)
-    case.top = torch.cat([kept.values.log_softmax(-1), torch.full((TOKENS, 1), -math.inf, dtype=torch.float64)], 1)
+    case.top = torch.cat([kept.values.log_softmax(-1), torch.full((TOKENS, 1), lowest, dtype=torch.float64)], 1)
     for cap in (None, 2.0):
         losses, logged = score_centering(case.terms(), cap=cap)
         assert bool(case.gradient(losses).isfinite().all())
