@@ -41,11 +41,15 @@ def handler_of(score, requests):
     return Handler
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 1024  # with the default of 5, connections that come together wait for minutes
+
+
 @contextmanager
 def serving(score):
     """Serve on a free port; yields the address, and a list of (path, body, authorization) that grows."""
     requests = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler_of(score, requests))
+    server = _Server(("127.0.0.1", 0), handler_of(score, requests))
     Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", requests
@@ -69,4 +73,4 @@ def scores_of(folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), handler_of(scores_of(sys.argv[1]), [])).serve_forever()
+    _Server(("127.0.0.1", int(sys.argv[2])), handler_of(scores_of(sys.argv[1]), [])).serve_forever()

@@ -138,7 +138,7 @@ def mismatch(batch: PackedBatch) -> PackedBatch:
             "to at least 2, and training.num_minibatches so that each has two rows"
         )
     lengths = batch.lengths.tolist()
-    ids, masks = batch["input_ids"].split(lengths), batch["loss_mask"].split(lengths)
+    ids, masks = torch.split(batch["input_ids"], lengths), torch.split(batch["loss_mask"], lengths)
     # In a shifted batch position t is about token t + 1, so the mask of a token is one place further left.
     starts = [int(mask.int().argmax()) + 1 for mask in masks]
     longest, sequences, learned = max(lengths), [], []

@@ -70,7 +70,7 @@ class ServedEngine:
                 f"the servers of the role '{self._role}' compute logprobs, not {', '.join(others)}",
                 hints=["choose finetuning/distill and not gkd, or an engine that has the model, such as fsdp/fsdp"],
             )
-        sequences = [ids.tolist() for ids in batch["input_ids"].split(batch.lengths.tolist())]
+        sequences = [ids.tolist() for ids in torch.split(batch["input_ids"], batch.lengths.tolist())]
         values = self._on_all_ranks(sequences, self._places(batch))
         return {"logprobs": torch.tensor([value for row in values for value in row], dtype=torch.float32)}
 
@@ -116,14 +116,7 @@ class ServedEngine:
                 return await self._ask(connections[place], ids)
 
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(ask(*each)) for each in zip(sequences, places, strict=True)]
-            return [task.result() for task in tasks]
-        except* RunError as errors:
-            first: BaseException = errors
-            while isinstance(first, BaseExceptionGroup):
-                first = first.exceptions[0]
-            raise first from None
+            return await asyncio.gather(*(ask(*each) for each in zip(sequences, places, strict=True)))
         finally:
             for connection in connections:
                 connection.close()

@@ -126,7 +126,7 @@ def step(
     applies = norm.isfinite() & (norm > 0)
     over = torch.ones_like(norm) if max_norm is None else ((norm + 1e-6) / max_norm).clamp(min=1)
     if masters is not None and masters.updates_itself:
-        (adamw,) = optimizers
+        adamw: Any = optimizers[0]  # the engine's own, and the only one
         masters.step(adamw, 1 / over, applies)
         return
     for optimizer in optimizers:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from areal_core.plugins import Component, HealthCheck, Kind, hookimpl
 from areal_fsdp.kinds import OPTIMIZERS
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 _OF_A_MODEL = {
     "train": "how the engine computes its batches: packed, mixers or rows, the fastest first",
@@ -37,7 +32,7 @@ def areal_add_kinds() -> list[Kind]:
 
 
 @hookimpl
-def areal_add_hooks() -> ModuleType:
+def areal_add_hooks() -> object:
     """Add the hook that supplies optimizers."""
     from areal_fsdp import hooks
 
