@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 from typing import TYPE_CHECKING, Any
@@ -91,18 +92,18 @@ class ServedEngine:
 
     def _on_all_ranks(self, sequences: list[list[int]], places: list[int]) -> list[list[float]]:
         """Ask on rank 0, and return its result, or raise its error, on every rank; collective."""
-        result: list[Any] = [None, None]
+        found: dict[str, Any] = {}
         several = dist.is_initialized() and dist.get_world_size() > 1
         if not several or dist.get_rank() == 0:
             try:
-                result[0] = asyncio.run(self._ask_for_all(sequences, places))
+                found["values"] = asyncio.run(self._ask_for_all(sequences, places))
             except RunError as error:
-                result[1] = error.message, list(error.hints)
+                found |= {"problem": error.message, "hints": list(error.hints)}
         if several:
-            dist.broadcast_object_list(result, device=torch.device("cpu"))
-        values, problem = result
-        if problem is not None:
-            raise RunError(problem[0], hints=problem[1])
+            found = json.loads(_from_rank_0(json.dumps(found).encode()))
+        if "problem" in found:
+            raise RunError(found["problem"], hints=found["hints"])
+        values: list[list[float]] = found["values"]
         return values
 
     async def _ask_for_all(self, sequences: list[list[int]], places: list[int]) -> list[list[float]]:
@@ -178,6 +179,17 @@ class ServedEngine:
 
     def close(self) -> None:
         """Do nothing: connections end with each forward pass."""
+
+
+def _from_rank_0(payload: bytes) -> bytes:
+    """Return the bytes of rank 0 on every rank; collective."""
+    size = torch.tensor([len(payload)])
+    dist.broadcast(size, 0)
+    buffer = torch.empty(int(size), dtype=torch.uint8)
+    if dist.get_rank() == 0:
+        buffer = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    dist.broadcast(buffer, 0)
+    return buffer.numpy().tobytes()
 
 
 def _request(protocol: str, model: str, ids: list[int]) -> tuple[str, dict[str, Any]]:
