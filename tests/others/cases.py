@@ -408,6 +408,32 @@ AGGREGATIONS = [
 
 ADVANTAGES = [
     Case(
+        "advantages grpo/optimal_token_baseline",
+        "verl",
+        "compute_optimal_token_baseline_advantage, handle_zero_tail",
+        advantages("grpo/optimal_token_baseline", tail="return"),
+        lambda given: (
+            C.compute_multi_turn_optimal_token_baseline_advantage(
+                given.rewards, given.mask, given.group, given.proximal, given.squares, handle_zero_tail=True
+            )[0]
+            * given.mask
+        ),
+        shapes=SHAPES,
+    ),
+    Case(
+        "advantages grpo/optimal_token_baseline",
+        "verl",
+        "compute_optimal_token_baseline_advantage",
+        advantages("grpo/optimal_token_baseline"),
+        lambda given: (
+            C.compute_multi_turn_optimal_token_baseline_advantage(
+                given.rewards, given.mask, given.group, given.proximal, given.squares, handle_zero_tail=False
+            )[0]
+            * given.mask
+        ),
+        shapes=SHAPES,
+    ),
+    Case(
         "advantages grpo/group_normalized",
         "verl",
         "compute_grpo_outcome_advantage",

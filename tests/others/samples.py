@@ -156,6 +156,7 @@ def sample(seed: int, shape: Shape) -> Sample:
         "current": proximal.clone() if shape.on_policy else _near(proximal, 0.25),
         "reference": _near(base, 0.5),
         "teacher": _near(base, 0.7),
+        "squares": proximal.exp() ** 2 + (1 - proximal.exp()) ** 2 * torch.rand(batch.token_count),
         "entropy": 3 * torch.rand(batch.token_count),
         "old_values": torch.randn(batch.token_count),
         "values": torch.randn(batch.token_count),
@@ -258,6 +259,7 @@ def advantages(name: str, column: str = "advantages", **settings: Any) -> Callab
             values=given.passes["old_values"],
             proximal_logprobs=given.passes["proximal"],
             teacher_logprobs=given.passes["teacher"],
+            sum_pi_squared=given.passes["squares"],
         )
         found = component(batch, **dict(chosen))
         values = found[column] if isinstance(found, dict) else found

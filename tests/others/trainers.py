@@ -27,6 +27,8 @@ from trl import (
     DPOTrainer,
     GRPOConfig,
     GRPOTrainer,
+    KTOConfig,
+    KTOTrainer,
     RewardConfig,
     RewardTrainer,
     SFTConfig,
@@ -163,6 +165,9 @@ class Rows:
             for _ in range(UPDATES * PAIRS)
         ]
 
+    def labels(self) -> list[dict[str, Any]]:
+        return [{**row, "label": bool(self._random.random() < 0.5)} for row in self.completions()]
+
     def completions(self) -> list[dict[str, Any]]:
         return [{"prompt": f"{self.text(2, 6)} ", "completion": self.text(1, 9)} for _ in range(UPDATES * PAIRS)]
 
@@ -282,7 +287,8 @@ def their_run(case: Trainer, folder: Path, rows: Any) -> Trained:
         kind = in_order(case.kind)
         settings["max_length"] = 128
         parts["train_dataset"] = Dataset.from_list(rows)
-        parts |= {DPOTrainer: {"ref_model": other}, GKDTrainer: {"teacher_model": other}}.get(case.kind, {})
+        frozen = {DPOTrainer: "ref_model", KTOTrainer: "ref_model", GKDTrainer: "teacher_model"}
+        parts |= {frozen[case.kind]: other} if case.kind in frozen else {}
     trainer = kind(args=case.config(**settings), **parts)
     if settings.get("beta") and case.rows == "answers":
         trainer.ref_model.load_state_dict(other.state_dict())
@@ -527,6 +533,15 @@ TRAINERS = [
         {"center_rewards_coefficient": 0.05},
         ours={"centering": 0.05},
         note="With margins and centering.",
+    ),
+    tuning(
+        "kto",
+        KTOTrainer,
+        KTOConfig,
+        "labels",
+        {"beta": 0.3, "desirable_weight": 1.2},
+        ours={"beta": 0.3, "desirable_weight": 1.2},
+        differs="Sequences with another row's answer, on which the KL is estimated, are cut to the longest one here.",
     ),
     *(
         tuning(
