@@ -3,8 +3,9 @@
     python benchmarks/learning_runs.py [--seeds 3] [--steps 60] [--only NAME,...] [--folder DIR] [--chart FILE.svg]
 
 Each is `areal run grpo/NAME` with its processes, its engines and its own defaults: at most one version stale, four
-updates a batch. The table has the mean reward of the first ten steps and of the last ten for each seed, and the largest
-share of a step's tokens that a clip, a mask or a cap has changed. What `--folder` already holds is not made again.
+updates a batch. Methods without a preset are changes of `grpo/grpo`. The table has the mean reward of the first ten
+steps and of the last ten for each seed, and the largest share of a step's tokens that a clip, a mask or a cap has
+changed. What `--folder` already holds is not made again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,15 @@ from areal_core.runs import RunFolder
 
 ENDS = 10
 """Steps whose reward is averaged at either end."""
+CHANGES = {
+    "ipo_mask": ["algorithm.corrections=[grpo/ipo_mask]"],
+    "vespo": ["algorithm.policy_loss=vespo", "algorithm.corrections=[]"],
+    "pass_at_k": ["algorithm.advantage=pass_at_k"],
+    "score_centering": ["algorithm.policy_loss=score_centering", "algorithm.corrections=[]", "sampling.top_logprobs=8"],
+    "optimal_token_baseline": ["algorithm.advantage=optimal_token_baseline"],
+    "muon": ["train_engine.optimizer=fsdp/muon", "train_engine.learning_rate=1e-3"],
+}
+"""Methods without a preset, as changes of the preset grpo."""
 REWARD = "reward/all_episodes"
 """Before group filters: DAPO keeps the groups whose answers differ, and their mean stays near a half."""
 
@@ -40,7 +50,7 @@ def main() -> None:
     curves: dict[str, list[list[float]]] = {}
     print("| composition | first ten steps | last ten (each seed) | largest share of tokens |")
     print("|---|---|---|---|")
-    for name in asked.only.split(",") if asked.only else COMPOSITIONS:
+    for name in asked.only.split(",") if asked.only else [*COMPOSITIONS, *CHANGES]:
         runs = [learn(name, seed, asked.steps, folder / f"{name}-{seed}") for seed in range(asked.seeds)]
         curves[name] = [[line.get(REWARD, line["reward/mean"]) for line in run] for run in runs]
         first = statistics.fmean(statistics.fmean(curve[:ENDS]) for curve in curves[name])
@@ -59,7 +69,15 @@ def learn(name: str, seed: int, steps: int, run_dir: Path) -> list[dict[str, Any
         SystemExit: the run failed; its own words are on standard error.
     """
     if len(RunFolder(run_dir).read_metrics()) < steps:
-        words = [f"grpo/{name}", f"steps={steps}", f"seed={seed}", "evaluation=null", f"run_dir={run_dir}"]
+        preset = "grpo/grpo" if name in CHANGES else f"grpo/{name}"
+        words = [
+            preset,
+            f"steps={steps}",
+            f"seed={seed}",
+            "evaluation=null",
+            f"run_dir={run_dir}",
+            *CHANGES.get(name, []),
+        ]
         done = subprocess.run(
             [sys.executable, "-m", "areal_core", "run", *words], stdout=subprocess.DEVNULL, check=False
         )
