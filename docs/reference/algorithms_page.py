@@ -32,8 +32,10 @@ Every algorithm and every part of one that comes with areal: its formula, its se
 [yours](../extend/components.md).
 
 In the formulas π is the policy that learns, π_prox the policy at the start of the batch, μ the policy that sampled;
-i counts the episodes of a prompt, t the tokens; r = π / π_prox and ρ = π_prox / μ, both of a token; [T] are the tokens
-of a batch, [B] its sequences."""
+i counts the episodes of a prompt, t the tokens; r = π / π_prox and ρ = π_prox / μ, both of a token. w_t is the product
+of the corrections' weights, by default min(ρ_t, 2). R is a reward, A an advantage, V a critic's value; N are the tokens
+of an update in the loss, B its sequences, U its pairs, T_i the tokens of sequence i; y_c and y_r are the chosen and the
+rejected answer of a pair; σ(z) = 1 / (1 + e^-z). [T] are the tokens of a batch, [B] its sequences."""
 
 
 def page() -> str:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from areal_agents.foreign_http import HttpConnection
@@ -134,3 +135,17 @@ def test_an_application_that_fails_ends_the_process_and_says_why(tmp_path: Path)
     text = asyncio.run(run())
     assert "exit code 1" in text
     assert "the disk is gone" in text
+
+
+def test_work_that_begins_after_the_loss_of_a_server_fails_with_its_reason(tmp_path: Path) -> None:
+    async def run() -> None:
+        servers = keeper(tmp_path, {})
+        connection = await servers.connected()
+        await connection.close()
+        client = aiohttp.ClientSession(connector=connection.connector, connector_owner=False)
+        with pytest.raises(EnvironmentServerError, match=r"sums .*was closed"):
+            await connection.run(client.ws_connect("http://127.0.0.1:1/ws"))
+        await client.close()
+        await servers.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60.0))

@@ -7,6 +7,7 @@ from areal_core.config import resolve
 from areal_core.config.needs import needs_of, roles_of
 from areal_core.errors import ConfigError
 from areal_core.sdk import ACTOR, ForwardPass
+from areal_grpo.loss_settings import ScoreCenteringSettings
 from areal_grpo.records import ALGORITHMS
 from areal_testing.conformance import PluginSuite
 
@@ -186,14 +187,55 @@ def test_a_loss_without_a_ratio_is_for_one_update(read):
     assert ForwardPass(ACTOR, "logprobs", "proximal_logprobs") in needs_of(read(*several).algorithm, 4)
 
 
+SEVERAL = ("training.num_minibatches=4", "rollout.batch_size=16")
+"""Four updates a batch."""
+
+
 @pytest.mark.parametrize("loss", ["gspo", "gmpo"])
 def test_a_loss_of_sequences_that_is_averaged_over_tokens_is_noted(loss, read):
     constant = "algorithm.loss_aggregation={type: core/constant_length, length: 8}"
     for words in ([f"algorithm.policy_loss={loss}"], [f"algorithm={loss}", constant]):
-        (note,) = read(*words).cross_notes()
+        (note,) = read(*words, *SEVERAL).cross_notes()
         assert note.startswith(f"algorithm: 'grpo/{loss}' is the loss of a whole sequence")
-    assert list(read(f"algorithm={loss}").cross_notes()) == []
-    assert list(read(f"algorithm={loss}", "algorithm.loss_aggregation=episode_mean").cross_notes()) == []
+    assert list(read(f"algorithm={loss}", *SEVERAL).cross_notes()) == []
+    assert list(read(f"algorithm={loss}", "algorithm.loss_aggregation=episode_mean", *SEVERAL).cross_notes()) == []
+
+
+@pytest.mark.parametrize("loss", ["gspo", "gmpo", "sapo", "cispo"])
+def test_a_loss_that_one_update_makes_equal_to_grpo_is_noted(loss, read):
+    (note,) = read(f"algorithm={loss}").cross_notes()
+    assert f"policy_loss 'grpo/{loss}' has the gradient of ppo_clip while every ratio is 1" in note
+    assert list(read(f"algorithm={loss}", "algorithm.proximal=behavior").cross_notes()) == []
+    assert list(read("algorithm=grpo").cross_notes()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["algorithm.batch_transforms=[kl_in_reward]"], "learn the KL at full strength, whatever its coefficient"),
+        (["algorithm.advantage=pass_at_k"], "groups with two right answers have no advantage"),
+        (["algorithm.policy_loss={type: dppo, divergence: kl}"], "are for divergence tv: for kl set both"),
+    ],
+)
+def test_settings_that_make_an_estimate_meaningless_or_biased_are_noted(words, text, read):
+    common = ["algorithm.corrections=[]", "rollout.max_staleness=1"]
+    notes = [note for note in read(*words, *common).cross_notes() if text in note]
+    assert len(notes) == 1
+
+
+def test_score_centering_without_a_cap_is_noted_where_tokens_are_stale(read):
+    stale, fresh = read("rollout.max_staleness=1"), read("rollout.max_staleness=0")
+    (note,) = ScoreCenteringSettings().notes(stale)
+    assert "set policy_loss.cap to 2" in note
+    assert not [*ScoreCenteringSettings(cap=2.0).notes(stale), *ScoreCenteringSettings().notes(fresh)]
+
+
+def test_settings_that_are_sound_are_not_noted(read):
+    for words in (
+        ["algorithm.batch_transforms=[kl_in_reward]", "algorithm.advantage=group_centered"],
+        ["algorithm.advantage={type: pass_at_k, k: 2}"],
+    ):
+        assert list(read(*words).cross_notes()) == []
 
 
 def test_a_filter_of_the_sum_beside_an_advantage_of_each_reward_is_noted(read):

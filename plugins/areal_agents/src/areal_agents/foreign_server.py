@@ -96,12 +96,12 @@ class ServerConnection(ABC):
         ends: set[asyncio.Future[Any]] = {task, self._lost}
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
         finally:
             task.cancel()
             await asyncio.wait({task})
-        raise EnvironmentServerError(f"{self._title} {self.loss}")
+        if self.loss and (task.cancelled() or task.exception() is not None):
+            raise EnvironmentServerError(f"{self._title} {self.loss}")
+        return task.result()
 
     async def raise_loss(self, timeout_s: float) -> None:
         """Return after a timeout if the server is not lost by then.

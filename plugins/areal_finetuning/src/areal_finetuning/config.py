@@ -141,7 +141,9 @@ class DPOSettings(PairSettings):
         "not; IPO's experiments and TRL's IPO do.",
     )
     reference_free: bool = Field(
-        False, description="Use a uniform distribution as the reference, so that no second model is needed."
+        False,
+        description="Leave the reference out, as if it gave every answer the same probability, whatever its length. No "
+        "second model is needed.",
     )
 
     @model_validator(mode="after")
@@ -211,8 +213,8 @@ class KTOSettings(RowsSettings):
     L = 1/B Σ λ (1 - σ(± β (r - z))), with r = log π(y) / π_ref(y), + and λ_D for desirable answers, - and λ_U for
     undesirable ones. z = max(0, mean of log π(y') / π_ref(y')) estimates KL(π ‖ π_ref): y' is the answer of the row
     before, given this row's prompt, for all B rows of an update. No gradient flows through z. TRL's KTO trainer has the
-    same loss; it takes z over the rows of a rank's micro-batch. The reference is the run's initial model, or the model
-    of `roles.reference.path`.
+    same loss; it takes z over the micro-batches of all ranks at that moment. The reference is the run's initial model,
+    or the model of `roles.reference.path`.
     """
 
     default_learning_rate: ClassVar[float] = 5e-7

@@ -60,8 +60,17 @@ class PassAtKSettings(Settings):
         None,
         ge=2,
         description="Number of answers of which only the best counts, at most rollout.group_size. null: all answers of "
-        "the group.",
+        "the group, so that with rewards of 0 and 1 only groups with exactly one right answer teach anything. Half of "
+        "the group size keeps more groups.",
     )
+
+    def notes(self, config: RunConfig) -> Iterable[str]:
+        """Note that only the best answer of a group learns if k is the size of the group."""
+        if self.k is None or self.k == config.rollout.group_size:
+            yield (
+                "pass_at_k over the whole group: with rewards of 0 and 1, groups with two right answers have no "
+                f"advantage; choose a smaller advantage.k, such as {max(2, config.rollout.group_size // 2)}"
+            )
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """Check that a group has at least k answers."""

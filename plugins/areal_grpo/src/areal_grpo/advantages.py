@@ -53,8 +53,8 @@ def lite_ppo(batch: PackedBatch, *, epsilon: float) -> torch.Tensor:
 def max_rl(batch: PackedBatch) -> torch.Tensor:
     """Return A_i = (R_i - mean R) / mean R, or 0 if the mean is not positive (MaxRL, arXiv 2602.02710).
 
-    With rewards of 0 and 1 this maximizes the likelihood of a right answer, so hard prompts count more. Rewards must
-    not be negative.
+    With rewards of 0 and 1 this approaches the gradient of the log-likelihood of a right answer as groups grow, so hard
+    prompts count more; take large groups. Rewards must not be negative.
     """
     rewards = episode_rewards(batch)
     mean = group_mean(batch, rewards)

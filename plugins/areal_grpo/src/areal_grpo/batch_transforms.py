@@ -24,7 +24,9 @@ def kl_in_reward(
     """Add -β (log π_prox - log reference) to the reward of every token in the loss (Ziegler et al., arXiv 1909.08593,
     equation 2).
 
-    This is the estimate k1 of KL(π_prox ‖ reference), the only common one whose gradient is right in a reward. With a
+    This is the estimate k1 of KL(π_prox ‖ reference), the only common one whose gradient is right in a reward. With an
+    advantage that divides by the group's deviation (`group_normalized`, `gigpo`), β loses its meaning: a group whose
+    answers earn the same learns the KL at full strength. Use `reference_kl`, or another advantage. With a
     target, β adapts so that the KL of an episode (summed over its tokens) approaches the target. After each batch of E
     episodes, β ← β (1 + clip(KL / target - 1, -0.2, 0.2) E / horizon). The paper has a constant instead of E / horizon;
     its code has E / horizon. Checkpoints contain the current β.

@@ -129,7 +129,9 @@ class RLOOSettings(GRPOSettings):
     A_i = R_i - mean_{j≠i} R_j;  L = -1/B Σ_i A_i Σ_t w_t log π(y_t), over the B sequences of an update.
 
     The sum over tokens (`constant_length` of 1) is the log-probability of the whole answer, as in the paper. There is
-    no clipping, so it is meant for one update per batch; for several choose `policy_loss: grpo/ppo_clip`.
+    no clipping, so it is meant for one update per batch; for several choose `policy_loss: grpo/ppo_clip`. The
+    gradient's norm grows with the length of answers: raise `train_engine.max_gradient_norm`, or every update is clipped
+    to it. The paper's KL penalty is `batch_transforms: [kl_in_reward]`.
     """
 
     advantage: Selection = component("advantages", default="grpo/leave_one_out", description=_ADVANTAGE)
@@ -201,7 +203,7 @@ class PPOSettings(GRPOSettings):
     """Proximal policy optimization with a critic (arXiv 1707.06347; GAE: arXiv 1506.02438).
 
     A_t = Σ_k (γλ)^k δ_{t+k}, δ_t = reward + γ V_{t+1} - V_t, with γ = 1 and λ = 0.95, whitened over the batch;
-    L as in GRPO; the critic learns A_t + V_t, clipped around its values before the batch.
+    L as in GRPO; the critic learns A_t + V_t (A_t before whitening), clipped around its values before the batch.
 
     An untrained critic misleads the policy: with `warmup_steps` only the critic learns on the first batches. Groups may
     consist of one episode. A penalty towards a reference model in the reward is `batch_transforms: [kl_in_reward]`.

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 def token_truncate(terms: PolicyTerms, *, cap: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return w_t = min(ρ_t, cap): token-level truncated importance sampling (as in IMPALA, arXiv 1802.01561).
 
+    Even without a cap it is biased: it ignores that the text before the token comes from μ, too.
+
     Returns:
         The weights, and `behavior_weight` (the weights) and `truncated_fraction` (tokens over the cap).
     """
@@ -31,6 +33,8 @@ def token_truncate(terms: PolicyTerms, *, cap: float) -> tuple[torch.Tensor, dic
 
 def token_mask(terms: PolicyTerms, *, low: float, high: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return w_t = ρ_t if low <= ρ_t <= high, else 0 (IcePop; Ring-1T, arXiv 2510.18855).
+
+    These are weights: where they are 0, the token's regularizers are gone as well as its policy loss.
 
     Returns:
         The weights, and `behavior_weight` (the weights) and `masked_fraction` (tokens out of bounds).
@@ -46,7 +50,9 @@ def kpop(terms: PolicyTerms, *, threshold: float) -> tuple[torch.Tensor, dict[st
 
     KL_B is the divergence of the Bernoulli distributions of whether a policy samples this token. Kept tokens are
     weighted by ρ_t without a cap, as in AReaL (`binary_kl` with the action `mask`) and prime-rl, so do not combine it
-    with `token_truncate`. The threshold of AReaL's example is 2.0, KPop's own 0.1.
+    with `token_truncate`. A rare token may pass with a weight of hundreds: watch `train/effective_sample_share`, and
+    lower the threshold. That of AReaL's example is 2.0, KPop's own 0.1. As with `token_mask`, a weight of 0 also
+    removes the token's regularizers.
 
     Returns:
         The weights, and `behavior_weight` (the weights) and `kpop_masked_fraction` (tokens over the threshold).

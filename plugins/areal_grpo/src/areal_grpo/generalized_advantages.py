@@ -85,9 +85,10 @@ def optimal_token_baseline(batch: PackedBatch, *, tail: str) -> torch.Tensor:
 
     G_t is the sum of the rewards from action t on. W_t = Σ_{j≤t} w_j, with w_j = 1 - 2 π(y_j) + Σ_v π(v)², is the
     variance that the episode's actions have added to the gradient so far: w_j is the squared norm of the gradient of
-    log π(y_j) by the logits. So answers with unlikely tokens count more in the baseline, which minimizes the variance
-    of the gradient at each t. Actions of all turns are counted together, without the tool results between them, as in
-    verl's variant for several turns.
+    log π(y_j) by the logits. So answers with unlikely tokens count more in the baseline, which approximately minimizes
+    the variance of the gradient at each t. Unlike that of `leave_one_out`, the baseline includes the answer itself;
+    this bias shrinks as groups grow. Actions of all turns are counted together, without the tool results between them,
+    as in verl's variant for several turns.
 
     π is the policy at the start of the batch. Advantages are not divided by a deviation. With all W equal, B is the
     mean of the returns that reach t. verl can also weigh w by the squared importance weight of stale tokens; here w

@@ -17,15 +17,29 @@ if TYPE_CHECKING:
 
 
 class ClippingSettings(PolicyLossSettings):
-    """Settings of losses with a ratio to the proximal policy. With one update per batch this ratio is always 1."""
+    """Settings of losses with a ratio to the proximal policy. With one update per batch this ratio is always 1.
+
+    Attributes:
+        needs_updates: whether the loss is that of `ppo_clip` while the ratio is 1, so that choosing it changes nothing.
+    """
+
+    needs_updates: ClassVar[bool] = True
 
     def notes(self, config: RunConfig) -> Iterable[str]:
-        """Note that clip ranges have no effect with one update per batch, because the ratio is then always 1."""
+        """Note what has no effect with one update per batch, because the ratio is then always 1."""
         defaults = {name: field.default for name, field in type(self).model_fields.items()}
         written = sorted(name for name in self.model_fields_set if getattr(self, name) != defaults[name])
         proximal = getattr(config.algorithm.settings, "proximal", "recomputed")
         updates = config.training.num_minibatches * config.training.num_epochs
-        if written and updates == 1 and proximal == "recomputed":
+        if updates != 1 or proximal != "recomputed":
+            return
+        if self.needs_updates:
+            loss = getattr(config.algorithm.settings, "policy_loss", None)
+            yield (
+                f"policy_loss '{getattr(loss, 'target', '')}' has the gradient of ppo_clip while every ratio is 1, as "
+                "with one update per batch: set training.num_minibatches to 4, for example"
+            )
+        elif written:
             yield (
                 f"{' and '.join(written)} without effect: with one update per batch every ratio is 1, so nothing is "
                 "clipped; see training.num_minibatches and training.num_epochs"
@@ -41,6 +55,7 @@ class ReinforceSettings(PolicyLossSettings):
 class PPOClipSettings(ClippingSettings):
     """Settings of `losses.ppo_clip`."""
 
+    needs_updates: ClassVar[bool] = False
     clip_low: float = Field(
         0.2, ge=0, le=1, description="Lower clip range: a token gains nothing from a ratio below 1 - clip_low."
     )
@@ -123,7 +138,7 @@ class DPPOLossSettings(PolicyLossSettings):
         "tv",
         description="Divergence between the current policy and the policy that sampled, from the sampled token "
         "alone. `tv`: absolute difference of its two probabilities. `kl`: KL divergence of the two Bernoulli "
-        "distributions.",
+        "distributions, which needs lower thresholds: verl's example has 0.05 for `kl`, and 0.15 for `tv`.",
     )
     threshold_low: float = Field(
         0.2,
@@ -138,6 +153,11 @@ class DPPOLossSettings(PolicyLossSettings):
         "`divergence`.",
     )
     cap: float = Field(20.0, ge=1, description="Upper bound of a token's weight, the ratio to the policy that sampled.")
+
+    def notes(self, config: RunConfig) -> Iterable[str]:
+        """Note that the default thresholds are those of the other divergence."""
+        if self.divergence == "kl" and not {"threshold_low", "threshold_high"} <= self.model_fields_set:
+            yield "the default thresholds of dppo, 0.2, are for divergence tv: for kl set both, to 0.05 for example"
 
 
 class RolloutImportanceSettings(PolicyLossSettings):
@@ -181,8 +201,16 @@ class ScoreCenteringSettings(PolicyLossSettings):
         None,
         gt=0,
         description="Upper bound of a token's importance weight, the ratio of the current policy to the policy that "
-        "sampled. The weighted score is centered. null: no importance weights.",
+        "sampled. The weighted score is centered. null: no importance weights, for batches without stale tokens.",
     )
+
+    def notes(self, config: RunConfig) -> Iterable[str]:
+        """Note that without a cap nothing corrects for stale tokens and for further updates on a batch."""
+        if self.cap is None and (config.training.updates > 1 or config.rollout.max_staleness > 0):
+            yield (
+                "score_centering without a cap has no importance weights, so stale tokens and further updates on a "
+                "batch count as if the current policy had sampled them: set policy_loss.cap to 2, for example"
+            )
 
 
 class ReferenceKLSettings(Settings):

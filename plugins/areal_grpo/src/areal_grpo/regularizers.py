@@ -26,7 +26,11 @@ def reference_kl(
     - k3 = exp(-d) - 1 + d (Schulman, "Approximating KL divergence", 2020; GRPO, arXiv 2402.03300, equation 4): never
       negative; its expected gradient is that of KL(reference ‖ π), which covers the reference.
     - unbiased = r k3 with r = π / π_prox (DeepSeek-V3.2, arXiv 2512.02556): the ratio makes value and gradient those of
-      KL(π ‖ reference) also if π differs from the policy that sampled.
+      KL(π ‖ reference) after further updates on a batch.
+
+    For tokens that another policy μ has sampled, an importance weight must correct the rest: `token_truncate`, or
+    `proximal: behavior`. Without one (`corrections: []`, masks alone, or a loss that is anchored at μ) all three are
+    biased on stale data. k2 and k3 have no ratio, so they are biased from the second update on, too.
 
     As values all three estimate KL(π ‖ reference); d is clamped to ±20 in exponentials. `unbiased` is the default
     because only its value and its gradient both belong to this divergence: the gradient of k3 belongs to another one,

@@ -30,8 +30,11 @@ def score_centering(terms: PolicyTerms, *, cap: float | None) -> tuple[torch.Ten
 
     v runs over the head: the K tokens that were likeliest under μ. Outside of it μ is assumed to be proportional to π,
     with the right sum: μ(v) = α π(v), α = (1 - Σ_head μ) / (1 - Σ_head π). Because Σ_v π(v) ∇log π(v) = 0 over all
-    tokens, the tail needs no log-probabilities of its own: c_v = μ(v) w_v - α min(1 / α, cap) π(v). With a head of the
-    whole vocabulary this is exact.
+    tokens, the tail needs no log-probabilities of its own: c_v = μ(v) w_v - α w_tail π(v), with w_tail = min(1 / α,
+    cap), or 1 without a cap. With a head of the whole vocabulary this is exact.
+
+    Without a cap there is no importance weight: the drift is removed, and nothing else is corrected. Set `cap` for
+    stale data. Nothing is clipped in either case, so prefer one update a batch.
 
     A correction that only masks may be combined with it. A mask of whole sequences, such as `geometric_mask`, keeps the
     rest centered; a mask of tokens does so only approximately.

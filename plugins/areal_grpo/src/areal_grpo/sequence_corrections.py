@@ -56,7 +56,7 @@ def product_mask(terms: PolicyTerms, *, low: float, high: float) -> tuple[torch.
 
 
 def veto(terms: PolicyTerms, *, low: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Mask a sequence if any ρ_t is below `low`: it has a token that π_prox would almost never sample.
+    """Mask a sequence if any ρ_t is below `low`: it has a token that is far less likely under π_prox than under μ.
 
     Returns:
         The mask, and `vetoed_fraction` (tokens of masked sequences).

@@ -121,6 +121,16 @@ class KLInRewardSettings(BatchTransformSettings):
         description="With a target: number of episodes over which the coefficient adapts. Larger is slower.",
     )
 
+    def notes(self, config: RunConfig) -> Iterable[str]:
+        """Note that advantages which divide by the group's deviation cancel the coefficient."""
+        advantage = getattr(getattr(config.algorithm.settings, "advantage", None), "target", None)
+        if advantage in ("grpo/group_normalized", "grpo/gigpo"):
+            yield (
+                f"kl_in_reward with {advantage}, which divides by the group's deviation: groups whose answers earn the "
+                "same learn the KL at full strength, whatever its coefficient; use regularizers: [reference_kl], or "
+                "the advantage group_centered"
+            )
+
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """Return the forward passes of the policy at the start of the batch and of the reference."""
         return (

@@ -87,7 +87,8 @@ def vespo(
 
     φ is 1 on policy and fades on both sides of W = k / λ: a higher k suppresses sequences that the policy has left, a
     higher λ those that it has moved towards. k and λ follow the sign of the token's advantage; 0 counts as positive.
-    log W is the sum of log-ratios without division by the length, clamped to ±20.
+    log W is the sum of log-ratios without division by the length, clamped to ±20: on long answers a small mismatch of
+    each token is enough for a weight near 0, which `train/gate` shows.
 
     W is to the policy that sampled, as in the paper, so no proximal policy is needed. TRL writes it as
     Π_t (π / π_prox) (π_prox / μ) and truncates the second factor of each token (at 3 by default), so the two are equal
