@@ -92,12 +92,17 @@ async def _roll_out(
     assert config.workflow is not None
     rewards = build_rewards(config.rewards)
     ends = end_tokens(model, tokenizer)
-    runner = EpisodeRunner(config.workflow.build(), client, rewards, tokenizer, seed=config.seed, end_ids=ends)
+    workflow = config.workflow.build()
+    runner = EpisodeRunner(workflow, client, rewards, tokenizer, seed=config.seed, end_ids=ends)
     sampling, episodes = sampling_parameters(config, ends), []
-    for sample in range(config.rollout.group_size):
-        episode = await runner.run(row, RunGroup(0, number, 0, (sample,), sampling), sample)
-        print_out(f"sample {sample}: reward {episode.reward:.4g} {episode.rewards}: {episode.text!r}")
-        episodes.append(episode)
+    try:
+        for sample in range(config.rollout.group_size):
+            episode = await runner.run(row, RunGroup(0, number, 0, (sample,), sampling), sample)
+            print_out(f"sample {sample}: reward {episode.reward:.4g} {episode.rewards}: {episode.text!r}")
+            episodes.append(episode)
+    finally:
+        if hasattr(workflow, "close"):  # it may have started an environment server, which a worker's end would end
+            await workflow.close()
     kept = await shape(0, episodes, config.algorithm.build().group_filters, runner.checks, config.rollout)
     if kept is None:
         raise RunError("a group filter drops this group: try another --row, or algorithm.group_filters=[]")

@@ -27,7 +27,7 @@ ENDS = 10
 CHANGES = {
     "ipo_mask": ["algorithm.corrections=[grpo/ipo_mask]"],
     "vespo": ["algorithm.policy_loss=vespo", "algorithm.corrections=[]"],
-    "pass_at_k": ["algorithm.advantage=pass_at_k"],
+    "pass_at_k": ["algorithm.advantage={type: pass_at_k, k: 4}"],
     "score_centering": ["algorithm.policy_loss=score_centering", "algorithm.corrections=[]", "sampling.top_logprobs=8"],
     "optimal_token_baseline": ["algorithm.advantage=optimal_token_baseline"],
     "muon": ["train_engine.optimizer=fsdp/muon", "train_engine.learning_rate=1e-3"],

@@ -182,7 +182,7 @@ def _groups_differ(records: Records) -> Found:
     if filtered := records.count("groups/filtered"):
         text += f" of the batch, and {filtered:.3g} groups a step were filtered"
     equal = [group[0] for group in records.groups[-200:] if len(group) > 1 and len(set(group)) == 1]
-    if share <= 0.8:
+    if share <= 0.75:
         return True, text
     if equal:
         value = statistics.mode(equal)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from areal_core.disk import read_lines
 from areal_core.errors import RunError, UsageError
@@ -11,13 +11,11 @@ from areal_core.ledger.store import DATABASE, read_training_order
 from areal_core.library.command import resume_command
 from areal_core.library.table import Table
 from areal_core.runtime.folder import RunFolder
-from areal_core.runtime.status import SHOWN_METRICS, run_status
+from areal_core.runtime.status import IN_PROGRESS, SHOWN_METRICS, run_status
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
-
-IN_PROGRESS: Final = ("running", "recovering", "unreachable")
 
 
 class Run:

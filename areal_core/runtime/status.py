@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ANSWER_TIMEOUT_S = 10.0
 """Seconds for a driver to answer."""
+IN_PROGRESS = ("running", "recovering", "unreachable")
+"""States of a run whose ledger another program must not read."""
 POLL_S = 0.5
 """Seconds between two checks whether a run has stopped."""
 SHOWN_METRICS = ("reward/all_episodes", "train/loss", "staleness/mean", "evaluation/reward", "servers/ready")

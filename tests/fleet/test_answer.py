@@ -88,14 +88,14 @@ def test_what_looks_at_its_own_output_begins_anew(sampling):
 def test_the_caller_sees_each_token_once_as_soon_as_it_is_certain_to_be_kept():
     seen = []
     asked = answer(on_tokens=seen.append)
-    partial = PartialTokens(grant(), 10)
+    partial = PartialTokens(grant(), SamplingParameters(max_new_tokens=10))
     partial.add(Chunk([11, 12, 13], [-1.0] * 3, None, [("4", 0, 2)]))
     asked.show(partial)
     assert [list(ids) for ids in seen] == [[11, 12]], "the third token has no label yet"
     asked.show(partial)
     partial.add(Chunk([14, 15], [-1.0] * 2, None, [("4", 0, 4)]))
     asked.keep_labeled(partial)  # the server is lost
-    rest = PartialTokens(grant(labels_tokens=False), 6)
+    rest = PartialTokens(grant(labels_tokens=False), SamplingParameters(max_new_tokens=6))
     rest.add(Chunk([16], [-1.0]))
     asked.next_partial(grant())
     asked.show(rest)
@@ -108,7 +108,7 @@ def test_the_caller_sees_each_token_once_as_soon_as_it_is_certain_to_be_kept():
 def test_an_answer_fails_if_its_caller_has_seen_tokens_that_are_not_kept():
     seen = []
     asked = answer(on_tokens=seen.append)
-    partial = PartialTokens(grant(), 10)
+    partial = PartialTokens(grant(), SamplingParameters(max_new_tokens=10))
     partial.add(Chunk([11, 12], [-1.0] * 2, None, [("4", 0, 2)]))
     asked.show(partial)
     partial.add(Chunk([1000], [-1.0]))  # of a vocabulary of 100: nothing of this server is kept

@@ -98,4 +98,4 @@ def test_a_run_on_a_data_set_and_a_folder_that_is_no_run_are_refused(workplace: 
     refused = workplace.areal("replay", "run", "--step", "1")
     assert (refused.code, "the run learns from a data set" in refused.err) == (2, True), refused.err
     refused = workplace.areal("replay", ".", "--step", "1")
-    assert (refused.code, "is not a run folder" in refused.err) == (2, True), refused.err
+    assert (refused.code, "is not a run that was started" in refused.err) == (2, True), refused.err

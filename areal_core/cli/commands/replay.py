@@ -23,7 +23,18 @@ if TYPE_CHECKING:
 SUMMARY = "compute a step of a run again, and show what each sample contributed"
 SHOWN: Final = 10
 """Samples in the table, those with the largest share of the loss."""
-COLUMNS: Final = ("group", "sample", "reward", "advantage", "trained", "versions", "ratio", "loss", "share")
+COLUMNS: Final = {
+    "group": 7,
+    "sample": 6,
+    "reward": 8,
+    "advantage": 9,
+    "trained": 7,
+    "versions": 11,
+    "ratio": 8,
+    "loss": 10,
+    "share": 6,
+}
+"""Columns of the table, and their widths."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,14 +50,14 @@ def execute(arguments: argparse.Namespace) -> int:
     require_folder(arguments.run_dir)
     import json
 
-    from areal_core.library.run import IN_PROGRESS, open_run
-    from areal_core.library.table import Table
     from areal_core.runs.replay import replay
+    from areal_core.runtime.folder import RunFolder
+    from areal_core.runtime.status import IN_PROGRESS, run_status
 
     run_dir = arguments.run_dir.resolve()
-    run = open_run(run_dir)
-    if run.status in IN_PROGRESS:
-        raise UsageError(f"the run in {run_dir} is {run.status}: its ledger cannot be read before it ends")
+    state = run_status(RunFolder(run_dir))["state"]
+    if state in IN_PROGRESS:
+        raise UsageError(f"the run in {run_dir} is {state}: its ledger cannot be read before it ends")
     if wrong := [change for change in arguments.changes if "=" not in change]:
         raise UsageError(f"{wrong[0]!r} is not a setting: write section.key=value")
     found, resolved = replay(
@@ -61,9 +72,27 @@ def execute(arguments: argparse.Namespace) -> int:
     print_out(f"step {found.step}, computed again from {origin}")
     if found.difference is not None:
         print_out(f"parameters after the step: at most {found.difference:.3g} from those of the run's checkpoint")
-    print_out(repr(Table(found.samples()[:SHOWN], printed=COLUMNS)))
+    for line in _table(found.samples()):
+        print_out(line)
     print_out(f"tokens: areal view {folder}   values: --json")
     return 0
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    count = len(rows)
+    heading = f"the {count} samples, those" if count <= SHOWN else f"the {SHOWN} of {count} samples"
+    return [
+        f"{heading} with the largest shares of the loss:",
+        " ".join(f"{name:>{width}}" for name, width in COLUMNS.items()),
+        *(" ".join(f"{_cell(row[name]):>{width}}" for name, width in COLUMNS.items()) for row in rows[:SHOWN]),
+    ]
+
+
+def _cell(value: Any) -> str:
+    """Return a value in four digits, the range of versions as `3-4`, and nothing for None."""
+    if isinstance(value, list):
+        return "-".join(map(str, dict.fromkeys(value)))
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _with_tokens(found: Replay, row: dict[str, Any]) -> dict[str, Any]:

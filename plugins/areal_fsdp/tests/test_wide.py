@@ -228,7 +228,6 @@ def test_engines_that_cannot_be_compared_are_refused(make_engine, program, batch
         engine.forward(batch, ["divergence:teacher:1"])
     engine.compare_with({"actor": engine, "reference": make_engine(role=REFERENCE)})
     assert float(engine.forward(batch, ["divergence:reference:1"])["divergence:reference:1"].abs().max()) < 1e-5
-    with pytest.raises(
-        RunError, match=r"computes logprobs, entropy, hidden, topk:K, divergence:ROLE:BETA, not 'divergenc'"
-    ):
+    outputs = "logprobs, entropy, top_logprobs, sum_pi_squared, hidden, topk:K, divergence:ROLE:BETA"
+    with pytest.raises(RunError, match=f"computes {outputs}, not 'divergenc'"):
         engine.forward(batch, ["divergenc"])

@@ -72,7 +72,8 @@ def token_logprobs(
     logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, columns, temperature, chunk, with_entropy, compiled, vocabulary, cap
     )
-    return logprobs.view(targets.shape), entropy
+    # A copy: FSDP puts hooks on the outputs of a module, which must not be views.
+    return logprobs if targets.dim() > 1 else logprobs[:, 0].clone(), entropy
 
 
 def chunks(total: int, size: int) -> Iterator[slice]:
