@@ -108,3 +108,23 @@ def test_a_row_that_is_not_there_and_fine_tuning(workplace):
     assert done.code == 0, done.err
     assert "\n  '1+2='\n  '3' " in done.out
     assert "gradient_norm" in done.out
+
+
+def test_a_workflow_is_closed_after_the_last_episode(workplace):
+    """It may have started a server, which would keep the program from ending."""
+    (workplace.folder / "parts.py").write_text(
+        "from areal_core.data import Episode, Trajectory\n\n"
+        "def digits(completion):\n    return 1.0\n\n"
+        "class Workflow:\n"
+        "    async def run_episode(self, row, context):\n"
+        "        ids = context.tokenizer.encode(row['prompt'])\n"
+        "        answer = await context.generate(ids, max_new_tokens=4)\n"
+        "        return Episode([Trajectory.from_generation(ids, answer)], reward=1 / len(answer))\n\n"
+        "    async def close(self):\n        print('the workflow is closed', flush=True)\n"
+    )
+    done = workplace.areal("debug", "run.yaml", "workflow=parts.py:Workflow", "rollout.group_size=2")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    closed = lines.index("the workflow is closed")
+    assert any("sample 1: " in line for line in lines[:closed])
+    assert any("update 0 of actor" in line for line in lines[closed:])
