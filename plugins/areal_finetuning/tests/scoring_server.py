@@ -9,7 +9,7 @@ from threading import Lock, Thread
 import torch
 
 
-def handler_of(score, requests):
+def handler_of(score, requests, models):
     """A handler whose `score(ids)` returns the log-probability of each token but the first."""
     lock = Lock()
 
@@ -35,6 +35,13 @@ def handler_of(score, requests):
             self.end_headers()
             self.wfile.write(data)
 
+        def do_GET(self):
+            data = json.dumps({"data": [{"id": name} for name in models]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
         def log_message(self, *_):
             pass
 
@@ -46,10 +53,10 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(score):
+def serving(score, models=("tiny",)):
     """Serve on a free port; yields the address, and a list of (path, body, authorization) that grows."""
     requests = []
-    server = _Server(("127.0.0.1", 0), handler_of(score, requests))
+    server = _Server(("127.0.0.1", 0), handler_of(score, requests, models))
     Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", requests
@@ -73,4 +80,4 @@ def scores_of(folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    _Server(("127.0.0.1", int(sys.argv[2])), handler_of(scores_of(sys.argv[1]), [])).serve_forever()
+    _Server(("127.0.0.1", int(sys.argv[2])), handler_of(scores_of(sys.argv[1]), [], ["tiny"])).serve_forever()

@@ -50,11 +50,12 @@ def test_log_probabilities_are_those_of_an_engine_that_has_the_model(model, prot
     wanted = own.forward(batch, ["logprobs"])["logprobs"]
     own.close()
     with serving(scores_of(model)) as (address, requests):
-        found = make_engine(address, protocol=protocol, served_model="tiny").forward(batch, ["logprobs"])["logprobs"]
+        found = make_engine(address, protocol=protocol).forward(batch, ["logprobs"])["logprobs"]
     inside = batch["loss_mask"]
     torch.testing.assert_close(found[inside], wanted[inside], atol=1e-5, rtol=1e-4)
     assert found.dtype == torch.float32
     assert not found[~inside].any()
+    assert {body.get("model", "tiny") for _, body, _ in requests} == {"tiny"}, "the only one that is listed"
     assert len(requests) == 1 + 3, "one at the start, and a sequence of one token needs none"
     assert {path for path, _, _ in requests} == {"/generate" if protocol == "sglang" else "/v1/completions"}
 
@@ -153,3 +154,11 @@ def test_a_served_teacher_needs_no_path(read):
         read("algorithm=distill", *GENERATES, SERVED, PLACE, "sampling.temperature=0.7")
     with pytest.raises(ConfigError, match="nothing says which one scores a sequence"):
         read("algorithm=distill", *GENERATES, "roles.teacher={type: finetuning/served, addresses: [a, b]}")
+
+
+def test_a_server_of_several_models_needs_the_name_of_one(model):
+    with serving(lambda ids: [-1.0] * (len(ids) - 1), ["small", "large"]) as (address, requests):
+        with pytest.raises(RunError, match="lists the models small, large: set served_model to one of them"):
+            make_engine(address, protocol="openai")
+        make_engine(address, protocol="openai", served_model="large")
+    assert [body["model"] for _, body, _ in requests] == ["large"]

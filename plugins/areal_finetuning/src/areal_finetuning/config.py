@@ -344,7 +344,11 @@ class ServedSettings(Settings):
         description="What the server speaks. `sglang`: /generate of SGLang. `openai`: /v1/completions with token ids, "
         "echo and logprobs, as vLLM has it.",
     )
-    served_model: str = Field("default", description="Name of the model in requests of the protocol `openai`.")
+    served_model: str | None = Field(
+        None,
+        description="Name of the model in requests of the protocol `openai`. null: the only one that the server lists "
+        "at /v1/models.",
+    )
     max_concurrent_requests: int = Field(64, ge=1, description="Largest number of requests at a time to each server.")
     timeout_s: float = Field(600.0, gt=0, description="Longest wait for an answer, in seconds.")
     attempts: int = Field(

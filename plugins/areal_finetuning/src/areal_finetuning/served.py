@@ -112,22 +112,36 @@ class ServedEngine:
         connections = [ServerConnection(each, key, settings.timeout_s) for each in settings.addresses]
         limits = [asyncio.Semaphore(settings.max_concurrent_requests) for _ in connections]
 
-        async def ask(ids: list[int], place: int) -> list[float]:
-            async with limits[place]:
-                return await self._ask(connections[place], ids)
-
         try:
+            names = [await self._model_at(connection) for connection in connections]
+
+            async def ask(ids: list[int], place: int) -> list[float]:
+                async with limits[place]:
+                    return await self._ask(connections[place], names[place], ids)
+
             return await asyncio.gather(*(ask(*each) for each in zip(sequences, places, strict=True)))
         finally:
             for connection in connections:
                 connection.close()
 
-    async def _ask(self, connection: ServerConnection, ids: list[int]) -> list[float]:
+    async def _model_at(self, connection: ServerConnection) -> str:
+        """Return the name of the model in requests to a server; empty where the protocol has none."""
+        if self._settings.protocol != "openai" or self._settings.served_model is not None:
+            return self._settings.served_model or ""
+        try:
+            listed = [str(model["id"]) for model in (await connection.get("/v1/models"))["data"]]
+        except (RequestRefusedError, ServerLostError, KeyError, TypeError) as error:
+            raise self._problem(connection, f"does not list its models: {error!r}") from error
+        if len(listed) != 1:
+            raise self._problem(connection, f"lists the models {', '.join(listed)}: set served_model to one of them")
+        return listed[0]
+
+    async def _ask(self, connection: ServerConnection, name: str, ids: list[int]) -> list[float]:
         """Return the log-probability of each next token, and 0 at the end; [len(ids)]."""
         if len(ids) < 2:
             return [0.0] * len(ids)
         settings = self._settings
-        path, body = _request(settings.protocol, settings.served_model, ids)
+        path, body = _request(settings.protocol, name, ids)
         for attempt in range(settings.attempts):
             try:
                 answer = await connection.post(path, body)
