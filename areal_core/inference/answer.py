@@ -18,7 +18,7 @@ from areal_core.inference.adapter import PartialGeneration
 from areal_core.interfaces.inference import ServerLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from areal_core.data.trajectory import Values
     from areal_core.inference.adapter import Chunk
@@ -79,6 +79,7 @@ class Answer:
         self.sampled = SampledTokens()
         self.columns: dict[str, Values] = {}
         self.finish: FinishReason | None = None
+        self._can_show = request.on_tokens is not None and is_resumable(request.sampling)
         self._shown = 0
         self._conversations = conversations
         self._conversation = request.conversation or f"request {request.request_id}"
@@ -110,13 +111,19 @@ class Answer:
 
     def show(self, tokens: PartialTokens) -> None:
         """Pass the new tokens of a running partial generation to the caller, as far as they are certain to be kept."""
-        if self.request.on_tokens is not None and not tokens.fault():
-            self._show(tokens.sampled.ids[self._shown - len(self.sampled) : len(tokens.labels())])
+        if self._can_show:
+            ids = tokens.sampled.ids[self._shown - len(self.sampled) : len(tokens.labels())]
+            if not tokens.is_outside(ids):
+                self._show(ids)
 
     def _show(self, ids: Sequence[int]) -> None:
-        if ids and self.request.on_tokens is not None and is_resumable(self.request.sampling):
+        if ids and self._can_show:
+            assert self.request.on_tokens is not None
             self._shown += len(ids)
-            self.request.on_tokens(ids)
+            try:
+                self.request.on_tokens(ids)
+            except Exception as error:  # it would count as a fault of the server
+                raise RuntimeError(f"on_tokens raised {type(error).__name__}: {error}") from error
 
     def keep_labeled(self, tokens: PartialTokens) -> None:
         """Keep the tokens of an interrupted partial generation whose version is certain."""
@@ -175,6 +182,10 @@ class PartialTokens:
         self.finish, self.columns = chunk.finish, chunk.columns
         if chunk.spans is not None:
             self._spans = chunk.spans
+
+    def is_outside(self, ids: Iterable[int]) -> bool:
+        """Return whether some of these tokens cannot be the model's."""
+        return any(not 0 <= token < self._grant.vocabulary for token in ids)
 
     def fault(self) -> str:
         """Return what shows that the server did not sample these tokens from the model; empty if nothing does."""

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from areal_core.interfaces.training import TrainEngine
     from areal_core.ledger.store import Consumption
 
-DIMENSIONS = ("context", "tensor", "expert")
-"""Settings of `train_engine.parallel` that divide a model over ranks. A replay has one rank."""
+DIMENSIONS = {"data": None, "replicas": 1, "context": 1, "tensor": 1, "expert": 1}
+"""Settings of an engine's `parallel` that divide work over ranks, with their values for one rank."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class Replay:
         """Return a row for each sequence, those with the largest share of the loss first.
 
         Returns:
-            Rows with `group`, `sample`, `part` (number of the sequence in its episode), `reward`, `tokens` (in the
-            sequence), `trained` (tokens in the loss), `versions` (the lowest and the highest that sampled a token),
-            `finish_reason`, `advantage` (the mean over trained tokens), `ratio` (geometric mean over trained tokens of
-            the probability now to that when the token was sampled), `loss` (what the sequence adds to the loss of the
-            step) and `share` (its absolute value to the sum of all). Values that the algorithm does not compute are
-            None. If a batch is trained on in several epochs, they are those of the last one.
+            Rows with `row` (place in the batch), `group`, `sample`, `part` (number of the sequence in its episode),
+            `reward`, `tokens` (in the sequence), `trained` (tokens in the loss), `versions` (the lowest and the highest
+            that sampled a token), `finish_reason`, `advantage` (the mean over trained tokens), `ratio` (geometric mean
+            over trained tokens of the probability now to that when the token was sampled), `loss` (what the sequence
+            adds to the loss of the step) and `share` (its absolute value to the sum of all). Values that the algorithm
+            does not compute are None. If a batch is trained on in several epochs, they are those of the last one.
         """
         batch, mask = self.batch, self.batch["loss_mask"]
 
@@ -89,7 +89,7 @@ class Replay:
             columns["ratio"] = (total(batch["logprobs"] - batch["behavior_logprobs"]) / trained).exp()
         if "loss" in batch and "loss_weights" in batch:
             columns["loss"] = total(batch["loss"] * batch["loss_weights"])
-            columns["share"] = columns["loss"].abs() / columns["loss"].abs().sum()
+            columns["share"] = columns["loss"].abs() / columns["loss"].abs().nansum()
         rows = []
         sizes = batch.lengths.tolist()
         versions, masks = torch.split(batch["versions"], sizes), torch.split(mask, sizes)
@@ -97,6 +97,7 @@ class Replay:
             used = versions[index][masks[index] & (versions[index] >= 0)]
             rows.append(
                 {
+                    "row": index,
                     "group": int(batch["group_id"][index]),
                     "sample": int(batch["sample_index"][index]),
                     "part": int(batch["part_index"][index]),
@@ -153,15 +154,25 @@ def replay(
             computed = _parameters(learner.policy)
             restore_checkpoint(after[1], learner.changing, after[2])
             of_run = _parameters(learner.policy)
-            difference = max(float((computed[name] - value).abs().max()) for name, value in of_run.items())
+            largest = [(computed[name] - value).abs().max() for name, value in of_run.items()]
+            difference = float(torch.stack(largest).max())  # unlike Python's max, it keeps a NaN
         learner.close()
         return Replay(step, begin, metrics, learner.logged, difference), resolved
 
 
 def _one_rank(run_dir: Path) -> list[str]:
     """Return the changes of a run's config without which one process could not train."""
-    parallel = getattr(load_run(run_dir).config.train_engine.settings, "parallel", None)
-    return [f"train_engine.parallel.{name}=1" for name in DIMENSIONS if getattr(parallel, name, 1) != 1]
+    config = load_run(run_dir).config
+    changes = []
+    for key, engine in [("train_engine", config.train_engine), *((f"roles.{n}", e) for n, e in config.roles.items())]:
+        parallel = getattr(engine.settings, "parallel", None)
+        for name, value in DIMENSIONS.items():
+            if getattr(parallel, name, value) != value:
+                changes.append(f"{key}.parallel.{name}={'null' if value is None else value}")
+    if config.trainer_processes > 1:
+        changes += ["placement.layout=null", "placement.training=null", "placement.generation=null"]
+        changes.append("launcher.trainer_processes=1")
+    return changes
 
 
 def _consumption(run: RunFolder) -> Consumption:
@@ -232,7 +243,8 @@ def _train(
     batch = read_batch(run.path, resolved.config.rollout, frame)
     if batch is None or batch.batch is None:
         return {}
-    version = max(version for version, trained in synced.items() if trained <= number)
+    # While only a critic learns, the same weights count as synced again: version 0 has the last of these steps.
+    version = max((version for version, trained in synced.items() if trained <= number), default=0)
     return {**batch.metrics, **learner.learn(batch.batch, number, version, state.algorithm)}
 
 

@@ -105,6 +105,13 @@ def test_the_caller_sees_each_token_once_as_soon_as_it_is_certain_to_be_kept():
     assert asked.generation().output_ids == [11, 12, 13, 14, 16, 17]
 
 
+def test_an_error_of_the_caller_is_no_fault_of_the_server():
+    asked = answer(on_tokens={}.__getitem__)
+    asked.next_partial(grant())
+    with pytest.raises(RuntimeError, match="on_tokens raised TypeError"):
+        asked.keep(tokens(11, 12), [4, 4])
+
+
 def test_an_answer_fails_if_its_caller_has_seen_tokens_that_are_not_kept():
     seen = []
     asked = answer(on_tokens=seen.append)

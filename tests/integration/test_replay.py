@@ -99,3 +99,38 @@ def test_a_run_on_a_data_set_and_a_folder_that_is_no_run_are_refused(workplace: 
     assert (refused.code, "the run learns from a data set" in refused.err) == (2, True), refused.err
     refused = workplace.areal("replay", ".", "--step", "1")
     assert (refused.code, "is not a run that was started" in refused.err) == (2, True), refused.err
+
+
+def test_a_step_of_two_ranks_is_computed_again_by_one_process(workplace: Workplace) -> None:
+    words = ["steps=3", "launcher.trainer_processes=2", "train_engine.parallel.data=2", "train_engine.warmup_steps=2"]
+    done = workplace.areal("run", "run.yaml", "run_dir=run", *words)
+    assert done.code == 0, done.err
+    assert replayed(workplace, 3)["difference"] < 1e-4, "two ranks round their sums elsewhere; a step is 1e-2"
+    shown = workplace.areal("replay", "run", "--step", "3")
+    assert "not what the run computed" not in shown.out
+
+
+def test_a_step_that_now_has_another_loss_is_said_to_differ(workplace: Workplace) -> None:
+    """What the run wrote is changed, because any later change of its code or data would show in the same way."""
+    done = workplace.areal("run", "run.yaml", "run_dir=run", "steps=2")
+    assert done.code == 0, done.err
+    assert "not what the run computed" not in workplace.areal("replay", "run", "--step", "2").out
+    path = workplace.folder / "run" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line["train/gradient_norm"] = line["train/gradient_norm"] * 2 + 1
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = workplace.areal("replay", "run", "--step", "2")
+    assert "not what the run computed: train/gradient_norm is" in shown.out
+
+
+def test_a_replay_with_changes_has_a_folder_and_a_config_of_its_own(workplace: Workplace) -> None:
+    done = workplace.areal("run", "run.yaml", "run_dir=run", "steps=1")
+    assert done.code == 0, done.err
+    for change in ("algorithm.advantage=grpo/group_centered", "train_engine.learning_rate=1e-3"):
+        assert workplace.areal("replay", "run", "--step", "1", change).code == 0
+    folders = sorted((workplace.folder / "run" / "replays").iterdir())
+    configs = [(folder / "config.yaml").read_text() for folder in folders]
+    assert [folder.name[:12] for folder in folders] == ["step-000001-"] * 2
+    assert sorted("learning_rate: 0.001" in text for text in configs) == [False, True]
+    assert sorted("group_centered" in text for text in configs) == [False, True]

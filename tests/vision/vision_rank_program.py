@@ -89,7 +89,7 @@ def train(engine, batch, *, keeps=True):
         for name, gradient in zip(engine._parameters, engine._gradients(), strict=True):
             whole = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
             found[name] = whole.detach().to("cpu", copy=True)
-        engine._optimizer.zero_grad()
+        engine._optimizers[0].zero_grad()
         return {}
 
     if keeps:

@@ -6,6 +6,8 @@ KEY=VALUE shows what another setting would have made of the same samples: algori
 
 from __future__ import annotations
 
+import hashlib
+import math
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 from areal_core.cli.output import print_error, print_out
 from areal_core.cli.request import require_folder
 from areal_core.errors import UsageError
+from areal_core.runtime.folder import RunFolder
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
     from areal_core.config import Resolved
     from areal_core.runs.replay import Replay
@@ -51,7 +55,6 @@ def execute(arguments: argparse.Namespace) -> int:
     import json
 
     from areal_core.runs.replay import replay
-    from areal_core.runtime.folder import RunFolder
     from areal_core.runtime.status import IN_PROGRESS, run_status
 
     run_dir = arguments.run_dir.resolve()
@@ -72,10 +75,24 @@ def execute(arguments: argparse.Namespace) -> int:
     print_out(f"step {found.step}, computed again from {origin}")
     if found.difference is not None:
         print_out(f"parameters after the step: at most {found.difference:.3g} from those of the run's checkpoint")
+    for line in _differences(run_dir, found) if not arguments.changes else ():
+        print_out(line)
     for line in _table(found.samples()):
         print_out(line)
     print_out(f"tokens: areal view {folder}   values: --json")
     return 0
+
+
+def _differences(run_dir: Path, found: Replay) -> Iterator[str]:
+    """Yield a line for each metric of the step that the run has written with another value."""
+    written = next((line for line in RunFolder(run_dir).read_metrics() if line.get("step") == found.step), {})
+    for name in ("train/loss", "train/gradient_norm"):
+        there, here = written.get(name), found.metrics.get(name, math.nan)
+        if there is not None and not math.isclose(there, here, rel_tol=0.01, abs_tol=1e-6):
+            yield (
+                f"not what the run computed: {name} is {here:.4g} here and {there:.4g} in metrics.jsonl; its config, "
+                "code or data may have changed since"
+            )
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
@@ -97,26 +114,27 @@ def _cell(value: Any) -> str:
 
 def _with_tokens(found: Replay, row: dict[str, Any]) -> dict[str, Any]:
     """Return a sample with the values of its tokens. A value stands at the position before its token."""
-    batch = found.batch
-    keys = ("group_id", "sample_index", "part_index")
-    wanted = (row["group"], row["sample"], row["part"])
-    (index,) = [i for i in range(len(batch)) if tuple(int(batch[key][i]) for key in keys) == wanted]
-    start, end = batch.tokens.offsets.tolist()[index : index + 2]
-    return {**row, "values": {name: values[start:end].tolist() for name, values in batch.tokens.values.items()}}
+    start, end = found.batch.tokens.offsets[row["row"] : row["row"] + 2].tolist()
+    values = {name: values[start:end].tolist() for name, values in found.batch.tokens.values.items()}
+    return {**row, "values": {name: [_finite(value) for value in listed] for name, listed in values.items()}}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write(run_dir: Path, found: Replay, resolved: Resolved, changes: list[str]) -> Path:
     """Write a folder that `areal view` shows like a run of this one step."""
     import json
 
-    from areal_core.runtime.folder import RunFolder
-
-    name = f"step-{found.step:06d}" + ("-changed" if changes else "")
+    name = f"step-{found.step:06d}"
+    if changes:
+        name += "-" + hashlib.blake2b("\n".join(changes).encode(), digest_size=3).hexdigest()
     folder = run_dir / "replays" / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     run, own = RunFolder(run_dir), RunFolder(folder)
-    shutil.copyfile(run.config, own.config)
+    own.config.write_text(resolved.to_yaml())
     if run.model_note.is_file():
         shutil.copyfile(run.model_note, own.model_note)
     own.metrics.write_text(json.dumps({"step": found.step, **found.metrics}) + "\n")

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
+import struct
+import time
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -40,6 +44,7 @@ PARTS = [
         "  \n",
     ),
     *("<think>", "</think>", "<think", "<tool", CALL, "<tool_call>{</tool_call>"),
+    '{"name": "add", "parameters": {}}',
 ]
 
 
@@ -182,6 +187,82 @@ def test_an_answer_without_text_is_streamed_as_it_would_be_sent(play, text):
         return 1
 
     play(policy, agent)
+
+
+THOUGHTS = "<think>one</think>"
+
+
+@pytest.mark.parametrize("text", [f"{THOUGHTS}a{CALL}", f"{THOUGHTS}a{THOUGHTS}b{CALL}", f"{THOUGHTS}a{CALL}b{CALL}"])
+def test_calls_are_streamed_wherever_they_stand(play, text):
+    policy = Policy("thinking", lambda _: text)
+    calls = text.count(CALL)
+
+    async def agent(base_url: str, api_key: str) -> float:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+            tool = {"type": "function", **TOOL["function"], "strict": False}
+            async with client.responses.stream(model="any", input="?", tools=[tool]) as stream:
+                names = [
+                    e.item.name async for e in stream if e.type == "response.output_item.done" and "call" in e.item.type
+                ]
+            assert names == ["add"] * calls
+        async with anthropic.AsyncAnthropic(base_url=base_url.removesuffix("/v1"), api_key=api_key) as client:
+            tool = {"name": "add", "description": "", "input_schema": {"type": "object"}}
+            async with client.messages.stream(model="any", max_tokens=500, messages=USER, tools=[tool]) as stream:
+                content = (await stream.get_final_message()).content
+            assert [block.input for block in content if block.type == "tool_use"] == [{"a": 1}] * calls
+        return 1
+
+    play(policy, agent)
+
+
+def read_to_the_end(port: int, api_key: str) -> None:
+    """Send one request as curl does, and close the connection at its last line."""
+    body = json.dumps({"messages": USER, "stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {api_key}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(head.encode() + body)
+        received = b""
+        while b"[DONE]" not in received:
+            received += connection.recv(4096)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset, not an orderly end
+
+
+def test_clients_that_close_at_the_last_line_keep_their_answers(play):
+    """The event loop has other work, so that it sees the end of the connection before the handler could go on."""
+    policy = Policy("chat", lambda _: "three words only")
+
+    async def agent(base_url: str, api_key: str) -> float:
+        async def work() -> None:
+            while True:
+                time.sleep(0.002)
+                await asyncio.sleep(0)
+
+        busy = asyncio.ensure_future(work())
+        for _ in range(20):
+            await asyncio.to_thread(read_to_the_end, urlsplit(base_url).port, api_key)
+        busy.cancel()
+        return 1
+
+    metrics = play(policy, agent).metrics
+    assert (metrics["agents/turns"], metrics["agents/lost_answers"]) == (20, 0)
+
+
+def test_an_answer_whose_stream_ends_with_an_error_is_not_trained_on(play, monkeypatch):
+    """The text that was sent does not begin the complete message: a fault of ours, which nothing else shows."""
+    policy = Policy("chat", lambda _: "an answer")
+
+    async def agent(base_url: str, api_key: str) -> float:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+            with pytest.raises(openai.APIError, match="reads differently now"):
+                async for _ in await client.chat.completions.create(model="any", messages=USER, stream=True):
+                    pass
+            await client.chat.completions.create(model="any", messages=USER)
+        return 1
+
+    monkeypatch.setattr(GrowingText, "add", lambda *_: [("content", "another text")])
+    metrics = play(policy, agent).metrics
+    assert (metrics["agents/turns"], metrics["agents/lost_answers"]) == (1, 1)
 
 
 def test_a_request_that_fails_in_the_middle_ends_its_stream_with_an_error(play, monkeypatch):

@@ -202,16 +202,16 @@ class SequenceGroupsByPosition(FSDPEngine):
 class GradientNotCleared(FSDPEngine):
     def setup(self, model, role, settings):
         super().setup(model, role, settings)
-        if self._optimizer is not None:
-            self._optimizer.zero_grad = lambda set_to_none=True: None
+        for optimizer in self._optimizers:
+            optimizer.zero_grad = lambda set_to_none=True: None
 
 
 class OptimizerStateNotSaved(FSDPEngine):
     def save(self, folder):
-        write_checkpoint(folder, checkpoint_state(self._parameters, None, self._updates))
+        write_checkpoint(folder, checkpoint_state(self._parameters, (), self._updates))
 
     def load(self, folder):
-        read_checkpoint(folder, checkpoint_state(self._parameters, None, self._updates))
+        read_checkpoint(folder, checkpoint_state(self._parameters, (), self._updates))
 
 
 class RandomStateNotRestored(FSDPEngine):

@@ -181,7 +181,7 @@ class AnswerReader:
                     texts.append(text)
                 written += read
         content = "\n".join(filter(None, texts))
-        if self.form == "llama" and not written and (read := _json_calls(content, tools)):
+        if self.form == "llama" and tools and not written and (read := _json_calls(content, tools)):
             content, written = "", read  # Llama omits the tag for the user's own functions
         for number, (name, arguments) in enumerate(written, first_call):
             function = {"name": name, "arguments": arguments}

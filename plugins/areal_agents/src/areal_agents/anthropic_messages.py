@@ -103,7 +103,9 @@ async def stream(body: Mapping[str, Any], answers: AnswerStream, reader: AnswerR
     if field:
         yield _stop(number)
     whole = write(body, answers.turns, reader)
-    for block in whole["content"][number + 1 :]:  # calls, or a text block without text
+    for block in whole["content"]:
+        if block["type"] != "tool_use" and field:  # without text there is an empty block, or calls alone
+            continue
         number += 1
         if block["type"] == "tool_use":
             yield _start(number, {**block, "input": {}})

@@ -184,14 +184,16 @@ class Conversations:
             prompt.parent.children.append(turn)
         return turn
 
-    def discard(self, turns: Iterable[Turn]) -> None:
-        """Remove answers that never reached the agent."""
+    def discard(self, turns: Iterable[Turn]) -> int:
+        """Remove answers that never reached the agent. Return how many there were."""
+        before = len(self.turns)
         for turn in turns:
             if turn in self.turns:
                 self.turns.remove(turn)
                 self._known[_extended(turn.prompt.key, turn.answer.message)].remove(turn)
                 if turn.prompt.parent is not None:
                     turn.prompt.parent.children.remove(turn)
+        return before - len(self.turns)
 
     def _keys(self, messages: Sequence[Message], arguments: Mapping[str, Any], session: str) -> Iterator[bytes]:
         """Yield the hash of each prefix of the messages, from the empty one on.

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections import OrderedDict
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -151,18 +151,18 @@ class AgentEndpoint:
         session = self._session_of(request, model)
         if body.get("stream"):
             answers = AnswerStream(session, parsed, prompt, self._reader)
-            response, answering = self._stream(protocol, request, body, answers), answers.answering
+            response, answering = self._stream(protocol, request, body, answers, session), answers.answering
         else:
             answering = session.start(parsed, prompt)
             response = self._whole(protocol, request, body, answering)
         try:
             return await response
         except BaseException as error:
-            if not isinstance(error, (RefusedError, RunError)):
-                session.counts["lost_answers"] += parsed.count
             answering.cancel()
             if answering.done() and not answering.cancelled() and answering.exception() is None:
                 session.lose(answering.result())
+            elif not isinstance(error, (RefusedError, RunError)):
+                session.counts["lost_answers"] += parsed.count
             raise
 
     async def _whole(
@@ -178,11 +178,17 @@ class AgentEndpoint:
         return response
 
     async def _stream(
-        self, protocol: AgentProtocol, request: web.Request, body: Mapping[str, Any], answers: AnswerStream
+        self,
+        protocol: AgentProtocol,
+        request: web.Request,
+        body: Mapping[str, Any],
+        answers: AnswerStream,
+        session: Session,
     ) -> web.StreamResponse:
         """Stream the answers as they are generated, and comments while there is nothing to send.
 
-        An error before the first text still becomes an HTTP status if it comes within `PING_S` seconds.
+        An error before the first text still becomes an HTTP status if it comes within `PING_S` seconds. An answer whose
+        stream ends with an error is discarded.
         """
 
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -197,26 +203,34 @@ class AgentEndpoint:
             except (RefusedError, RunError) as error:
                 if not response.prepared:
                     raise
+                if not answers.answering.cancelled() and answers.answering.exception() is None:
+                    session.lose(answers.turns)
                 yield f"event: error\ndata: {json.dumps(_problem(request, as_refused(error)))}"
 
         async with aclosing(lines()) as written:
-            line: asyncio.Future[str | None] = asyncio.ensure_future(anext(written, None))
+            line: asyncio.Future[str] = asyncio.ensure_future(anext(written))
             try:
-                while True:
-                    await asyncio.wait({line}, timeout=PING_S)
-                    text = line.result() if line.done() else ": waiting"
-                    if text is None:
+                while not answers.answering.done():
+                    ends: set[asyncio.Future[Any]] = {line, answers.answering}
+                    await asyncio.wait(ends, timeout=PING_S, return_when=asyncio.FIRST_COMPLETED)
+                    if answers.answering.done():
                         break
+                    text = line.result() if line.done() else ": waiting"
                     if not response.prepared:
                         await response.prepare(request)
                     await response.write(f"{text}\n\n".encode())
                     if line.done():
-                        line = asyncio.ensure_future(anext(written, None))
+                        line = asyncio.ensure_future(anext(written))
+                # Clients close the connection at the last line, which would cancel this handler and discard the answer:
+                # everything that is left is sent at once, and nothing waits afterwards.
+                rest = [await line]
+                rest += [text async for text in written]
             finally:
                 line.cancel()
                 await asyncio.wait({line})
-        with suppress(ConnectionResetError):  # the client has all lines, and need not wait for the end
-            await response.write_eof()
+            if not response.prepared:
+                await response.prepare(request)
+            await response.write_eof("".join(f"{text}\n\n" for text in rest).encode())
         return response
 
     def _check_options(self, parsed: AgentRequest) -> None:

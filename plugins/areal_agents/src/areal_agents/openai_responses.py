@@ -162,27 +162,34 @@ def _begun(body: Mapping[str, Any], identifier: str) -> dict[str, Any]:
 
 def _items(turn: Turn) -> list[dict[str, Any]]:
     message, name = turn.answer.message, turn.identifier
-    items = [_text_item(REASONING, name, thought)] if (thought := message.get(REASONING)) else []
+    items = [_text_item(REASONING, name, 0, thought)] if (thought := message.get(REASONING)) else []
     if message[CONTENT] or not turn.answer.calls:
-        items.append(_text_item(CONTENT, name, message[CONTENT]))
-    for number, call in enumerate(turn.answer.calls):
-        function = written_call(call)["function"]
-        header = {"type": "function_call", "id": f"fc_{name}_{number}", "call_id": call["id"], "status": "completed"}
-        items.append({**header, **function})
-    return items
+        items.append(_text_item(CONTENT, name, len(items), message[CONTENT]))
+    return items + _call_items(turn)
 
 
-def _text_item(field: str, name: str, text: str) -> dict[str, Any]:
+def _text_item(field: str, name: str, number: int, text: str) -> dict[str, Any]:
     if field == REASONING:
         content: list[dict[str, Any]] = [{"type": "reasoning_text", "text": text}]
-        return {"type": "reasoning", "id": f"rs_{name}", "summary": [], "content": content}
+        return {"type": "reasoning", "id": f"rs_{name}_{number}", "summary": [], "content": content}
     content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
-    header = {"type": "message", "id": f"msg_{name}", "role": "assistant", "status": "completed"}
+    header = {"type": "message", "id": f"msg_{name}_{number}", "role": "assistant", "status": "completed"}
     return {**header, "content": content}
 
 
+def _call_items(turn: Turn) -> list[dict[str, Any]]:
+    items = []
+    for number, call in enumerate(turn.answer.calls):
+        header = {"type": "function_call", "id": f"fc_{turn.identifier}_{number}", "call_id": call["id"]}
+        items.append({**header, "status": "completed", **written_call(call)["function"]})
+    return items
+
+
 async def stream(body: Mapping[str, Any], answers: AnswerStream, reader: AnswerReader) -> AsyncIterator[Event]:
-    """Yield the same response as stream events."""
+    """Yield the same response as stream events.
+
+    Text that continues the reasoning after other text is an item of its own.
+    """
     events = _Events(answers.identifier)
     begun = _begun(body, answers.identifier)
     yield events.one("response.created", response=begun)
@@ -192,10 +199,11 @@ async def stream(body: Mapping[str, Any], answers: AnswerStream, reader: AnswerR
             yield event
     for event in events.end_text():
         yield event
-    whole = write(body, answers.turns, reader)
-    for item in whole["output"][events.items :]:  # the calls, or a message without text
+    (turn,) = answers.turns
+    for item in _call_items(turn) if events.items else _items(turn):
         for event in events.item(item):
             yield event
+    whole = {**write(body, answers.turns, reader), "output": events.items}
     yield events.one(f"response.{whole['status']}", response=whole)
 
 
@@ -206,11 +214,11 @@ class _Events:
         name: identifier of the response.
 
     Attributes:
-        items: number of items that have begun. They follow one another.
+        items: items that have ended. They follow one another.
     """
 
     def __init__(self, name: str) -> None:
-        self.items = 0
+        self.items: list[dict[str, Any]] = []
         self._name = name
         self._number = -1
         self._field = ""  # of the text item that has begun
@@ -227,14 +235,14 @@ class _Events:
         if piece.field != self._field:
             yield from self.end_text()
             self._field = piece.field
-            yield from self._begin(_text_item(piece.field, self._name, ""))
+            yield from self._begin(_text_item(piece.field, self._name, len(self.items), ""))
         self._text += piece.text
         yield self._delta("reasoning" if piece.field == REASONING else "message", piece.text)
 
     def end_text(self) -> Iterator[Event]:
         """Yield the events that end the text item, if one has begun."""
         if self._field:
-            yield from self._end(_text_item(self._field, self._name, self._text))
+            yield from self._end(_text_item(self._field, self._name, len(self.items), self._text))
         self._field = self._text = ""
 
     def item(self, item: dict[str, Any]) -> Iterator[Event]:
@@ -245,9 +253,8 @@ class _Events:
 
     def _begin(self, item: dict[str, Any]) -> Iterator[Event]:
         empty = {**item, **_EMPTY[item["type"]], "status": "in_progress"}
-        yield self.one("response.output_item.added", output_index=self.items, item=empty)
-        self._at = {"item_id": item["id"], "output_index": self.items}
-        self.items += 1
+        yield self.one("response.output_item.added", output_index=len(self.items), item=empty)
+        self._at = {"item_id": item["id"], "output_index": len(self.items)}
         if item["type"] != "function_call":
             self._at["content_index"] = 0
         if item["type"] == "message":
@@ -267,4 +274,5 @@ class _Events:
             (part,) = item["content"]
             yield self.one(done, **self._at, text=part["text"], logprobs=[])
             yield self.one("response.content_part.done", **self._at, part=part)
-        yield self.one("response.output_item.done", output_index=self.items - 1, item=item)
+        yield self.one("response.output_item.done", output_index=len(self.items), item=item)
+        self.items.append(item)

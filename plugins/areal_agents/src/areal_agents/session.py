@@ -170,7 +170,7 @@ class Session:
 
     def lose(self, turns: Sequence[Turn]) -> None:
         """Discard answers that did not reach the agent, so that they are not trained on."""
-        self.conversations.discard(turns)
+        self.counts["lost_answers"] += self.conversations.discard(turns)
 
     def _begin(self) -> None:
         if not self._active_answers:

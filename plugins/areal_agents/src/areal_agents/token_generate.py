@@ -75,6 +75,4 @@ def _logprobs(turn: Turn) -> list[dict[str, Any]]:
 
 async def stream(body: Mapping[str, Any], answers: AnswerStream, reader: AnswerReader) -> AsyncIterator[Event]:
     """Yield the complete response as one event, because no client streams this protocol."""
-    async for _ in answers.pieces():
-        pass
-    yield "", write(body, answers.turns, reader)
+    yield "", write(body, await answers.answering, reader)
