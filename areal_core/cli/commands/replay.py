@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 from areal_core.cli.output import print_error, print_out
 from areal_core.cli.request import require_folder
 from areal_core.errors import UsageError
-from areal_core.runtime.folder import RunFolder
 
 if TYPE_CHECKING:
     import argparse
@@ -55,6 +54,7 @@ def execute(arguments: argparse.Namespace) -> int:
     import json
 
     from areal_core.runs.replay import replay
+    from areal_core.runtime.folder import RunFolder
     from areal_core.runtime.status import IN_PROGRESS, run_status
 
     run_dir = arguments.run_dir.resolve()
@@ -85,6 +85,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _differences(run_dir: Path, found: Replay) -> Iterator[str]:
     """Yield a line for each metric of the step that the run has written with another value."""
+    from areal_core.runtime.folder import RunFolder
+
     written = next((line for line in RunFolder(run_dir).read_metrics() if line.get("step") == found.step), {})
     for name in ("train/loss", "train/gradient_norm"):
         there, here = written.get(name), found.metrics.get(name, math.nan)
@@ -126,6 +128,8 @@ def _finite(value: Any) -> Any:
 def _write(run_dir: Path, found: Replay, resolved: Resolved, changes: list[str]) -> Path:
     """Write a folder that `areal view` shows like a run of this one step."""
     import json
+
+    from areal_core.runtime.folder import RunFolder
 
     name = f"step-{found.step:06d}"
     if changes:
