@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RUN_DIR ?= runs/demo-$(shell date -u +%Y%m%dT%H%M%SZ)
 
 DEMO_PLUGINS := areal_hf areal_fsdp areal_grpo areal_finetuning areal_view
-PLUGINS := $(DEMO_PLUGINS) areal_vision areal_deepspeed areal_rewards areal_trackers areal_evaluation areal_agents areal_sglang areal_vllm areal_ray areal_slurm areal_nodes areal_convert areal_sandboxes areal_testing
+PLUGINS := $(DEMO_PLUGINS) areal_vision areal_deepspeed areal_rewards areal_trackers areal_evaluation areal_agents areal_sglang areal_vllm areal_ray areal_slurm areal_nodes areal_convert areal_sandboxes areal_tinker areal_testing
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # Most tests wait as much as they compute. conftest.py keeps tests that share a fixture of their file on one worker.

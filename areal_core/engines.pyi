@@ -2,6 +2,8 @@ from areal_core.interfaces.training import TrainEngine as TrainEngine
 from areal_core.interfaces.training import AdapterEngine as AdapterEngine
 from areal_core.interfaces.training import SelectiveEngine as SelectiveEngine
 from areal_core.interfaces.training import SnapshotEngine as SnapshotEngine
+from areal_core.interfaces.training import SteerableEngine as SteerableEngine
+from areal_core.interfaces.training import AdamWSettings as AdamWSettings
 from areal_core.interfaces.training import MeasuringEngine as MeasuringEngine
 from areal_core.interfaces.training import ComparingEngine as ComparingEngine
 from areal_core.interfaces.training import OptimizerSettings as OptimizerSettings
@@ -13,6 +15,8 @@ from areal_core.interfaces.model import ModelResolver as ModelResolver
 from areal_core.interfaces.transport import WeightTransport as WeightTransport
 from areal_core.interfaces.transport import RolloutConnection as RolloutConnection
 from areal_core.interfaces.transport import TransferFailedError as TransferFailedError
+from areal_core.training.weight_sync import write_weights_folder as write_weights_folder
+from areal_core.training.collectives import broadcast_bytes as broadcast_bytes
 from areal_core.training.broadcast import Broadcast as Broadcast
 from areal_core.interfaces.inference import BroadcastGroup as BroadcastGroup
 from areal_core.interfaces.inference import SharedMemory as SharedMemory

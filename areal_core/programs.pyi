@@ -12,8 +12,10 @@ from areal_core.runtime.terminal import log as log
 from areal_core.runs.models import load_tokenizer as load_tokenizer
 from areal_core.runs.models import model_folders as model_folders
 from areal_core.runs.models import model_reference as model_reference
+from areal_core.runs.ranks import trainer_rank as trainer_rank
 from areal_core.driver.execution import execute as execute
 from areal_core.driver.execution import write_run_folder as write_run_folder
+from areal_core.driver.groups import process_groups as process_groups
 from areal_core.driver.groups import rollout_groups as rollout_groups
 from areal_core.driver.supervision import supervise as supervise
 from areal_core.debugging import debug_row as debug_row

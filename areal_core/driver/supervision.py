@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from areal_core.driver.groups import model_group
-from areal_core.runtime.attempts import claim
+from areal_core.runtime.attempts import claim, next_attempt, release
 from areal_core.runtime.progress import preparation
 from areal_core.runtime.supervisor import Supervisor
 
@@ -36,7 +36,7 @@ async def supervise(
 
     Args:
         resolved: the config, with the launcher.
-        run: a new run folder with the config.
+        run: the run folder, with the config. A former program that used it must have ended.
         groups: what is started; see `rollout_groups` for the groups that generate.
         role: the role that is waited for.
         on_message: called with each message that a process sends to the driver by `Member.notify`.
@@ -68,12 +68,21 @@ async def supervising(
     log: Callable[[str], None],
     signals: list[int] | None = None,
 ) -> AsyncIterator[Supervisor]:
-    """Claim a new run folder inside the block, and end all processes after it; see `Supervisor` for the arguments."""
+    """Claim a run folder inside the block, and end all processes after it; see `Supervisor` for the arguments.
+
+    Raises:
+        UsageError: another program drives the run.
+    """
+    attempt = next_attempt(run, log)
     supervisor = Supervisor(launcher, run, on_message, log, signals)
+    is_claimed = False
     try:
         address = await supervisor.listen()
-        supervisor.admit(run.attempt(1))
-        claim(run.attempt(1), address, supervisor.credentials)
+        supervisor.admit(attempt)
+        claim(attempt, address, supervisor.credentials)
+        is_claimed = True
         yield supervisor
     finally:
         await supervisor.close()
+        if is_claimed:
+            release(attempt)

@@ -36,6 +36,25 @@ class OptimizerSettings:
     shows_images: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class AdamWSettings:
+    """Hyperparameters of AdamW (arXiv 1711.05101) for the next updates; see `SteerableEngine`.
+
+    Attributes:
+        learning_rate: step size; at least 0.
+        betas: decay rates of the first and the second moment, each at least 0 and below 1.
+        epsilon: added to the denominator; above 0.
+        weight_decay: decoupled decay of matrices; at least 0.
+        max_gradient_norm: norm to which a larger gradient is clipped; None: no clipping.
+    """
+
+    learning_rate: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    max_gradient_norm: float | None = None
+
+
 OPTIONAL_OUTPUTS = ("top_logprobs", "sum_pi_squared")
 """Outputs of a `TrainEngine` that only some engines compute. Settings declare each as `computes_OUTPUT`."""
 
@@ -265,6 +284,43 @@ class AdapterEngine(Protocol):
 
         It copies no parameter, computes between calls of this engine, and is closed with this engine at the latest.
         None if the model without its adapter is not `model`.
+        """
+
+
+@runtime_checkable
+class SteerableEngine(Protocol):
+    """A `TrainEngine` whose optimizer is set from outside while it trains, by a program without a schedule of its own.
+
+    Example:
+        >>> from areal_core.engines import AdamWSettings, SteerableEngine
+        >>> class Engine:  # and the methods of `TrainEngine`
+        ...     rate, moments = 1e-6, [0.5]
+        ...
+        ...     def set_optimizer(self, settings):
+        ...         self.rate = settings.learning_rate
+        ...
+        ...     def reset_optimizer(self):
+        ...         self.moments = [0.0]
+        >>> engine = Engine()
+        >>> isinstance(engine, SteerableEngine)
+        True
+        >>> engine.set_optimizer(AdamWSettings(learning_rate=1e-4))
+        >>> engine.rate
+        0.0001
+    """
+
+    def set_optimizer(self, settings: AdamWSettings) -> None:
+        """Use these hyperparameters from the next update on, instead of those of the config and its schedule.
+
+        Raises:
+            RunError: the engine's optimizer is not AdamW.
+        """
+
+    def reset_optimizer(self) -> None:
+        """Return moments and step count to those before the first update. Parameters stay as they are.
+
+        Raises:
+            RunError: the engine's optimizer is not AdamW.
         """
 
 

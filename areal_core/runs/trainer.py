@@ -7,14 +7,11 @@ import shutil
 import sys
 import threading
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
-from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
 from areal_core.config import load_run
 from areal_core.config.needs import roles_of
@@ -25,13 +22,13 @@ from areal_core.interfaces.training import AdapterEngine, ComparingEngine, Optim
 from areal_core.ledger.store import Ledger
 from areal_core.runs.data_length import require_checked_rows
 from areal_core.runs.models import check_same_tokens, load_tokenizer, model_path, model_reference
+from areal_core.runs.ranks import trainer_rank
 from areal_core.runtime.environment import NODES_VARIABLE, SCRATCH_VARIABLE
 from areal_core.runtime.member import ASKED_TO_STOP, LOADING_SILENCE_S, current_attempt
 from areal_core.runtime.messages import StepMetrics
-from areal_core.runtime.network import is_loopback
 from areal_core.training.batches import read_batch
 from areal_core.training.checkpoint import restore_checkpoint
-from areal_core.training.collectives import is_main, open_store
+from areal_core.training.collectives import is_main
 from areal_core.training.examples import ExampleSource, read_examples
 from areal_core.training.exports import exports_policy
 from areal_core.training.learner import Learner
@@ -53,7 +50,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from areal_core.config import Resolved, RunConfig
-    from areal_core.config.sections import TrainingSection
     from areal_core.interfaces.model import ModelReference, Role
     from areal_core.interfaces.training import TrainEngine
     from areal_core.runtime.folder import AttemptFolder, RunFolder
@@ -68,39 +64,9 @@ def play(run: RunFolder, member: Member) -> int:
     resolved = load_run(run.path)
     config = resolved.config
     member.enter("starting", config.training.phase_timeout_s, LOADING_SILENCE_S)
-    threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
-    if threads and torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)  # torch may have been imported before the variable was set
-    torch.manual_seed(config.seed)
-    if config.deterministic:
-        torch.use_deterministic_algorithms(mode=True)
-    _join_ranks(member, config.training)
-    try:
+    with trainer_rank(member, config):
         finished = _train(resolved, run, member)
-    finally:
-        dist.destroy_process_group()
     return 0 if finished else ASKED_TO_STOP
-
-
-def _join_ranks(member: Member, section: TrainingSection) -> None:
-    """Form the group of all ranks.
-
-    On one machine the ranks meet in a file of this user. On several they meet at a port of rank 0, whose store accepts
-    keys from everybody who can reach it.
-    """
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store: Any = None
-    if rank == 0 and is_loopback(member.host):
-        member.announce("rendezvous", f"{Path(os.environ[SCRATCH_VARIABLE]) / 'rendezvous'}:")
-    elif rank == 0:
-        store = open_store(member.host)
-        member.announce("rendezvous", f"{member.host}:{store.port}")
-    place, _, port = member.lookup("rendezvous", section.phase_timeout_s).rpartition(":")
-    if store is None:
-        store = TCPStore(place, int(port), ranks, is_master=False) if port else FileStore(place, ranks)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    timeout = timedelta(seconds=section.collective_timeout_s)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
 
 
 def _train(resolved: Resolved, run: RunFolder, member: Member) -> bool:

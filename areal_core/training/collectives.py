@@ -37,8 +37,8 @@ def _new_group() -> dist.ProcessGroup:
 
 
 def is_main() -> bool:
-    """Return whether this is rank 0."""
-    return dist.get_rank() == 0
+    """Return whether this is rank 0, or the only process."""
+    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def broadcast(value: float) -> float:
@@ -50,7 +50,13 @@ def broadcast(value: float) -> float:
 
 
 def broadcast_bytes(payload: bytes) -> bytes:
-    """Return the main rank's bytes."""
+    """Return the main rank's bytes. Collective; the first call makes a group without a timeout.
+
+    Example:
+        >>> from areal_core.engines import broadcast_bytes
+        >>> def receive(command=b""):  # rank 0 has a command, the others wait for it
+        ...     return broadcast_bytes(command)
+    """
     size = int(broadcast(len(payload)))
     if dist.get_world_size() == 1 or not size:
         return payload if size else b""
@@ -99,7 +105,7 @@ def gather_bytes(payload: bytes) -> list[bytes]:
 
 def barrier() -> None:
     """Return when every rank has called this."""
-    if dist.get_world_size() > 1:
+    if dist.is_initialized() and dist.get_world_size() > 1:
         dist.barrier(group=_patient(dist.group.WORLD))
 
 

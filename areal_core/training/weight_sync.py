@@ -80,6 +80,48 @@ class DiskFolder(FolderTransport):
     in_memory = False
 
 
+def write_weights_folder(engine: TrainEngine, folder: Path) -> None:
+    """Write the weights that inference engines load to `folder/model.safetensors`; collective.
+
+    The folder appears complete or not at all. A folder of this name is replaced.
+
+    Args:
+        engine: whose parameters are written, in the dtype that servers compute in.
+        folder: the folder for `WeightUpdate.path`.
+
+    Raises:
+        DiskError: the disk refuses.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import torch
+        >>> from areal_core.engines import TrainEngine, write_weights_folder
+        >>> class Engine(TrainEngine):
+        ...     def named_full_parameters(self):
+        ...         yield "lm_head.weight", torch.zeros(2, 3)
+        ...
+        ...     named_meta_parameters = named_full_parameters
+        >>> with tempfile.TemporaryDirectory() as parent:
+        ...     write_weights_folder(Engine(), Path(parent, "weights"))
+        ...     [file.name for file in Path(parent, "weights").iterdir()]
+        ['model.safetensors']
+    """
+    tensors, parameters = describe_weights(engine), engine.named_full_parameters()
+    try:
+        if is_main():
+            temporary = folder.with_name(f".{folder.name}")
+            with writing(f"weights in {folder.name}", folder.parent):
+                for former in (temporary, folder):
+                    shutil.rmtree(former, ignore_errors=True)
+                temporary.mkdir(parents=True)
+                write_weights(temporary / _FILE, tensors, parameters)
+                temporary.rename(folder)
+    finally:
+        deque(parameters, maxlen=0)  # collective: no rank may leave before the last tensor, even after an error
+    barrier()
+
+
 def choose_folder(folders: Sequence[Path], size: int) -> Path:
     """Return the first folder with room for `size` bytes. If that is not the first one, the log says so.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from copy import copy
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from areal_fsdp.models.export import rehearse_export, write_model
 from areal_fsdp.models.precision import kept_in_float32, round_frozen
 from areal_fsdp.models.probe import choose_rung, expected_before_division
 from areal_fsdp.models.wide import compared_roles, is_wide
-from areal_fsdp.optimizer import make_optimizers, set_rate, step
+from areal_fsdp.optimizer import make_optimizers, reset_state, set_hyperparameters, set_rate, step
 from areal_fsdp.parallel.gradients import gradient_norm, sum_gradients
 from areal_fsdp.parallel.mesh import place_ranks
 from areal_fsdp.parallel.ranks import join_group_of_one, rank_and_ranks
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from areal_core.data import PackedBatch
-    from areal_core.engines import ModelReference, OptimizerSettings, TrainEngine
+    from areal_core.engines import AdamWSettings, ModelReference, OptimizerSettings, TrainEngine
     from areal_core.sdk import LossSpec, Role
     from areal_fsdp.attention.hugging_face import Layout
     from areal_fsdp.config import FSDPConfig
@@ -284,6 +285,25 @@ class FSDPEngine(RoleEngine):
         self._ready()
         join_group_of_one(self._device)
         return checkpoint.checkpoint_state(self._parameters, self._optimizers, self._updates)
+
+    def set_optimizer(self, settings: AdamWSettings) -> None:
+        """See `SteerableEngine`."""
+        self._require_adamw()
+        update = asdict(settings) | {"warmup_steps": 0, "schedule": "constant"}
+        self._config = self._config.model_copy(update=update)
+        set_hyperparameters(self._optimizers, self._config)
+
+    def reset_optimizer(self) -> None:
+        """See `SteerableEngine`."""
+        self._require_adamw()
+        reset_state(self._optimizers)
+
+    def _require_adamw(self) -> None:
+        if self._config.optimizer is not None:
+            raise RunError(
+                f"the optimizer is {self._config.optimizer.title}, and only AdamW can be set from outside",
+                hints=["remove train_engine.optimizer"],
+            )
 
     def load(self, folder: Path) -> None:
         """Restore a checkpoint; collective."""

@@ -105,6 +105,23 @@ def set_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:
                 group["lr"] = rate
 
 
+def set_hyperparameters(optimizers: Iterable[torch.optim.Optimizer], settings: LearningSettings) -> None:
+    """Set β1, β2, ε and the weight decay of matrices; `set_rate` sets the learning rate before each update."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            decays = group["params"][0].dim() > 1
+            group.update(betas=settings.betas, eps=settings.epsilon, weight_decay=settings.weight_decay * decays)
+
+
+@torch.no_grad()
+def reset_state(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Set moments and step counts to 0."""
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+
+
 def step(
     optimizers: Sequence[torch.optim.Optimizer], norm: torch.Tensor, max_norm: float | None, masters: Masters | None
 ) -> None:

@@ -39,8 +39,6 @@ _NAME = "default"
 _BASE, _ADAPTER = ".base_layer.", f".{_NAME}."
 _PREFIX = "base_model.model."
 """Prefix of all names in PEFT's files."""
-_SEED = 0
-"""Seed of A's initial values. All ranks draw the same values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +253,7 @@ def install(model: PreTrainedModel, settings: LoraSettings, *, source: str, head
     inject_adapter_in_model(bare, model, low_cpu_mem_usage=True)
     layers: dict[str, Any] = {f"{name}.weight": model.get_submodule(name) for name in names}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
+        torch.manual_seed(settings.seed)  # all ranks draw the same values
         for layer in layers.values():
             for part in (layer.lora_A, layer.lora_B):
                 part[_NAME].to_empty(device="cpu")

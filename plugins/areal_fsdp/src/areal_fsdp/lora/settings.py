@@ -70,9 +70,9 @@ class LoraSettings(Settings):
     )
     initialization: Literal["kaiming", "gaussian"] = Field(
         "kaiming",
-        description="Initialization of A, from a fixed seed. B is initialized to 0, so that the model begins as its "
-        "base.",
+        description="Initialization of A, from `seed`. B is initialized to 0, so that the model begins as its base.",
     )
+    seed: int = Field(0, ge=0, lt=2**63, description="Random seed of the initialization of A.")
     from_folder: LocalPath | None = Field(
         None,
         description="Folder with an adapter in PEFT's format to start from, relative to the config. It determines "

@@ -1,0 +1,273 @@
+"""What the server promises to remember: sessions, models, checkpoints, and each training call with its result.
+
+A call belongs to a model and has the number that the client gave it, `seq_id`. The first call of a model has number 0
+and makes it; each later one follows the one before.
+
+    accepted    a row with the request. A client that sends the call again gets the same future
+    executed    the row has the result, in the transaction that makes it visible. A client gets it as often as it asks
+
+The state of a model is its last saved state and the calls since then, so a server that is killed loses nothing: it
+loads the state, repeats those calls that had changed it, and continues with the first call without a result.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from areal_tinker.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS sessions (id TEXT PRIMARY KEY, facts TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS models (
+    id TEXT PRIMARY KEY, session TEXT NOT NULL, facts TEXT NOT NULL, last_request REAL NOT NULL,
+    saved INTEGER NOT NULL DEFAULT -1);
+CREATE TABLE IF NOT EXISTS samplers (id TEXT PRIMARY KEY, path TEXT);
+CREATE TABLE IF NOT EXISTS checkpoints (
+    path TEXT PRIMARY KEY, model TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, facts TEXT NOT NULL,
+    time REAL NOT NULL, expires REAL);
+CREATE TABLE IF NOT EXISTS calls (
+    model TEXT NOT NULL, number INTEGER NOT NULL, kind TEXT NOT NULL, request BLOB, result BLOB, form TEXT,
+    has_failed INTEGER NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0, accepted REAL NOT NULL,
+    PRIMARY KEY (model, number));
+"""
+KEPT_S: Final = 3600.0
+"""Seconds for which a result stays after the state that contains it was saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A training call.
+
+    Attributes:
+        model: identifier of the model.
+        number: place among the calls of the model, from 0.
+        kind: `create_model`, `forward_backward`, `optim_step`, `save_weights`, `save_weights_for_sampler` or
+            `load_weights`.
+        request: the body: protobuf for `forward_backward`, otherwise JSON.
+        attempts: how often its execution had begun before.
+        has_failed: whether it was executed and has failed.
+        accepted: when it was accepted, in seconds since 1970.
+    """
+
+    model: str
+    number: int
+    kind: str
+    request: bytes
+    attempts: int = 0
+    has_failed: bool = False
+    accepted: float = 0.0
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON object of the request."""
+        body: dict[str, Any] = json.loads(self.request)
+        return body
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a call.
+
+    Attributes:
+        content: the body of the response.
+        form: its media type.
+        has_failed: whether it is an error. A call that has failed has changed nothing.
+    """
+
+    content: bytes
+    form: str
+    has_failed: bool = False
+
+    @staticmethod
+    def of(value: Mapping[str, Any]) -> Result:
+        """Return a JSON object as a result."""
+        return Result(json.dumps(value).encode(), "application/json")
+
+    @staticmethod
+    def failure(message: str, *, is_of_user: bool) -> Result:
+        """Return an error, which the SDK raises in the client."""
+        body = {"error": message, "category": "user" if is_of_user else "server"}
+        return Result(json.dumps(body).encode(), "application/json", has_failed=True)
+
+
+class Journal:
+    """The SQLite database of a server. A method that writes returns when the disk has it.
+
+    Args:
+        path: the file; it is made if it does not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._rows = sqlite3.connect(path, isolation_level=None)
+        self._rows.execute("PRAGMA journal_mode=WAL")
+        self._rows.execute("PRAGMA synchronous=FULL")
+        self._rows.executescript(_TABLES)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._rows.close()
+
+    # Sessions and samplers.
+
+    def add_session(self, identifier: str, facts: Mapping[str, Any]) -> None:
+        """Remember a session of a client."""
+        self._rows.execute("INSERT INTO sessions VALUES (?, ?)", (identifier, json.dumps(facts)))
+
+    def has_session(self, identifier: str) -> bool:
+        """Return whether a session exists."""
+        return self._one("SELECT 1 FROM sessions WHERE id = ?", identifier) is not None
+
+    def add_sampler(self, identifier: str, path: str | None) -> None:
+        """Remember a sampling session and the checkpoint whose weights it uses; None: those of the base model."""
+        self._rows.execute("INSERT OR IGNORE INTO samplers VALUES (?, ?)", (identifier, path))
+
+    def sampler(self, identifier: str) -> str | None:
+        """Return the path of the checkpoint of a sampling session; None: the base model.
+
+        Raises:
+            RequestError: there is no such session.
+        """
+        row = self._one("SELECT path FROM samplers WHERE id = ?", identifier)
+        if row is None:
+            raise RequestError(f"there is no sampling session {identifier}", 404)
+        path: str | None = row[0]
+        return path
+
+    # Models.
+
+    def models(self) -> dict[str, dict[str, Any]]:
+        """Return the facts of all models by identifier, in the order in which they were made."""
+        rows = self._rows.execute("SELECT id, facts, last_request FROM models ORDER BY rowid")
+        return {identifier: json.loads(facts) | {"last_request": last} for identifier, facts, last in rows}
+
+    def model(self, identifier: str) -> dict[str, Any]:
+        """Return the facts of a model.
+
+        Raises:
+            RequestError: there is no such model.
+        """
+        row = self._one("SELECT facts, last_request FROM models WHERE id = ?", identifier)
+        if row is None:
+            raise RequestError(f"there is no model {identifier}", 404)
+        facts: dict[str, Any] = json.loads(row[0]) | {"last_request": row[1]}
+        return facts
+
+    def add_model(self, identifier: str, session: str, facts: Mapping[str, Any]) -> None:
+        """Remember a model, unless it is known."""
+        values = (identifier, session, json.dumps(facts), time.time())
+        self._rows.execute(
+            "INSERT OR IGNORE INTO models (id, session, facts, last_request) VALUES (?, ?, ?, ?)", values
+        )
+
+    # Calls.
+
+    def accept(self, call: Call) -> None:
+        """Keep a call until it is executed. The same call a second time changes nothing.
+
+        Raises:
+            RequestError: the model has another call of this number.
+        """
+        row = self._one("SELECT kind, request FROM calls WHERE model = ? AND number = ?", call.model, call.number)
+        if row is None:
+            values = (call.model, call.number, call.kind, call.request, time.time())
+            self._rows.execute(
+                "INSERT INTO calls (model, number, kind, request, accepted) VALUES (?, ?, ?, ?, ?)", values
+            )
+            self._rows.execute("UPDATE models SET last_request = ? WHERE id = ?", (time.time(), call.model))
+        elif row[0] != call.kind or (row[1] is not None and bytes(row[1]) != call.request):
+            message = f"seq_id {call.number} of model {call.model} was used for another request, {row[0]}"
+            raise RequestError(f"{message}; a client must not use the model of another client")
+
+    def waiting(self) -> list[Call]:
+        """Return the next call of each model, if the client has sent it; the one that has waited longest first."""
+        rows = self._rows.execute(
+            "SELECT model, number, kind, request, attempts, has_failed, accepted FROM calls AS next "
+            "WHERE result IS NULL AND number = "
+            "(SELECT COALESCE(MAX(number), -1) + 1 FROM calls WHERE model = next.model AND result IS NOT NULL) "
+            "ORDER BY accepted"
+        )
+        return [Call(*row) for row in rows]
+
+    def begin(self, call: Call) -> None:
+        """Count an attempt to execute a call."""
+        self._rows.execute(
+            "UPDATE calls SET attempts = attempts + 1 WHERE model = ? AND number = ?", (call.model, call.number)
+        )
+
+    def finish(self, call: Call, result: Result) -> None:
+        """Keep the result of a call."""
+        values = (result.content, result.form, result.has_failed, call.model, call.number)
+        self._rows.execute(
+            "UPDATE calls SET result = ?, form = ?, has_failed = ? WHERE model = ? AND number = ?", values
+        )
+
+    def result(self, model: str, number: int) -> Result | None:
+        """Return the result of a call; None as long as it has none.
+
+        Raises:
+            RequestError: there is no such call, or its result was removed.
+        """
+        row = self._one("SELECT result, form, has_failed FROM calls WHERE model = ? AND number = ?", model, number)
+        if row is None:
+            raise RequestError(f"there is no call {number} of model {model}", 404)
+        if row[1] == "":
+            raise RequestError(f"the result of call {number} of model {model} was removed after {KEPT_S:g} s", 404)
+        return None if row[0] is None else Result(bytes(row[0]), row[1], bool(row[2]))
+
+    def since_saved(self, model: str) -> tuple[int, list[Call]]:
+        """Return the last call in a model's saved state, and the executed calls since then. -1: no state is saved."""
+        (saved,) = self._one("SELECT saved FROM models WHERE id = ?", model) or (-1,)
+        rows = self._rows.execute(
+            "SELECT model, number, kind, request, attempts, has_failed FROM calls WHERE model = ? AND number > ? AND "
+            "result IS NOT NULL ORDER BY number",
+            (model, saved),
+        )
+        return int(saved), [Call(*row) for row in rows]
+
+    def mark_saved(self, model: str, number: int) -> None:
+        """Record that the state after a call is saved. Requests up to it, and old results, are removed."""
+        self._rows.execute("BEGIN")
+        self._rows.execute("UPDATE models SET saved = ? WHERE id = ?", (number, model))
+        done = "model = ? AND number <= ?"
+        self._rows.execute(f"UPDATE calls SET request = NULL WHERE {done}", (model, number))
+        self._rows.execute(
+            f"UPDATE calls SET result = x'', form = '' WHERE {done} AND accepted < ?",
+            (model, number, time.time() - KEPT_S),
+        )
+        self._rows.execute("COMMIT")
+
+    # Checkpoints that clients name.
+
+    def add_checkpoint(
+        self, path: str, model: str, kind: str, name: str, facts: Mapping[str, Any], ttl_s: float | None
+    ) -> None:
+        """Remember a checkpoint; one of the same path is replaced."""
+        now = time.time()
+        values = (path, model, kind, name, json.dumps(facts), now, None if ttl_s is None else now + ttl_s)
+        self._rows.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+
+    def remove_checkpoint(self, path: str) -> None:
+        """Forget a checkpoint."""
+        self._rows.execute("DELETE FROM checkpoints WHERE path = ?", (path,))
+
+    def checkpoints(self, model: str | None = None) -> list[dict[str, Any]]:
+        """Return the checkpoints of a model, or of all models, oldest first: path, model, kind, name, time, facts."""
+        rows = self._rows.execute(
+            "SELECT path, model, kind, name, facts, time, expires FROM checkpoints WHERE ? IS NULL OR model = ? "
+            "ORDER BY time, rowid",
+            (model, model),
+        )
+        names = ("path", "model", "kind", "name", "facts", "time", "expires")
+        return [dict(zip(names, row, strict=True)) | {"facts": json.loads(row[4])} for row in rows]
+
+    def _one(self, statement: str, *values: Any) -> Any:
+        return self._rows.execute(statement, values).fetchone()

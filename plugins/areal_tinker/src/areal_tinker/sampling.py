@@ -1,0 +1,145 @@
+"""Generates with the weights of a sampling session. An inference engine has one set of weights at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections import deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from areal_core.engines import WeightUpdate
+from areal_core.errors import RunError
+from areal_core.processes import start_task
+from areal_core.servers import GenerationRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from pathlib import Path
+
+    from areal_core.data import Generation
+    from areal_core.servers import InferenceEngine, SamplingParameters
+
+BASE: Final = ""
+"""The weights of the base model, where a checkpoint's path names others."""
+
+
+class Sampling:
+    """Answers sampling requests, those of one set of weights at a time, in the order of their arrival.
+
+    A request for other weights waits until the running requests have ended, and later requests wait behind it. So a
+    sample is always of the weights that its client asked for.
+
+    Args:
+        engine: generates; it has the weights of the base model.
+        folder_of: returns the folder with the weights of a checkpoint's path.
+    """
+
+    def __init__(self, engine: InferenceEngine, folder_of: Callable[[str], Path]) -> None:
+        self._engine = engine
+        self._folder_of = folder_of
+        self._loaded = BASE
+        self._versions = {0: BASE}  # weights of each version
+        self._queue: deque[tuple[str, asyncio.Future[None]]] = deque()
+        self._running = 0
+        self._is_switching = False
+        self._is_resting = False
+        self._numbers = itertools.count()
+        self._name = secrets.token_hex(4)
+
+    async def generate(
+        self, weights: str, prompt: Sequence[int], sampling: SamplingParameters, seeds: Sequence[int]
+    ) -> list[Generation]:
+        """Return a sample for each seed.
+
+        Args:
+            weights: path of a checkpoint for samplers, or `BASE`.
+            prompt: token ids.
+            sampling: sampling settings.
+            seeds: a seed for each sample.
+
+        Raises:
+            ValueError: the engine refuses the request.
+            RunError: it cannot load the weights, or no server will ever be ready again.
+        """
+        name = f"{self._name}-{next(self._numbers)}"
+        requests = [
+            GenerationRequest(f"{name}.{number}", prompt, sampling, seed, affinity=name)
+            for number, seed in enumerate(seeds)
+        ]
+        async with self._using(weights):
+            answers = await asyncio.gather(*map(self._engine.generate, requests))
+        if any(self._versions.get(version) != weights for answer in answers for version in answer.versions):
+            raise RunError("an inference server has answered with other weights than those of the request")
+        return answers
+
+    async def rest(self) -> None:
+        """Let the engine release its GPU memory. Requests keep their tokens, and wait until `wake`."""
+        while self._is_switching:
+            await asyncio.sleep(0.01)
+        self._is_resting = True
+        await self._engine.sleep()
+
+    async def wake(self) -> None:
+        """Let the engine generate again."""
+        self._is_resting = False
+        if self._running:
+            await self._load(self._loaded)
+        else:
+            self._loaded = "nothing"
+        self._admit()
+
+    @asynccontextmanager
+    async def _using(self, weights: str) -> AsyncIterator[None]:
+        """Wait until the engine has the weights, and keep them there in this context."""
+        admitted = asyncio.get_running_loop().create_future()
+        self._queue.append((weights, admitted))
+        self._admit()
+        try:
+            await admitted
+        except asyncio.CancelledError:
+            if admitted.done() and not admitted.cancelled() and admitted.exception() is None:
+                self._leave()
+            raise
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._running -= 1
+        self._admit()
+
+    def _admit(self) -> None:
+        """Start the requests at the head of the queue, or switch the weights for them."""
+        while self._queue and not self._is_switching and not self._is_resting:
+            weights, admitted = self._queue[0]
+            if admitted.done():  # its client has gone
+                self._queue.popleft()
+            elif weights == self._loaded:
+                self._queue.popleft()
+                self._running += 1
+                admitted.set_result(None)
+            elif self._running:
+                return
+            else:
+                self._is_switching = True
+                start_task(self._switch(weights), "switching weights")
+
+    async def _switch(self, weights: str) -> None:
+        try:
+            await self._load(weights)
+        except (RunError, OSError) as error:
+            for wanted, admitted in self._queue:
+                if wanted == weights and not admitted.done():
+                    admitted.set_exception(error)
+        finally:
+            self._is_switching = False
+            self._admit()
+
+    async def _load(self, weights: str) -> None:
+        version = max(self._versions) + 1
+        self._versions[version] = weights
+        await self._engine.update_weights(WeightUpdate(version, self._folder_of(weights)))
+        self._loaded = weights

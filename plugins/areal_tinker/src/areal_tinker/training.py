@@ -1,0 +1,224 @@
+"""Executes the training calls of all models, each model's in their order, on one training engine.
+
+The engine holds one model. To execute a call of another model, its state is saved, and the other one is brought back:
+its saved state is loaded, and the calls since then that had changed it are repeated. A restart of the server is the
+same, without the first half.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from areal_core.errors import RunError
+from areal_tinker.errors import RequestError
+from areal_tinker.journal import Result
+from areal_tinker.ranks import remove
+from areal_tinker.wire import read_forward_backward
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from areal_tinker.checkpoints import Checkpoints
+    from areal_tinker.journal import Call, Journal
+    from areal_tinker.ranks import Ranks
+
+MOST_ATTEMPTS: Final = 3
+"""Executions of one call that ended the server, after which the call fails: it may be what ends it."""
+TURN_S: Final = 30.0
+"""Seconds for which a call of another model waits at least while the engine's model has calls."""
+
+
+class Training:
+    """The training calls of a server.
+
+    Args:
+        journal: has the calls.
+        ranks: the training engine.
+        checkpoints: folders of checkpoints.
+        states: folder for the states of models.
+        in_training: entered around work of the engine; frees GPU memory for it where servers share the GPU.
+        save_every_s: seconds of work after which the state is saved, which bounds the work that a restart repeats.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        ranks: Ranks,
+        checkpoints: Checkpoints,
+        states: Path,
+        in_training: Callable[[Callable[[], Any]], Awaitable[Any]],
+        save_every_s: float,
+    ) -> None:
+        self._journal = journal
+        self._ranks = ranks
+        self._checkpoints = checkpoints
+        self._states = states
+        self._work = in_training
+        self._save_every_s = save_every_s
+        self._active = ""
+        self._changed = -1  # number of the last call that changed the state of the active model
+        self._worked_s = 0.0  # work since its state was saved
+        self._arrived = asyncio.Event()
+        self._done: dict[tuple[str, int], asyncio.Event] = {}
+
+    def submit(self, call: Call) -> None:
+        """Accept a call. It is executed when those before it are.
+
+        Raises:
+            RequestError: the model has another call of this number.
+        """
+        self._journal.accept(call)
+        self._arrived.set()
+
+    async def result(self, model: str, number: int, timeout_s: float) -> Result | None:
+        """Return the result of a call; None if there is none within a time.
+
+        Raises:
+            RequestError: there is no such call.
+        """
+        found = self._journal.result(model, number)
+        if found is None:
+            event = self._done.setdefault((model, number), asyncio.Event())
+            try:
+                await asyncio.wait_for(event.wait(), timeout_s)
+            except TimeoutError:
+                return None
+            found = self._journal.result(model, number)
+        return found
+
+    async def run(self) -> None:
+        """Execute calls as they come. Does not return."""
+        while True:
+            self._arrived.clear()
+            call = self._next()
+            if call is None:
+                self._checkpoints.remove_expired()
+                await self._arrived.wait()
+                continue
+            result = await self._execute(call)
+            self._journal.finish(call, result)
+            if event := self._done.pop((call.model, call.number), None):
+                event.set()
+            if self._worked_s > self._save_every_s and call.kind == "optim_step":
+                await self._save_state()
+
+    def _next(self) -> Call | None:
+        """Return the call to execute: of the active model, unless another model's has waited for its turn."""
+        waiting = self._journal.waiting()
+        own = next((call for call in waiting if call.model == self._active), None)
+        other = next((call for call in waiting if call.model != self._active), None)
+        if own is None or (other is not None and time.time() - other.accepted > TURN_S):
+            return other or own
+        return own
+
+    async def _execute(self, call: Call) -> Result:
+        if call.attempts >= MOST_ATTEMPTS:
+            message = f"{call.kind} has ended the server {call.attempts} times; see its log, trainer-0.log"
+            return Result.failure(message, is_of_user=False)
+        self._journal.begin(call)
+        began = time.monotonic()
+        try:
+            await self._activate(call.model)
+            return await getattr(self, f"_{call.kind}")(call)
+        except RequestError as error:
+            return Result.failure(error.message, is_of_user=True)
+        except RunError as error:
+            return Result.failure("; ".join([error.message, *error.hints]), is_of_user=False)
+        finally:
+            self._worked_s += time.monotonic() - began
+
+    # The calls, by kind.
+
+    async def _create_model(self, call: Call) -> Result:
+        await self._checkpoints.publish_base()
+        self._changed = call.number
+        return Result.of({"type": "create_model", "model_id": call.model})
+
+    async def _forward_backward(self, call: Call) -> Result:
+        learns = not read_forward_backward(call.request).forward_only
+        content = await self._work(lambda: self._ranks.call("forward", call.request, learns=learns))
+        return Result(content, "application/x-protobuf")
+
+    async def _optim_step(self, call: Call) -> Result:
+        metrics = await self._work(lambda: self._ranks.call("step", adam=call.body["adam_params"]))
+        self._changed = call.number
+        return Result.of({"type": "optim_step", "metrics": metrics})
+
+    async def _save_weights(self, call: Call) -> Result:
+        return Result.of(await self._checkpoints.save(call))
+
+    async def _save_weights_for_sampler(self, call: Call) -> Result:
+        return Result.of(await self._checkpoints.publish(call))
+
+    async def _load_weights(self, call: Call) -> Result:
+        await self._load(call)
+        self._changed = call.number
+        return Result.of({"type": "load_weights", "path": call.body["path"], "model_id": call.model})
+
+    async def _load(self, call: Call) -> None:
+        folder = self._checkpoints.saved(call.body["path"])
+        await self._work(lambda: self._ranks.call("load", folder=str(folder), optimizer=call.body["optimizer"]))
+
+    # The state of the model in the engine.
+
+    async def _activate(self, model: str) -> None:
+        """Bring a model into the engine, if it is not there."""
+        if model == self._active:
+            return
+        if self._active:
+            await self._save_state()
+            self._active = ""
+        saved, calls = self._journal.since_saved(model)
+        folder = str(self._folder(model, saved)) if saved >= 0 else None
+        lora = self._journal.model(model)["lora_config"]
+        await self._work(lambda: self._ranks.call("open", lora=lora, folder=folder))
+        self._changed, self._worked_s = saved, 0.0
+        if calls:
+            _log(f"model {model}: state of call {saved}, repeating {len(calls)} calls")
+        began = time.monotonic()
+        for call in calls:
+            await self._repeat(call)
+        self._worked_s = time.monotonic() - began
+        self._active = model
+
+    async def _repeat(self, call: Call) -> None:
+        """Let an executed call change the state again, as it did."""
+        if call.kind == "optim_step" and call.has_failed:
+            await self._work(lambda: self._ranks.call("forget"))
+        elif call.has_failed:
+            return
+        elif call.kind == "optim_step":
+            await self._work(lambda: self._ranks.call("step", adam=call.body["adam_params"]))
+        elif call.kind == "load_weights":
+            await self._load(call)
+        elif call.kind == "forward_backward" and not read_forward_backward(call.request).forward_only:
+            await self._work(lambda: self._ranks.call("keep", call.request))
+        if call.kind in {"create_model", "optim_step", "load_weights"}:
+            self._changed = call.number
+
+    async def _save_state(self) -> None:
+        """Save the state of the active model, and let the journal drop the requests that led to it."""
+        model, number = self._active, self._changed
+        former, _ = self._journal.since_saved(model)
+        if number > former:
+            folder = self._folder(model, number)
+            temporary = folder.with_name(f".{folder.name}")
+            remove(temporary)
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            await self._work(lambda: self._ranks.call("save", folder=str(temporary)))
+            remove(folder)
+            temporary.rename(folder)
+            self._journal.mark_saved(model, number)
+            remove(self._folder(model, former))
+        self._worked_s = 0.0
+
+    def _folder(self, model: str, number: int) -> Path:
+        return self._states / model.replace(":", "-") / f"call-{number:08d}"
+
+
+def _log(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
