@@ -20,7 +20,7 @@ from areal_tinker.checkpoints import describe, when
 from areal_tinker.errors import RequestError
 from areal_tinker.journal import Call
 from areal_tinker.sampling import BASE
-from areal_tinker.wire import read_batch, read_forward_backward, write_samples
+from areal_tinker.wire import read_forward_backward, write_samples
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -214,20 +214,20 @@ class API:
         model = f"{body.session_id}:train:{body.model_seq_id}"
         lora = body.lora_config.model_dump() if body.lora_config is not None and self._model.has_adapters else None
         self._add_model(model, body.session_id, lora, body.user_metadata)
-        return self._submit(Call(model, 0, "create_model", await request.read()))
+        return self._submit(_call(model, 0, "create_model", body))
 
     async def _load_weights(self, request: web.Request) -> web.Response:
         body = await _read(request, types.LoadWeightsRequest)
-        facts = self._checkpoints.facts(body.path)  # the SDK shows this error better than one of the future
         if body.model_id is not None:
             self._journal.model(body.model_id)
-            return self._submit(Call(body.model_id, _number(body.seq_id), "load_weights", await request.read()))
+            return self._submit(_call(body.model_id, _number(body.seq_id), "load_weights", body))
         if body.session_id is None or body.model_seq_id is None:
             raise RequestError("load_weights needs model_id, or session_id and model_seq_id")
         self._check_session(body.session_id)
         model = f"{body.session_id}:train:{body.model_seq_id}"
-        self._add_model(model, body.session_id, facts["facts"]["model"]["lora_config"], body.user_metadata)
-        return self._submit(Call(model, 0, "load_weights", await request.read()))
+        saved = self._checkpoints.facts(body.path)["facts"]["model"]
+        self._add_model(model, body.session_id, saved["lora_config"], body.user_metadata)
+        return self._submit(_call(model, 0, "load_weights", body))
 
     def _add_model(self, model: str, session: str, lora: Any, metadata: Any) -> None:
         facts = {
@@ -246,17 +246,13 @@ class API:
         content = await request.read()
         message = read_forward_backward(content)
         self._journal.model(message.model_id)
-        # Wrong data is refused here, where the client still knows which call it was; the call takes no number.
-        await asyncio.to_thread(read_batch, message, self._model.vocabulary, self._model.longest)
         return self._submit(Call(message.model_id, _number(message.seq_id), "forward_backward", content))
 
     def _call_of(self, form: type[Any], kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def submit(request: web.Request) -> web.Response:
             body = await _read(request, form)
             self._journal.model(body.model_id)
-            if kind == "optim_step" and not isinstance(body.optim_params, types.AdamParams):
-                raise RequestError("this server takes adam_params alone")
-            return self._submit(Call(body.model_id, _number(body.seq_id), kind, await request.read()))
+            return self._submit(_call(body.model_id, _number(body.seq_id), kind, body))
 
         return submit
 
@@ -369,7 +365,7 @@ class API:
             "top_k": max(asked.top_k, 0),
             "top_p": asked.top_p,
             "top_logprobs": body.topk_sample_logprobs,
-            **({"prompt_logprobs": True} if body.prompt_logprobs else {}),  # TEMP
+            "prompt_logprobs": bool(body.prompt_logprobs),
         }
         sampling = SamplingParameters(**settings)
         try:
@@ -488,6 +484,10 @@ async def _read(request: web.Request, form: type[Form]) -> Form:
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
         raise RequestError(f"the request is not a {form.__name__} of the SDK: {faults}", 422) from None
+
+
+def _call(model: str, number: int, kind: str, body: BaseModel) -> Call:
+    return Call(model, number, kind, body.model_dump_json().encode())
 
 
 def _number(seq_id: int | None) -> int:

@@ -144,7 +144,7 @@ class Training:
         return Result(content, "application/x-protobuf")
 
     async def _optim_step(self, call: Call) -> Result:
-        metrics = await self._work(lambda: self._ranks.call("step", adam=call.body["adam_params"]))
+        metrics = await self._step(call)
         self._changed = call.number
         return Result.of({"type": "optim_step", "metrics": metrics})
 
@@ -158,6 +158,13 @@ class Training:
         await self._load(call)
         self._changed = call.number
         return Result.of({"type": "load_weights", "path": call.body["path"], "model_id": call.model})
+
+    async def _step(self, call: Call) -> dict[str, float]:
+        adam = call.body.get("adam_params")
+        if adam is None:
+            raise RequestError("optim_step needs adam_params: this server has AdamW alone")
+        metrics: dict[str, float] = await self._work(lambda: self._ranks.call("step", adam=adam))
+        return metrics
 
     async def _load(self, call: Call) -> None:
         folder = self._checkpoints.saved(call.body["path"])
@@ -192,7 +199,7 @@ class Training:
         elif call.has_failed:
             return
         elif call.kind == "optim_step":
-            await self._work(lambda: self._ranks.call("step", adam=call.body["adam_params"]))
+            await self._step(call)
         elif call.kind == "load_weights":
             await self._load(call)
         elif call.kind == "forward_backward" and not read_forward_backward(call.request).forward_only:
