@@ -359,7 +359,7 @@ class API:
         settings: Mapping[str, Any] = {
             "temperature": 1.0 if is_greedy else asked.temperature,
             "greedy": is_greedy,
-            "max_new_tokens": min(room, asked.max_tokens or room),
+            "max_new_tokens": room if asked.max_tokens is None else min(room, asked.max_tokens),
             "stop_token_ids": ids,
             "stop": texts,
             "top_k": max(asked.top_k, 0),

@@ -43,8 +43,9 @@ class Terms:
 
     @property
     def log_ratio(self) -> torch.Tensor:
-        """Log of the ratio of each token, [T]."""
-        return self.logprobs - self.inputs["logprobs"]
+        """Log of the ratio of each token, [T]; 0 outside `mask`, where infinity times 0 would be NaN."""
+        difference = self.logprobs - self.inputs["logprobs"]
+        return difference.where(self.inputs["mask"] != 0, 0.0) if "mask" in self.inputs else difference
 
     def clipped(self, ratio: torch.Tensor) -> torch.Tensor:
         """Return the ratio within its bounds, which are numbers of the config or a value for each token."""
@@ -159,4 +160,4 @@ def total(function: LossFunction, terms: Terms) -> torch.Tensor:
     """Return the sum of the loss over all tokens, []."""
     losses = function.per_token(terms)
     mask = terms.inputs.get("mask")
-    return (losses if mask is None else (losses * mask).where(mask != 0, 0.0)).sum()
+    return (losses if mask is None else losses * mask).sum()
