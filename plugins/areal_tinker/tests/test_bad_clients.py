@@ -88,8 +88,8 @@ def test_wrong_sampling_settings_are_refused(service, settings, message):
 def test_other_models_and_keys_are_refused(server, service):
     with pytest.raises(tinker.NotFoundError, match="this server has no model 'large'; it has 'tiny'"):
         service.create_lora_training_client(base_model="large").result()
+    stranger = tinker.ServiceClient(base_url=server.url, api_key="tml-guess")
     with pytest.raises(tinker.AuthenticationError, match="the key is wrong: set TINKER_API_KEY"):
-        stranger = tinker.ServiceClient(base_url=server.url, api_key="tml-guess")
         stranger.create_sampling_client(base_model="tiny").result()
 
 
