@@ -19,6 +19,19 @@ HIGHEST_LOGPROB = 1e-2
 """Upper bound of a log-probability: 0 plus rounding error."""
 
 
+def logprob_fault(logprobs: array[float]) -> str:
+    """Describe the first value that is no log-probability; empty if all are finite and at most 0 plus rounding error.
+
+    Args:
+        logprobs: an array of type `f` (float32).
+    """
+    values = np.frombuffer(logprobs, np.float32)
+    if not len(values) or (np.isfinite(values.sum(dtype=np.float64)) and values.max() <= HIGHEST_LOGPROB):
+        return ""
+    odd = next(value for value in logprobs if not -np.inf < value <= HIGHEST_LOGPROB)
+    return f"{odd!r} as a log-probability"
+
+
 class TokenIds(Sequence[int]):
     """A growing sequence of token ids, such as those of a conversation, with its JSON.
 
@@ -194,13 +207,12 @@ class SampledTokens:
             return f"{got} for {len(self.ids)} tokens, instead of {expected} each"
         if not self.ids:
             return ""
-        ids, logprobs = np.frombuffer(self.ids, np.int64), np.frombuffer(self.logprobs, np.float32)
+        ids = np.frombuffer(self.ids, np.int64)
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= vocabulary:
             return f"{low if low < 0 else high} as a token" + (f" of {vocabulary}" if vocabulary < 1 << 62 else "")
-        if not np.isfinite(logprobs.sum(dtype=np.float64)) or logprobs.max() > HIGHEST_LOGPROB:
-            odd = next(value for value in self.logprobs if not -np.inf < value <= HIGHEST_LOGPROB)
-            return f"{odd!r} as a log-probability"
+        if fault := logprob_fault(self.logprobs):
+            return fault
         return self._top_fault(vocabulary) if self.top_ids else ""
 
     def _top_fault(self, vocabulary: int) -> str:

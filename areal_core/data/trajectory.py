@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from areal_core.data.tokens import SampledTokens, TokenIds
+from areal_core.data.tokens import SampledTokens, TokenIds, logprob_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -43,17 +43,20 @@ class Generation:
         top_ids: [G, K] integers, the K likeliest tokens at the position of each of the G sampled tokens, if the request
             has `SamplingParameters.top_logprobs`.
         top_logprobs: [G, K], their log-probabilities; see `SampledTokens`.
+        prompt_logprobs: log-softmax(logits) of each token of the prompt after the first, given the tokens before it,
+            under the weights that sampled the first token. One number less than the prompt has tokens. None if the
+            request has no `SamplingParameters.prompt_logprobs`.
 
     Attributes:
         sampled: the sampled tokens with log-probabilities, versions and likeliest tokens.
-        finish_reason, columns: as in the arguments.
+        finish_reason, columns, prompt_logprobs: as in the arguments; `prompt_logprobs` as a list in float32.
 
     Raises:
         TypeError: a token id is not an integer, or a log-probability is not a number.
         ValueError: a value is impossible (see `SampledTokens.fault`), or the lengths differ.
     """
 
-    __slots__ = ("columns", "finish_reason", "sampled")
+    __slots__ = ("columns", "finish_reason", "prompt_logprobs", "sampled")
 
     def __init__(
         self,
@@ -64,11 +67,14 @@ class Generation:
         columns: Mapping[str, Values] | None = None,
         top_ids: Sequence[Sequence[int]] | Values = (),
         top_logprobs: Sequence[Sequence[float]] | Values = (),
+        prompt_logprobs: Iterable[float] | None = None,
     ) -> None:
         tops, top_values = np.asarray(top_ids, np.int32), np.asarray(top_logprobs, np.float32)
         self.sampled = SampledTokens(output_ids, logprobs, versions, tops.ravel(), top_values.ravel())
         self.finish_reason, self.columns = finish_reason, columns or {}
-        if fault := self.sampled.fault():
+        of_prompt = array("f", () if prompt_logprobs is None else prompt_logprobs)
+        self.prompt_logprobs: list[float] | None = None if prompt_logprobs is None else of_prompt.tolist()
+        if fault := self.sampled.fault() or logprob_fault(of_prompt):
             raise ValueError(f"an inference engine answered with {fault}")
         if len(self.sampled.versions) != len(self.sampled):
             raise ValueError(f"{len(self.sampled)} tokens have {len(self.sampled.versions)} versions")
@@ -78,11 +84,16 @@ class Generation:
 
     @classmethod
     def of(
-        cls, sampled: SampledTokens, finish_reason: FinishReason, columns: Mapping[str, Values] | None = None
+        cls,
+        sampled: SampledTokens,
+        finish_reason: FinishReason,
+        columns: Mapping[str, Values] | None = None,
+        prompt_logprobs: list[float] | None = None,
     ) -> Generation:
         """Create a generation from tokens that were checked before."""
         self = cls.__new__(cls)
         self.sampled, self.finish_reason, self.columns = sampled, finish_reason, columns or {}
+        self.prompt_logprobs = prompt_logprobs
         return self
 
     @property

@@ -124,6 +124,8 @@ class Chunk:
         columns: in the last chunk, further values of all tokens, those of the input included; see `Generation`.
         top_ids, top_logprobs: the likeliest tokens at the position of each new token and their log-probabilities, one
             position behind another; as many for each token as `SamplingParameters.top_logprobs`.
+        prompt_logprobs: the next log-probabilities of the input's tokens after the first, if
+            `SamplingParameters.prompt_logprobs` is set; see `Generation`. All come by the first new token.
     """
 
     output_ids: Iterable[int]
@@ -133,6 +135,7 @@ class Chunk:
     columns: Mapping[str, Values] = field(default_factory=dict)
     top_ids: Iterable[int] = ()
     top_logprobs: Iterable[float] = ()
+    prompt_logprobs: Iterable[float] = ()
 
 
 @dataclass(frozen=True, slots=True)

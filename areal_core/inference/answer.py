@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from areal_core.data import Generation, SampledTokens, TokenIds
+from areal_core.data.tokens import logprob_fault
 from areal_core.data.trajectory import FinishReason, joined_columns
 from areal_core.inference.adapter import PartialGeneration
 from areal_core.interfaces.inference import ServerLostError
@@ -68,6 +69,7 @@ class Answer:
         partials: number of partial generations so far.
         sampled: the tokens that are kept.
         columns: further values of the tokens; see `Generation`.
+        prompt_logprobs: those of the partial generation that brought the first token; see `Generation`.
         finish: why the answer is complete; None while it is not.
     """
 
@@ -78,6 +80,7 @@ class Answer:
         self.partials = 0
         self.sampled = SampledTokens()
         self.columns: dict[str, Values] = {}
+        self.prompt_logprobs = array("f")
         self.finish: FinishReason | None = None
         self._can_show = request.on_tokens is not None and is_resumable(request.sampling)
         self._shown = 0
@@ -101,6 +104,7 @@ class Answer:
                 sampling,
                 max_new_tokens=sampling.max_new_tokens - done,
                 min_new_tokens=max(0, sampling.min_new_tokens - done),
+                prompt_logprobs=False,  # they came with the first token
             )
         name = f"{self._client_id}{self.request.request_id}.{self.partials}"
         # With the same seed, a server would draw the random numbers of the first tokens again.
@@ -136,6 +140,8 @@ class Answer:
         """Keep the first tokens of a partial generation, as many as have a version."""
         count = len(versions)
         kept = tokens.sampled.first(count)
+        if not self.sampled:
+            self.prompt_logprobs = tokens.prompt_logprobs
         self.sampled.extend(kept.ids, kept.logprobs, versions, kept.top_ids, kept.top_logprobs)
         self._show(self.sampled.ids[self._shown :])
         if tokens.columns:
@@ -148,7 +154,8 @@ class Answer:
     def generation(self) -> Generation:
         """Return the complete answer."""
         assert self.finish is not None
-        return Generation.of(self.sampled, self.finish, self.columns)
+        of_prompt = self.prompt_logprobs.tolist() if self.request.sampling.prompt_logprobs else None
+        return Generation.of(self.sampled, self.finish, self.columns, of_prompt)
 
 
 class PartialTokens:
@@ -157,12 +164,15 @@ class PartialTokens:
     Args:
         grant: the slot of the partial generation.
         sampling: its sampling settings.
+        input_tokens: number of its input tokens.
     """
 
-    def __init__(self, grant: Grant, sampling: SamplingParameters) -> None:
+    def __init__(self, grant: Grant, sampling: SamplingParameters, input_tokens: int) -> None:
         self._grant = grant
         self._sampling = sampling
+        self._prompt_logprobs = input_tokens - 1 if sampling.prompt_logprobs else 0
         self.sampled = SampledTokens()
+        self.prompt_logprobs = array("f")
         self.finish: str | None = None
         self.columns: Mapping[str, Values] = {}
         self._spans: Sequence[tuple[str, int, int]] = ()
@@ -177,6 +187,7 @@ class PartialTokens:
             self.sampled.extend(
                 chunk.output_ids, chunk.logprobs, top_ids=chunk.top_ids, top_logprobs=chunk.top_logprobs
             )
+            self.prompt_logprobs.extend(chunk.prompt_logprobs)
         except (TypeError, OverflowError) as error:
             raise ServerLostError(f"sent invalid tokens: {error}") from None
         self.finish, self.columns = chunk.finish, chunk.columns
@@ -191,7 +202,10 @@ class PartialTokens:
         """Return what shows that the server did not sample these tokens from the model; empty if nothing does."""
         if len(self.sampled) > self._sampling.max_new_tokens:
             return f"{len(self.sampled)} tokens where {self._sampling.max_new_tokens} were asked for"
-        return self.sampled.fault(self._grant.vocabulary, self._sampling.top_logprobs)
+        if self.sampled and len(self.prompt_logprobs) != self._prompt_logprobs:
+            return f"{len(self.prompt_logprobs)} log-probabilities of the prompt instead of {self._prompt_logprobs}"
+        of_sampled = self.sampled.fault(self._grant.vocabulary, self._sampling.top_logprobs)
+        return of_sampled or logprob_fault(self.prompt_logprobs)
 
     def labels(self) -> array[int]:
         """Return the versions of the first tokens, up to the first label that is not this run's."""

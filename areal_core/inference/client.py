@@ -104,7 +104,7 @@ class ServersClient:
             RequestRefusedError: the server refuses the request.
         """
         partial = answer.next_partial(grant)
-        tokens = PartialTokens(grant, partial.sampling)
+        tokens = PartialTokens(grant, partial.sampling, len(partial.input_ids))
         try:
             with known_form():
                 chunks = self._adapter.generate(self._connect(grant.address), partial)

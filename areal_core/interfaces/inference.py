@@ -36,6 +36,9 @@ class SamplingParameters:
             defaults switch them off. `InferenceCapabilities.sampling` has those that an engine serves.
         top_logprobs: number of likeliest tokens whose log-probabilities are returned for each new token (see
             `Generation.top_logprobs`). They are those of the distribution from which the token is drawn. 0: none.
+        prompt_logprobs: whether the log-probabilities of the prompt's tokens are returned (see
+            `Generation.prompt_logprobs`). They are those of temperature 1 and of the whole distribution, whatever the
+            other settings. A prompt with images has none.
 
     Example:
         >>> from areal_core.servers import SamplingParameters
@@ -57,6 +60,7 @@ class SamplingParameters:
     presence_penalty: float = 0.0
     stop: tuple[str, ...] = ()
     top_logprobs: int = 0
+    prompt_logprobs: bool = False
 
     def unsupported(self, honored: Collection[str] = ()) -> list[str]:
         """Return the settings that are switched on and that an engine does not serve.
@@ -140,13 +144,19 @@ class GenerationRequest:
             limited_by: subject and verb before the limit in the error, such as "the servers take".
 
         Raises:
-            ValueError: the prompt is empty, has an unknown token, or is too long for the tokens that are requested.
+            ValueError: the prompt is empty, has an unknown token, or is too long for the tokens that are requested. Or
+                the request wants `prompt_logprobs` of a prompt with images.
         """
         from areal_core.data.tokens import TokenIds  # imports NumPy, which reading a config does not need
 
         prompt, new = TokenIds.of(self.input_ids), self.sampling.max_new_tokens
         if not prompt:
             raise ValueError(f"request {self.request_id} has no input tokens")
+        if self.images and self.sampling.prompt_logprobs:
+            raise ValueError(
+                f"request {self.request_id} has images and prompt_logprobs, but the tokens of an image have no "
+                "log-probabilities"
+            )
         low, high = prompt.bounds()
         if low < 0 or high >= vocabulary:
             wrong = low if low < 0 else high

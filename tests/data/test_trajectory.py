@@ -103,3 +103,12 @@ def test_turns_with_other_numbers_of_likeliest_tokens_are_refused(other: list[li
 def test_likeliest_tokens_of_other_shapes_are_refused(top_ids: list[list[int]]) -> None:
     with pytest.raises(ValueError, match=r"likeliest tokens|top_ids has the shape"):
         _generation([3, 4], top_ids)
+
+
+def test_log_probabilities_of_a_prompt_are_checked_and_belong_to_no_trajectory() -> None:
+    found = Generation([3], [-1.0], [0], FinishReason.STOP, prompt_logprobs=np.array([-0.5, -0.25]))
+    assert found.prompt_logprobs == [-0.5, -0.25]
+    assert "prompt_logprobs" not in Trajectory.from_generation([1, 2, 5], found).tokens
+    assert Generation([3], [-1.0], [0], FinishReason.STOP).prompt_logprobs is None
+    with pytest.raises(ValueError, match=r"0\.5 as a log-probability"):
+        Generation([3], [-1.0], [0], FinishReason.STOP, prompt_logprobs=[-0.5, 0.5])

@@ -23,7 +23,7 @@ def grant(version=4, *, labels_tokens=True, run_id=""):
 
 def tokens(*ids, finish=None, spans=None, first=None, **settings):
     """Of a partial generation that came in two chunks, the first with labels for some of its tokens."""
-    made = PartialTokens(grant(**settings), SamplingParameters(max_new_tokens=1000))
+    made = PartialTokens(grant(**settings), SamplingParameters(max_new_tokens=1000), 3)
     known = 0 if first is None else first[-1][2]
     made.add(Chunk(list(ids[:known]), [-1.0] * known, None, first))
     made.add(Chunk(list(ids[known:]), [-1.0] * (len(ids) - known), finish, spans))
@@ -88,14 +88,14 @@ def test_what_looks_at_its_own_output_begins_anew(sampling):
 def test_the_caller_sees_each_token_once_as_soon_as_it_is_certain_to_be_kept():
     seen = []
     asked = answer(on_tokens=seen.append)
-    partial = PartialTokens(grant(), SamplingParameters(max_new_tokens=10))
+    partial = PartialTokens(grant(), SamplingParameters(max_new_tokens=10), 3)
     partial.add(Chunk([11, 12, 13], [-1.0] * 3, None, [("4", 0, 2)]))
     asked.show(partial)
     assert [list(ids) for ids in seen] == [[11, 12]], "the third token has no label yet"
     asked.show(partial)
     partial.add(Chunk([14, 15], [-1.0] * 2, None, [("4", 0, 4)]))
     asked.keep_labeled(partial)  # the server is lost
-    rest = PartialTokens(grant(labels_tokens=False), SamplingParameters(max_new_tokens=6))
+    rest = PartialTokens(grant(labels_tokens=False), SamplingParameters(max_new_tokens=6), 3)
     rest.add(Chunk([16], [-1.0]))
     asked.next_partial(grant())
     asked.show(rest)
@@ -115,7 +115,7 @@ def test_an_error_of_the_caller_is_no_fault_of_the_server():
 def test_an_answer_fails_if_its_caller_has_seen_tokens_that_are_not_kept():
     seen = []
     asked = answer(on_tokens=seen.append)
-    partial = PartialTokens(grant(), SamplingParameters(max_new_tokens=10))
+    partial = PartialTokens(grant(), SamplingParameters(max_new_tokens=10), 3)
     partial.add(Chunk([11, 12], [-1.0] * 2, None, [("4", 0, 2)]))
     asked.show(partial)
     partial.add(Chunk([1000], [-1.0]))  # of a vocabulary of 100: nothing of this server is kept
@@ -203,7 +203,7 @@ def test_spans_may_reach_further_than_what_was_sent():
     ],
 )
 def test_what_nobody_has_sampled_is_a_fault_of_the_server(ids, logprobs, words):
-    found = PartialTokens(grant(), SamplingParameters(max_new_tokens=4))
+    found = PartialTokens(grant(), SamplingParameters(max_new_tokens=4), 3)
     found.add(Chunk([10], [0.0]))
     assert not found.fault()
     found.add(Chunk(ids, logprobs))
@@ -213,7 +213,7 @@ def test_what_nobody_has_sampled_is_a_fault_of_the_server(ids, logprobs, words):
 @pytest.mark.parametrize(("ids", "logprobs"), [([11], [None]), ([11], ["-1"]), ([1.0], [-1.0]), ([1 << 63], [-1.0])])
 def test_what_is_no_token_at_all_is_a_fault_of_the_server(ids, logprobs):
     with pytest.raises(ServerLostError, match="sent invalid tokens"):
-        PartialTokens(grant(), SamplingParameters(max_new_tokens=4)).add(Chunk(ids, logprobs))
+        PartialTokens(grant(), SamplingParameters(max_new_tokens=4), 3).add(Chunk(ids, logprobs))
 
 
 def test_in_recompute_prefixes_are_shared_only_between_requests_of_one_version():
@@ -263,7 +263,7 @@ def told(count, value):
 
 
 def partial_of(*ids, columns=None, finish=None):
-    made = PartialTokens(grant(), SamplingParameters(max_new_tokens=1000))
+    made = PartialTokens(grant(), SamplingParameters(max_new_tokens=1000), 3)
     made.add(Chunk(list(ids), [-1.0] * len(ids), finish, None, columns or {}))
     return made
 
@@ -293,7 +293,7 @@ def test_an_answer_that_begins_anew_forgets_its_columns():
 
 def partial_with_tops(*ids, finish=None, spans=None, labels_tokens=True):
     """A partial generation in chunks of one token, whose likeliest tokens are itself and the one after it."""
-    made = PartialTokens(grant(labels_tokens=labels_tokens), SamplingParameters(max_new_tokens=1000, top_logprobs=2))
+    made = PartialTokens(grant(labels_tokens=labels_tokens), SamplingParameters(max_new_tokens=1000, top_logprobs=2), 3)
     for number, token in enumerate(ids, 1):
         is_last = number == len(ids)
         made.add(Chunk([token], [-1.0], finish if is_last else None, spans, {}, [token, token + 1], [-1.0, -2.0]))
@@ -327,13 +327,66 @@ def test_an_answer_that_starts_again_forgets_its_likeliest_tokens():
 
 @pytest.mark.parametrize(("requested", "tops"), [(2, 0), (2, 1), (2, 3), (0, 2)])
 def test_another_number_of_likeliest_tokens_is_a_fault_of_the_server(requested, tops):
-    made = PartialTokens(grant(), SamplingParameters(max_new_tokens=9, top_logprobs=requested))
+    made = PartialTokens(grant(), SamplingParameters(max_new_tokens=9, top_logprobs=requested), 3)
     made.add(Chunk([11, 12], [-1.0, -1.0], "stop", None, {}, [5] * (2 * tops), [-2.0] * (2 * tops)))
     assert f"instead of {2 * requested} each" in made.fault()
 
 
 @pytest.mark.parametrize("tops", [([None], [-1.0]), ([5], ["-1"]), ([1 << 40], [-1.0])])
 def test_likeliest_tokens_that_are_no_numbers_are_a_fault_of_the_server(tops):
-    made = PartialTokens(grant(), SamplingParameters(max_new_tokens=9, top_logprobs=1))
+    made = PartialTokens(grant(), SamplingParameters(max_new_tokens=9, top_logprobs=1), 3)
     with pytest.raises(ServerLostError, match="sent invalid tokens"):
         made.add(Chunk([11], [-1.0], None, None, {}, *tops))
+
+
+def partial_with_prompt(*ids, values=(-0.5, -0.25), requested=True, finish=None):
+    """A partial generation in two chunks. The first has log-probabilities of a prompt with three tokens."""
+    made = PartialTokens(grant(), SamplingParameters(max_new_tokens=1000, prompt_logprobs=requested), 3)
+    made.add(Chunk(ids[:1], [-1.0] * len(ids[:1]), prompt_logprobs=values))
+    made.add(Chunk(ids[1:], [-1.0] * len(ids[1:]), finish))
+    return made
+
+
+def test_log_probabilities_of_the_prompt_are_requested_until_a_token_is_kept():
+    asked = answer(prompt_logprobs=True)
+    assert asked.next_partial(grant()).sampling.prompt_logprobs
+    asked.keep(partial_with_prompt(values=()), [])  # an update interrupted the prefill
+    assert asked.next_partial(grant()).sampling.prompt_logprobs
+    asked.keep(partial_with_prompt(11, 12), [4, 4])
+    assert not asked.next_partial(grant()).sampling.prompt_logprobs, "the rest continues without them"
+    asked.keep(tokens(13, finish="stop"), [5])
+    found = asked.generation()
+    assert (found.output_ids, found.prompt_logprobs) == ([11, 12, 13], [-0.5, -0.25])
+
+
+def test_an_answer_that_starts_again_has_the_prompt_of_its_own_weights():
+    asked = answer(prompt_logprobs=True, stop=("x",))
+    asked.keep(partial_with_prompt(11, values=(-0.5, -0.5)), [4])
+    assert asked.next_partial(grant(5)).sampling.prompt_logprobs
+    asked.keep(partial_with_prompt(21, values=(-0.75, -0.125), finish="stop"), [5])
+    assert (asked.generation().output_ids, asked.generation().prompt_logprobs) == ([21], [-0.75, -0.125])
+
+
+def test_an_answer_without_a_request_for_them_has_no_log_probabilities_of_the_prompt():
+    asked = answer()
+    asked.keep(tokens(11, finish="stop"), [4])
+    assert asked.generation().prompt_logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("requested", "values", "fault"),
+    [
+        (True, (), "0 log-probabilities of the prompt instead of 2"),
+        (True, (-0.5,), "1 log-probabilities of the prompt instead of 2"),
+        (False, (-0.5, -0.25), "2 log-probabilities of the prompt instead of 0"),
+        (True, (-0.5, 0.5), "0.5 as a log-probability"),
+        (True, (-0.5, float("nan")), "nan as a log-probability"),
+    ],
+)
+def test_wrong_log_probabilities_of_the_prompt_are_a_fault_of_the_server(requested, values, fault):
+    assert partial_with_prompt(11, values=values, requested=requested).fault() == fault
+
+
+def test_log_probabilities_of_the_prompt_that_are_no_numbers_are_a_fault_of_the_server():
+    with pytest.raises(ServerLostError, match="sent invalid tokens"):
+        partial_with_prompt(11, values=(None, -0.5))

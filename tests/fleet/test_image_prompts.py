@@ -1,10 +1,12 @@
 """Prompts with images, as servers are asked for them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from areal_core.models.images import ImagePrompts
+from areal_core.servers import GenerationRequest, SamplingParameters
 
 IMAGE, VIDEO, PAD = 2, 5, 7
 SEEING = {
@@ -69,3 +71,10 @@ def test_a_model_that_sees_nothing_is_asked_as_ever(prompts_of, config):
 def test_a_config_without_a_language_model_of_its_own_is_read_too(prompts_of):
     flat = {"model_type": "qwen2_vl", "image_token_id": IMAGE, "pad_token_id": None, "vision_config": {}}
     assert prompts_of(flat).place([VIDEO, IMAGE, 4], 0).input_ids == [VIDEO, 0, 4]
+
+
+def test_log_probabilities_of_a_prompt_with_images_are_refused():
+    request = GenerationRequest("r1", [IMAGE, 4], SamplingParameters(prompt_logprobs=True), 0, images=("iVBORw0KGgo=",))
+    with pytest.raises(ValueError, match="request r1 has images and prompt_logprobs"):
+        request.check(vocabulary=10, limit=1000, limited_by="the servers take")
+    replace(request, images=()).check(vocabulary=10, limit=1000, limited_by="the servers take")

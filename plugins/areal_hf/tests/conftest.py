@@ -142,6 +142,7 @@ class Bench:
         self.requests = {}
         self.outputs = {}
         self.tops = {}
+        self.of_prompts = {}
 
     def add(self, input_ids, seed=0, **sampling):
         number = len(self.requests)
@@ -159,6 +160,8 @@ class Bench:
         tops = zip(outputs.top_ids.split(sizes), outputs.top_logprobs.split(sizes), strict=True)
         for number, count, found in zip(outputs.numbers, outputs.counts, tops, strict=True):
             self.tops[number] = [flat.view(count, -1) if len(flat) else flat.view(count, 0) for flat in found]
+        of_prompts = outputs.prompt_logprobs.split(outputs.prompt_counts)
+        self.of_prompts |= dict(zip(outputs.numbers, of_prompts, strict=True))
         for number, count, stopped in zip(outputs.numbers, outputs.counts, outputs.stopped, strict=True):
             end = start + count
             self.outputs[number] = (
@@ -213,6 +216,7 @@ class _Benches:
         return Bench(folder, **limits)
 
     reference = staticmethod(reference_model)
+    plain_logprobs = staticmethod(plain_logprobs)
 
 
 @pytest.fixture(scope="session")

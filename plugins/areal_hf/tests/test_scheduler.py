@@ -30,6 +30,41 @@ def test_logprobs_equal_a_plain_forward_while_requests_join_and_leave(bench, sav
         runner.check_logprobs(number, {0: reference})
 
 
+@WAYS
+@pytest.mark.parametrize("shape", ["qwen3", "gpt2", "mistral"])
+def test_prompt_logprobs_equal_a_plain_forward(bench, saved, shape, way):
+    """Siblings share a forward, also with prompts that differ only in the last token or request none."""
+    folder = saved(shape)
+    runner = bench(folder, requests=5, way=way)
+    for number, prompt in enumerate(prompts(12)):
+        for ids in (prompt, prompt, [*prompt[:-1], 7]):
+            wanted = number % 4 > 0
+            runner.add(ids, number, temperature=(0.7, 1.3)[number % 2], max_new_tokens=1 + number % 3,
+                       prompt_logprobs=wanted)  # fmt: skip
+    runner.run()
+    reference = bench.reference(folder)
+    for number, request in runner.requests.items():
+        expected = bench.plain_logprobs(reference, request.input_ids, 1.0)[:-1]
+        expected = expected.gather(1, torch.tensor(request.input_ids[1:], dtype=torch.int64)[:, None])[:, 0]
+        found = runner.of_prompts[number]
+        if not request.sampling.prompt_logprobs:
+            assert len(found) == 0
+            continue
+        torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=0)
+
+
+@WAYS
+def test_an_update_does_not_change_prompt_logprobs_of_live_requests(bench, model_folder, other_folder, way):
+    runner = bench(model_folder, recompute=True, way=way)
+    number = runner.add([9, 8, 7, 6], prompt_logprobs=True, max_new_tokens=8)
+    runner.step()
+    before = runner.requests[number].prompt_logprobs.tolist()
+    runner.scheduler.update_weights(1, other_folder)
+    runner.run()
+    assert runner.of_prompts[number].tolist() == before
+    assert len(before) == 3
+
+
 @pytest.mark.parametrize("shape", ["qwen3", "llama", "gpt2", "mistral", "qwen3_moe"])
 def test_greedy_equals_generate(bench, saved, shape):
     runner = bench(saved(shape), requests=4)

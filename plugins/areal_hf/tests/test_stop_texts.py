@@ -38,12 +38,16 @@ def test_the_last_token_completes_the_stop_string(stop: tuple[str, ...], kept: i
     column = np.arange(8)  # the first two values belong to the prompt
     logprobs, versions = [-float(position) for position in range(6)], [7, 7, 7, 8, 8, 8]
     tops = {"top_ids": [[token, 60 + token] for token in ids], "top_logprobs": [[-1.0, -2.0]] * 6}
-    whole = Generation(ids, logprobs, versions, FinishReason.LENGTH, {"choices": column}, **tops)
+    of_prompt = [-0.5]
+    whole = Generation(
+        ids, logprobs, versions, FinishReason.LENGTH, {"choices": column}, prompt_logprobs=of_prompt, **tops
+    )
     cut = cut_at_stop(whole, stop, Letters())
     assert cut.output_ids == ids[:kept]
     assert cut.logprobs == whole.logprobs[:kept]
     assert cut.versions == whole.versions[:kept]
     assert np.array_equal(cut.columns["choices"], column[: 2 + kept])
+    assert cut.prompt_logprobs == of_prompt
     assert np.array_equal(cut.top_ids, whole.top_ids[:kept])
     assert np.array_equal(cut.top_logprobs, whole.top_logprobs[:kept])
     assert cut.finish_reason is (FinishReason.LENGTH if kept == 6 else FinishReason.STOP)

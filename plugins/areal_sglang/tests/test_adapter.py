@@ -198,6 +198,21 @@ def test_likeliest_tokens_are_read(adapter_call, recorded, streaming):
     assert not any(chunk.top_ids or chunk.top_logprobs for chunk in chunks)
 
 
+@pytest.mark.parametrize("streaming", ["incremental", "cumulative"])
+def test_log_probabilities_of_the_prompt_are_read_once(adapter_call, recorded, streaming):
+    """Each event repeats them, with null for the first token."""
+    of_prompt = [[None, 5, None], [-2.5, 17, None], [-1.5, 33, None], [-0.5, 8, None]]
+    events = [
+        event | {"meta_info": event["meta_info"] | {"input_token_logprobs": of_prompt}} for event in recorded[streaming]
+    ]
+    chunks, (body,) = generated(adapter_call, {"events": events}, partial(max_new_tokens=100, prompt_logprobs=True))
+    assert (body["logprob_start_len"], body["sampling_params"]["stream_interval"]) == (0, 100)
+    assert [value for chunk in chunks for value in chunk.prompt_logprobs] == [-2.5, -1.5, -0.5]
+    chunks, (body,) = generated(adapter_call, {"events": events})
+    assert "logprob_start_len" not in body
+    assert not any(chunk.prompt_logprobs for chunk in chunks)
+
+
 def test_sampling_parameters_are_those_of_sglang(adapter_call, recorded):
     answer = {"events": recorded["incremental"]}
     request = partial(max_new_tokens=7, stop_token_ids=(4, 9))

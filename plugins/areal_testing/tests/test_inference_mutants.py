@@ -113,6 +113,48 @@ class TopsLeftOut(NaiveEngine):
         return await super()._generate(replace(request, sampling=replace(request.sampling, top_logprobs=0)))
 
 
+class PromptLogprobsAfterTemperature(NaiveEngine):
+    @torch.no_grad()
+    def _prompt_logprobs(self, request):
+        ids = torch.tensor(request.input_ids)
+        table = torch.log_softmax(self._model(input_ids=ids[None]).logits[0] / request.sampling.temperature, -1)
+        return table[:-1].gather(1, ids[1:, None])[:, 0].tolist()
+
+
+class PromptLogprobsOfTheTokenBefore(NaiveEngine):
+    def _prompt_logprobs(self, request):
+        values = super()._prompt_logprobs(request)
+        return values[-1:] + values[:-1]
+
+
+class PromptLogprobsOfUncachedTokens(NaiveEngine):
+    """Reports none for the tokens that an earlier prompt has in common with this one."""
+
+    _seen: tuple[list[int], ...] = ()
+
+    def _prompt_logprobs(self, request):
+        ids = request.input_ids
+        shared = (sum(a == b for a, b in zip(ids, seen, strict=False)) for seen in self._seen)
+        values = super()._prompt_logprobs(request)[max(shared, default=0) :]
+        self._seen = (*self._seen, ids)
+        return values
+
+
+class PromptLogprobsLeftOut(NaiveEngine):
+    """Offers log-probabilities of prompts and reports none."""
+
+    async def _generate(self, request):
+        return await super()._generate(replace(request, sampling=replace(request.sampling, prompt_logprobs=False)))
+
+
+class PromptLogprobsOfTheFirstWeights(NaiveEngine):
+    """Does not compute the log-probabilities of a prompt again after an update."""
+
+    def _prompt_logprobs(self, request):
+        known = self.__dict__.setdefault("_known", {})
+        return known.setdefault(tuple(request.input_ids), super()._prompt_logprobs(request))
+
+
 class VersionReadAtTheEnd(NaiveEngine):
     async def _generate(self, request):
         output = await super()._generate(request)
@@ -359,6 +401,7 @@ STOP = "test_a_stop_token_ends_the_output_and_is_part_of_it"
 SLOTS = "test_on_slot_change_reports_a_slot_once"
 REFUSED = "test_refused_weights_change_nothing"
 TOPS = "test_top_logprobs_are_those_of_the_tempered_distribution"
+PROMPT = "test_prompt_logprobs_are_those_of_the_whole_distribution_at_temperature_1"
 MUTANTS = [
     (LogprobsBeforeTemperature, LOGPROBS, "a plain forward pass"),
     (LogprobsOfTruncatedDistribution, LOGPROBS, "a plain forward pass"),
@@ -366,6 +409,11 @@ MUTANTS = [
     (TopsOfThePositionBefore, TOPS, "a plain forward pass"),
     (TopsRenormalized, TOPS, "a plain forward pass"),
     (TopsLeftOut, TOPS, "were requested for each"),
+    (PromptLogprobsAfterTemperature, PROMPT, "\\(temperature 0.7\\) differ by"),
+    (PromptLogprobsOfTheTokenBefore, PROMPT, "a plain forward pass"),
+    (PromptLogprobsOfUncachedTokens, PROMPT, "prompt_logprobs instead of"),
+    (PromptLogprobsLeftOut, PROMPT, "lacks the prompt_logprobs"),
+    (PromptLogprobsOfTheFirstWeights, PROMPT, "a plain forward pass"),
     (IgnoredTemperature, "test_tokens_are_drawn_from_the_tempered_distribution", "at temperature 0.7 the mean"),
     (VersionReadAtTheEnd, LABELS, "version that sampled, label"),
     (VersionReadAtTheStart, LABELS, "version that sampled, label"),

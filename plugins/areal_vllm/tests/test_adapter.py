@@ -169,12 +169,28 @@ def test_likeliest_tokens_are_those_without_a_sampled_one_that_is_none(adapter_c
     assert (chunk.top_ids, chunk.top_logprobs) == ([3, 7, 3, 4], [-0.5, -1.5, -0.5, -2.0])
     (chunk,), (body,) = generated(adapter_call, answer_with(likely[:1]))
     assert body["sampling_params"]["logprobs"] == 0
-    assert (chunk.top_ids, chunk.top_logprobs) == ([], [])
+    assert (chunk.top_ids, chunk.top_logprobs, chunk.prompt_logprobs) == ([], [], [])
+    assert "prompt_logprobs" not in body["sampling_params"]
 
 
 def test_another_number_of_likeliest_tokens_is_a_lost_server(adapter_call):
     with pytest.raises(ServerLostError, match="sent 2 likeliest tokens where 3 were asked for"):
         generated(adapter_call, answer_with([(7, -1.5), (3, -0.5)]), partial(top_logprobs=2))
+
+
+def test_log_probabilities_of_the_prompt_come_with_a_whole_answer(adapter_call):
+    """vLLM does not stream them. The first token has none, and the entry of each other token names only itself."""
+    entries = [{"17": {"logprob": -2.5, "rank": 9}}, {"33": {"logprob": -1.5}}, {"8": {"logprob": -0.5}}]
+    ((event,),) = [answer["events"] for answer in answer_with([(7, -1.0)]).values()]
+    answers = {GENERATE: event | {"prompt_logprobs": [None, *entries]}}
+    (chunk,), (body,) = generated(adapter_call, answers, partial(prompt_logprobs=True))
+    assert (chunk.output_ids, chunk.finish, chunk.prompt_logprobs) == ([7], "length", [-2.5, -1.5, -0.5])
+    assert (body["stream"], body["sampling_params"]["prompt_logprobs"]) == (False, 0)
+
+
+def test_a_whole_answer_of_another_form_is_a_lost_server(adapter_call):
+    with pytest.raises(ServerLostError, match="unknown form"):
+        generated(adapter_call, {GENERATE: {"choices": [{"token_ids": "7"}]}}, partial(prompt_logprobs=True))
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class HFAdapter(ServerAdapter):
         """See `ServerAdapter.capabilities`. Sampling settings that the trainer cannot reproduce are not supported."""
         modes: frozenset[UpdateMode] = frozenset({"keep_cache", "recompute"})
         return InferenceCapabilities(
-            modes, frozenset({"stop", "top_logprobs"}), self.settings.deterministic, images=True
+            modes, frozenset({"stop", "top_logprobs", "prompt_logprobs"}), self.settings.deterministic, images=True
         )
 
     def command(self, model: ModelReference, host: str, port: int, scratch: Path) -> ServerCommand:
@@ -102,6 +102,7 @@ class HFAdapter(ServerAdapter):
             generation.columns,
             sampled.top_ids,
             sampled.top_logprobs,
+            generation.prompt_logprobs or (),
         )
 
     async def stop(self, connection: HFConnection, mode: UpdateMode) -> None:

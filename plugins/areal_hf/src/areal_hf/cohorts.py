@@ -20,6 +20,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 from areal_core.models import without_image_tokens
+from areal_hf import prompt_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,9 +150,13 @@ class CohortDecoder:
             source = [order.setdefault(sequence, len(order)) for sequence in sequences]
             images = [rows.requests[cohort.rows[source.index(number)]].images for number in range(len(order))]
             ids = torch.tensor([tokens for tokens, _ in order], device=rows.device)
-            logits, cohort.cache = self._forward(self._sequences(ids, images), None)
+            requests = [rows.requests[row] for row in cohort.rows]
+            of_prompts = any(request.lacks_prompt_logprobs for request in requests)
+            logits, cohort.cache = self._forward(self._sequences(ids, images), None, keeps_all=of_prompts)
+            if of_prompts:
+                prompt_logprobs.record(requests, source, logits)
             index = torch.tensor(source, device=rows.device)
-            logits = logits[index]
+            logits = logits[:, -1][index]
             _select(cohort.cache, index, len(order))
         else:
             newest = without_image_tokens(self._model.config, rows.live("last")[indices])
@@ -160,6 +165,7 @@ class CohortDecoder:
                 positions = positions + rows.live("offsets")[indices]
             inputs = {"input_ids": newest.unsqueeze(1), "position_ids": positions.unsqueeze(1)}
             logits, cohort.cache = self._forward(inputs, cohort.cache)
+            logits = logits[:, -1]
         cohort.length += 1
         return logits
 
@@ -171,9 +177,16 @@ class CohortDecoder:
         input_ids, positions = self._vision.place_rows(ids, images)
         return {"input_ids": input_ids, "position_ids": positions, **self._vision.shown(images)}
 
-    def _forward(self, inputs: dict[str, torch.Tensor], cache: Any) -> tuple[torch.Tensor, Any]:
-        """Return the logits [B, V] after some tokens, and the cache that includes them, or None if none is kept."""
+    def _forward(
+        self, inputs: dict[str, torch.Tensor], cache: Any, *, keeps_all: bool = False
+    ) -> tuple[torch.Tensor, Any]:
+        """Return the logits [B, T, V] of some tokens, and the cache that includes them, or None if none is kept.
+
+        Unless `keeps_all`, only the logits of the last token are needed, and T may be 1.
+        """
         options = {**inputs, **self._options}
+        if keeps_all and "logits_to_keep" in options:
+            options["logits_to_keep"] = 0
         # Without positions, several models take them from the first layer's cache, which may have no keys.
         if not self._takes_positions:
             del options["position_ids"]
@@ -181,10 +194,10 @@ class CohortDecoder:
             options[self._cache_name] = cache
         outputs = self._model(**options)
         if not self._keeps_cache:
-            return outputs.logits[:, -1], None
+            return outputs.logits, None
         if (cache := outputs.get(self._cache_name)) is None:
             raise ValueError("the model returns no cache")
-        return outputs.logits[:, -1], cache
+        return outputs.logits, cache
 
     def remove(self, rows: Rows, ended: list[int], sources: list[int], targets: list[int]) -> None:
         """See `Decoder.remove`."""

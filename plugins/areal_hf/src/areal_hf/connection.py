@@ -187,15 +187,17 @@ class _Channel:
         sizes = [count * top for count, top in zip(counts, message.tops, strict=True)]
         top_size, view = 4 * sum(sizes), view[3 * size :]
         top_ids, top_logprobs = array("i", bytes(view[:top_size])), array("f", bytes(view[top_size : 2 * top_size]))
+        prompt_size, view = 4 * sum(message.prompt_counts), view[2 * top_size :]
+        prompt_logprobs = array("f", bytes(view[:prompt_size]))
         columns = (
-            self._columns(message.computed, view[2 * top_size :]) if self.loaded.experts_shape else [{}] * len(counts)
+            self._columns(message.computed, view[prompt_size:]) if self.loaded.experts_shape else [{}] * len(counts)
         )
         self._labels |= {message.oldest + index: label for index, label in enumerate(message.labels)}
-        start = top_start = 0
-        parts = zip(message.numbers, counts, sizes, message.stopped, columns, strict=True)
-        for number, count, top_count, stopped, column in parts:
+        start = top_start = prompt_start = 0
+        parts = zip(message.numbers, counts, sizes, message.prompt_counts, message.stopped, columns, strict=True)
+        for number, count, top_count, prompt_count, stopped, column in parts:
             future = self._requests.get(number)
-            end, top_end = start + count, top_start + top_count
+            end, top_end, prompt_end = start + count, top_start + top_count, prompt_start + prompt_count
             if future is not None and not future.done():
                 reason = FinishReason.STOP if stopped else FinishReason.LENGTH
                 sampled = SampledTokens(
@@ -205,8 +207,9 @@ class _Channel:
                     top_ids[top_start:top_end],
                     top_logprobs[top_start:top_end],
                 )
-                future.set_result((Generation.of(sampled, reason, column), self._labels))
-            start, top_start = end, top_end
+                of_prompt = prompt_logprobs[prompt_start:prompt_end].tolist()
+                future.set_result((Generation.of(sampled, reason, column, of_prompt), self._labels))
+            start, top_start, prompt_start = end, top_end, prompt_end
 
     def _columns(self, computed: list[int], data: memoryview) -> list[dict[str, Values]]:
         """Return the routed experts of each generation. No token predicts the first token, so its row is 0."""

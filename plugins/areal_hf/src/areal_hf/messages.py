@@ -88,9 +88,10 @@ class Finished(Message):
         counts: number of tokens of each answer.
         stopped: True for each answer that ended with a stop token.
         columns: concatenated arrays over all tokens: tokens (int32), numbers of weights (int32), log-probabilities
-            (float32), likeliest tokens (int32) and their log-probabilities (float32); then the routed experts of all
-            computed tokens.
+            (float32), likeliest tokens (int32) and their log-probabilities (float32); then the log-probabilities of
+            all prompts (float32), and the routed experts of all computed tokens.
         tops: number of likeliest tokens of each token, for each request.
+        prompt_counts: number of log-probabilities of each request's prompt.
         computed: number of computed tokens of each request; see `Outputs`.
         oldest: lowest number of weights in `columns`.
         labels: labels of the weights with the numbers `oldest`, `oldest` + 1, ...
@@ -101,6 +102,7 @@ class Finished(Message):
     stopped: list[bool]
     columns: bytes
     tops: list[int]
+    prompt_counts: list[int]
     computed: list[int]
     oldest: int
     labels: list[str]

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from areal_core.models import without_image_tokens
+from areal_core.servers import SamplingParameters
+from areal_hf import prompt_logprobs
 from areal_hf.cache import RowCache, rounded
+from areal_hf.rows import LiveRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,7 +59,7 @@ class RowDecoder:
     def _measure(self) -> int:
         """Return the cache's bytes per token, measured by a forward: each model family has its own shapes."""
         self.cache.fit(1, 1, 0, 0, 1)
-        self._prefill(0, [[0]], [None])
+        self._prefill(0, [[0]], [LiveRequest(0, [0, 0], SamplingParameters(), seed=0)])
         size = self.cache.bytes_per_token
         self.layers = sum(layer.is_initialized for layer in self.cache.layers)
         self.cache.reset()
@@ -110,37 +113,37 @@ class RowDecoder:
     def _fill(self, rows: Rows, start: int, *, is_rebuild: bool = False) -> None:
         """Cache all tokens but the newest of the rows from `start` on, in forwards of limited size."""
         histories = rows.histories(start, len(rows))
-        images = [request.images for request in rows.requests[start:]]
+        requests = rows.requests[start:]
         chunk: list[list[int]] = []
         distinct: set[_Prompt] = set()
         longest = done = 0
-        for history, inputs in zip(histories, images, strict=True):
+        for history, request in zip(histories, requests, strict=True):
             longest = max(longest, len(history))
-            grown = distinct | {_prompt(history, inputs)}
+            grown = distinct | {_prompt(history, request.images)}
             if chunk and len(grown) * longest > self._limits.prefill_tokens:
-                self._prefill(start + done, chunk, images[done:], is_rebuild=is_rebuild)
+                self._prefill(start + done, chunk, requests[done : done + len(chunk)], is_rebuild=is_rebuild)
                 done += len(chunk)
-                chunk, grown, longest = [], {_prompt(history, inputs)}, len(history)
+                chunk, grown, longest = [], {_prompt(history, request.images)}, len(history)
             chunk.append(history)
             distinct = grown
-        self._prefill(start + done, chunk, images[done:], is_rebuild=is_rebuild)
+        self._prefill(start + done, chunk, requests[done:], is_rebuild=is_rebuild)
 
     def _prefill(
-        self, start: int, histories: list[list[int]], images: list[ImageInputs | None], *, is_rebuild: bool = False
+        self, start: int, histories: list[list[int]], requests: list[LiveRequest], *, is_rebuild: bool = False
     ) -> None:
         """Run one forward over the distinct histories. Siblings with one prompt share its computation.
 
         Args:
             start: the first row.
             histories: tokens of the rows from `start` on.
-            images: images of these rows, and possibly of later ones.
+            requests: requests of these rows.
             is_rebuild: True if the rows were cached before, with old weights.
         """
         order: dict[_Prompt, int] = {}
         first: list[int] = []
         source = []
         for index, history in enumerate(histories):
-            key = _prompt(history, images[index])
+            key = _prompt(history, requests[index].images)
             if key not in order:
                 order[key] = len(order)
                 first.append(index)
@@ -156,20 +159,23 @@ class RowDecoder:
         positions = torch.arange(longest, device=device).expand(len(order), longest)
         image_inputs: dict[str, torch.Tensor] = {}
         if self._vision is not None:
-            distinct_images = [images[index] for index in first]
+            distinct_images = [requests[index].images for index in first]
             ids, positions = self._vision.place_rows(ids, distinct_images)
             image_inputs = self._vision.shown(distinct_images)
         sources = torch.tensor(source, dtype=torch.int64, device=device)
         self.cache.fill(start, sources)
-        self._model(
+        of_prompts = any(request.lacks_prompt_logprobs for request in requests)
+        logits = self._model(
             input_ids=ids,
             attention_mask=self._masks.for_prompts(len(order), longest, device),
             position_ids=positions,
             past_key_values=self.cache,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=0 if of_prompts else 1,  # 0 keeps all
             **image_inputs,
-        )
+        ).logits
+        if of_prompts:
+            prompt_logprobs.record(requests, source, logits)
         if self.experts is not None and is_rebuild:
             self.experts.take_choices()
         elif self.experts is not None:

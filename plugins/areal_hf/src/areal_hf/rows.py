@@ -28,6 +28,8 @@ class LiveRequest:
             see `Placed.offset`.
         row: its row, or -1 while it waits.
         cancelled: True if the client has cancelled it.
+        prompt_logprobs: if the sampling settings request them, the log-probabilities [T - 1] float32 of `input_ids[1:]`
+            on the CPU. Empty until its prompt is computed.
     """
 
     number: int
@@ -38,6 +40,12 @@ class LiveRequest:
     offset: int = 0
     row: int = -1
     cancelled: bool = False
+    prompt_logprobs: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether the next forward over the prompt has to record `prompt_logprobs`."""
+        return self.sampling.prompt_logprobs and len(self.prompt_logprobs) < len(self.input_ids) - 1
 
     @property
     def limit(self) -> int:
@@ -72,6 +80,8 @@ class Outputs:
     tops: list[int] = field(default_factory=list)
     top_ids: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))
     top_logprobs: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    prompt_counts: list[int] = field(default_factory=list)
+    prompt_logprobs: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     computed: list[int] = field(default_factory=list)
     experts: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
@@ -216,6 +226,8 @@ class Rows:
             versions=self._versions[rows, :width][mask].cpu(),
             logprobs=self._logprobs[rows, :width][mask].cpu(),
             tops=tops,
+            prompt_counts=[len(r.prompt_logprobs) for r in requests],
+            prompt_logprobs=torch.cat([r.prompt_logprobs for r in requests]),
         )
         if any(tops):
             shares = [(row, slice(count), slice(top)) for row, count, top in zip(ended, counts, tops, strict=True)]

@@ -185,6 +185,7 @@ class Server:
         if any(outputs.tops):
             sizes = [count * top for count, top in zip(outputs.counts, outputs.tops, strict=True)]
             parts += [torch.split(flat, sizes) for flat in (outputs.top_ids, outputs.top_logprobs)]
+        parts.append(torch.split(outputs.prompt_logprobs, outputs.prompt_counts))
         if outputs.computed:
             parts.append(torch.split(outputs.experts, outputs.computed))
         for peer in dict.fromkeys(owner for owner, *_ in owners):
@@ -194,9 +195,11 @@ class Server:
             counts = [outputs.counts[index] for index in indices]
             stopped = [outputs.stopped[index] for index in indices]
             tops = [outputs.tops[index] for index in indices]
+            prompts = [outputs.prompt_counts[index] for index in indices]
             computed = [outputs.computed[index] for index in indices] if outputs.computed else []
             with suppress(PeerClosed):
-                peer.notify(Finished(numbers, counts, stopped, data, tops, computed, oldest, self._labels[oldest:]))
+                labels = self._labels[oldest:]
+                peer.notify(Finished(numbers, counts, stopped, data, tops, prompts, computed, oldest, labels))
 
 
 def _read_images(model: str, images: tuple[str, ...]) -> ImageInputs:

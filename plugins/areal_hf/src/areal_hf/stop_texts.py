@@ -29,4 +29,4 @@ def cut_at_stop(generation: Generation, stop: Sequence[str], tokenizer: Any) -> 
         low, high = (low, middle) if has_stop(middle) else (middle, high)
     removed = len(generation.output_ids) - high
     columns = {name: column[: len(column) - removed] for name, column in generation.columns.items()}
-    return Generation.of(generation.sampled.first(high), FinishReason.STOP, columns)
+    return Generation.of(generation.sampled.first(high), FinishReason.STOP, columns, generation.prompt_logprobs)

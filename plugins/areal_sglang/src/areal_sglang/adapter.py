@@ -108,7 +108,7 @@ class SGLangAdapter(HTTPAdapter):
     def capabilities(self) -> InferenceCapabilities:
         """See `ServerAdapter.capabilities`. Seeds count only in the deterministic mode, which is a third slower."""
         sampling = {"top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
-        sampling.add("top_logprobs")
+        sampling |= {"top_logprobs", "prompt_logprobs"}
         return InferenceCapabilities(
             update_modes=frozenset({"keep_cache", "recompute"}),
             sampling=frozenset(sampling | ({"stop"} if self.settings.detokenize else set())),
@@ -218,10 +218,12 @@ class SGLangAdapter(HTTPAdapter):
             "rid": partial.name,
             "extra_key": partial.cache_salt,
             **({"top_logprobs_num": top_count} if top_count else {}),
+            # SGLang then computes the whole prompt without its prefix cache, and applies no temperature to it.
+            **({"logprob_start_len": 0} if partial.sampling.prompt_logprobs else {}),
             **({"return_routed_experts": True} if self.moe is not None else {}),
             **({"lora_path": partial.adapter} if partial.adapter else {}),
         }
-        seen = 0
+        seen, lacks_prompt = 0, partial.sampling.prompt_logprobs
         async for event in connection.post_for_events("/generate", body, EVENTS):
             if event.error is not None:
                 if event.error.get("code") == _ABORTED:
@@ -243,6 +245,8 @@ class SGLangAdapter(HTTPAdapter):
             if len(ids) == total and len(ids) > total - seen:  # the event repeats the tokens of earlier events
                 ids, logprobs, tops = ids[seen:], logprobs[seen:], tops[seen:]
             seen += len(ids)
+            of_prompt = (meta.input_token_logprobs or [])[1:] if lacks_prompt else []  # each event repeats them
+            lacks_prompt = lacks_prompt and not of_prompt
             # With an adapter, the reported versions are those of the base model, which never change.
             spans = meta.weight_versions if self.settings.adapter_rank is None else None
             if reason is not None and reason.type == "stop":
@@ -257,6 +261,7 @@ class SGLangAdapter(HTTPAdapter):
                 self._columns(meta.routed_experts, len(partial.input_ids) + total),
                 [top.token for position in tops for top in position],
                 [top.value for position in tops for top in position],
+                [entry.value for entry in of_prompt if entry.value is not None],
             )
 
     def _columns(self, encoded: str | None, tokens: int) -> Mapping[str, Values]:
@@ -284,7 +289,8 @@ class SGLangAdapter(HTTPAdapter):
             "ignore_eos": not stops,
             "skip_special_tokens": False,
             "sampling_seed": partial.seed & (2**63 - 1),
-            "stream_interval": self.settings.stream_interval,
+            # Each event has the log-probabilities of the whole prompt again.
+            "stream_interval": sampling.max_new_tokens if sampling.prompt_logprobs else self.settings.stream_interval,
         }
 
     async def stop(self, connection: ServerConnection, mode: UpdateMode) -> None:

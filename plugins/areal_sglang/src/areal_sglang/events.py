@@ -15,6 +15,12 @@ class _Logprob(msgspec.Struct, array_like=True, gc=False):
     value: float
 
 
+class _InputLogprob(msgspec.Struct, array_like=True, gc=False):
+    """The same for a token of the prompt. The first token has no value."""
+
+    value: float | None
+
+
 class _TopLogprob(msgspec.Struct, array_like=True, gc=False):
     """One of a token's likeliest tokens. Its text follows, and is not read."""
 
@@ -33,6 +39,7 @@ class _MetaInfo(msgspec.Struct):
     completion_tokens: int
     finish_reason: Reason | None
     prompt_tokens: int = 0  # missing if a request was aborted in the queue
+    input_token_logprobs: list[_InputLogprob] | None = None
     output_token_logprobs: list[_Logprob] | None = None
     output_top_logprobs: list[list[_TopLogprob]] | None = None
     weight_versions: list[Span] | None = None

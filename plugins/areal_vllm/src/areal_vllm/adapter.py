@@ -88,8 +88,16 @@ class _Choice(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     error: dict[str, Any] | None = None
+    prompt_logprobs: list[dict[str, _Logprob] | None] | None = None
+
+    def logprobs_of_prompt(self) -> list[float]:
+        """Return the prompt's log-probabilities; empty if there are none. The entry of the first token is null."""
+        return [entry.logprob for entries in self.prompt_logprobs or () for entry in (entries or {}).values()]
 
 
+_GENERATE = "/inference/v1/generate"
+_LONGEST_ANSWER_S = 3600.0
+"""Timeout of an answer that is not streamed. The fleet's health checks detect a dead server earlier."""
 _EVENTS: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Event)
 
 
@@ -137,7 +145,7 @@ class VLLMAdapter(HTTPAdapter):
     def capabilities(self) -> InferenceCapabilities:
         """See `ServerAdapter.capabilities`. Log-probabilities are those after top_p, top_k and min_p."""
         sampling = {"top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
-        sampling.add("top_logprobs")
+        sampling |= {"top_logprobs", "prompt_logprobs"}
         return InferenceCapabilities(
             update_modes=frozenset({"keep_cache", "recompute"}),
             sampling=frozenset(sampling | ({"stop"} if self.settings.detokenize else set())),
@@ -236,6 +244,8 @@ class VLLMAdapter(HTTPAdapter):
     async def generate(self, connection: ServerConnection, partial: PartialGeneration) -> AsyncIterator[Chunk]:
         """Stream an answer of `/inference/v1/generate` to token ids.
 
+        vLLM streams no `prompt_logprobs`. An answer with them comes as a whole when it is complete.
+
         Raises:
             RequestRefusedError, ServerLostError: the stream contains an error.
             ValueError: images do not fit the prompt, or the answer cannot continue after an image token.
@@ -250,12 +260,16 @@ class VLLMAdapter(HTTPAdapter):
             "token_ids": prompt.input_ids,
             **image_fields,
             "sampling_params": self._sampling(partial),
-            "stream": True,
+            "stream": not partial.sampling.prompt_logprobs,
             "cache_salt": partial.cache_salt,
             **({"model": partial.adapter} if partial.adapter else {}),
         }
         seen, top_count = 0, partial.sampling.top_logprobs
-        async for event in connection.post_for_events("/inference/v1/generate", body, _EVENTS):
+        if body["stream"]:
+            events = connection.post_for_events(_GENERATE, body, _EVENTS)
+        else:
+            events = _whole_answer(connection, body)
+        async for event in events:
             if event.error is not None:
                 raise_refusal(event.error)
             for choice in event.choices:
@@ -276,6 +290,7 @@ class VLLMAdapter(HTTPAdapter):
                     self._columns(choice.routed_experts, len(partial.input_ids) + seen),
                     [top.token_id for top in tops],
                     [top.logprob for top in tops],
+                    event.logprobs_of_prompt(),
                 )
 
     def _columns(self, encoded: str | None, tokens: int) -> Mapping[str, Values]:
@@ -305,6 +320,8 @@ class VLLMAdapter(HTTPAdapter):
             "seed": partial.seed & (2**63 - 1),
             "logprobs": sampling.top_logprobs + 1 if sampling.top_logprobs else 0,  # see `_Logprob.likeliest`
             "detokenize": bool(sampling.stop),
+            # 0 adds no other tokens. vLLM computes such a prompt without its prefix cache, and applies no temperature.
+            **({"prompt_logprobs": 0} if sampling.prompt_logprobs else {}),
         }
 
     async def stop(self, connection: ServerConnection, mode: UpdateMode) -> None:
@@ -397,3 +414,16 @@ class VLLMAdapter(HTTPAdapter):
                     raise UpdateRefusedError("the server could not reset its prefix cache")
         except RequestRefusedError as error:
             raise UpdateRefusedError(str(error)) from None
+
+
+async def _whole_answer(connection: ServerConnection, body: dict[str, Any]) -> AsyncIterator[_Event]:
+    """Yield the answer to a request without `stream`, which has the form of a single event.
+
+    Raises:
+        RequestRefusedError, ServerLostError: see `ServerConnection.post`. Or the answer has another form.
+    """
+    answer = await connection.post(_GENERATE, body, timeout_s=_LONGEST_ANSWER_S)
+    try:
+        yield msgspec.convert(answer, _Event)
+    except msgspec.ValidationError as error:
+        raise ServerLostError(f"{_GENERATE} was answered in an unknown form: {error}") from None

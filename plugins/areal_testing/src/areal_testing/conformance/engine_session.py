@@ -7,6 +7,8 @@ import itertools
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from areal_core.engines import ModelReference
 from areal_core.errors import RunError
 from areal_core.servers import GenerationRequest, SamplingParameters
@@ -104,6 +106,8 @@ def check_form(generation: Generation) -> None:
     assert len(set(lengths)) == 1, f"output_ids, logprobs and versions differ in length: {lengths}"
     shapes = generation.top_ids.shape, generation.top_logprobs.shape
     assert shapes[0] == shapes[1], f"top_ids and top_logprobs have the shapes {shapes}"
+    of_prompt = generation.prompt_logprobs
+    assert of_prompt is None or all(type(value) is float for value in of_prompt), "prompt_logprobs is no list of floats"
     assert all(type(token) is int for token in generation.output_ids), "output_ids holds something that is not an int"
     assert all(type(version) is int for version in generation.versions), "versions holds something that is not an int"
 
@@ -152,6 +156,32 @@ def check_logprobs(
             f"plain forward pass {own} for these and {likeliest} for the likeliest"
         )
         assert len(set(ids)) == count, f"top_ids of position {position} repeat a token: {ids}"
+
+
+def check_prompt_logprobs(request: GenerationRequest, generation: Generation, model: Path, tolerance: float) -> None:
+    """Assert that `prompt_logprobs` are those of a plain forward pass at temperature 1; None if not requested.
+
+    Args:
+        request: the request.
+        generation: the answer.
+        model: folder of the model that sampled the first token.
+        tolerance: largest absolute difference.
+    """
+    reported = generation.prompt_logprobs
+    if not request.sampling.prompt_logprobs:
+        assert reported is None, "an answer has prompt_logprobs that were not requested"
+        return
+    assert reported is not None, "an answer lacks the prompt_logprobs that were requested"
+    wanted = torch.tensor(request.input_ids[1:], dtype=torch.int64)[:, None]
+    expected = next_token_logprobs(model, request.input_ids, 1.0)[:-1].gather(1, wanted)[:, 0]
+    assert len(reported) == len(expected), (
+        f"a prompt of {len(request.input_ids)} tokens has {len(reported)} prompt_logprobs instead of {len(expected)}"
+    )
+    gaps = (torch.tensor(reported, dtype=torch.float64) - expected).abs()
+    assert bool((gaps <= tolerance).all()), (
+        f"prompt_logprobs of {len(request.input_ids)} tokens (temperature {request.sampling.temperature}) differ by "
+        f"{float(gaps.max()):.6f} at token {int(gaps.argmax()) + 1} from a plain forward pass at temperature 1"
+    )
 
 
 async def answer_unless_stopped(engine: InferenceEngine, request: GenerationRequest) -> Generation | None:

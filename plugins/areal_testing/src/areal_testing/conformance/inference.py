@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from areal_core.data import FinishReason
-from areal_core.engines import ModelReference
+from areal_core.engines import ModelReference, WeightUpdate
 from areal_core.errors import RunError
 from areal_core.servers import SamplingParameters
-from areal_testing.conformance.engine_session import PROMPTS, check_logprobs, make_request
+from areal_testing.conformance.engine_session import PROMPTS, check_logprobs, check_prompt_logprobs, make_request
 from areal_testing.conformance.models import CONTEXT, VOCABULARY, make_model, next_token_logprobs
 from areal_testing.conformance.weight_updates import WeightUpdates
 
@@ -32,7 +32,10 @@ _UNUSUAL = {
     "presence_penalty": 0.5,
     "stop": ("a",),
     "top_logprobs": 2,
+    "prompt_logprobs": True,
 }
+LONG_PROMPT = [token for number in range(150) for token in (5 + number % 50, 7 + number % 13)]
+"""A prompt of several blocks of a server's prefix cache."""
 
 
 class InferenceEngineSuite(WeightUpdates):
@@ -70,6 +73,41 @@ class InferenceEngineSuite(WeightUpdates):
                     pytest.skip("the engine does not report likeliest tokens")
                 for request, generation in zip(requests, await self.answers(engine, requests), strict=True):
                     check_logprobs(request, generation, {0: model}, self.tolerance)
+
+        asyncio.run(check())
+
+    def test_prompt_logprobs_are_those_of_the_whole_distribution_at_temperature_1(self, tmp_path: Path) -> None:
+        """Log-probabilities of the prompt match a plain forward pass, whatever the request's temperature and top-p.
+
+        Each prompt is in the engine's prefix cache when siblings request them, and again after a weight update. An
+        engine may refuse a temperature other than 1.
+        """
+        models = [make_model(tmp_path / f"model{v}", seed=v) for v in range(2)]
+        prompts = (*PROMPTS, LONG_PROMPT, [*LONG_PROMPT[:-1], 9])  # the last two differ in one token
+
+        async def check() -> None:
+            async with self.running(tmp_path, models[0]) as engine:
+                if "prompt_logprobs" not in engine.capabilities.sampling:
+                    pytest.skip("the engine does not report log-probabilities of prompts")
+                truncated = {"top_p": 0.5} if "top_p" in engine.capabilities.sampling else {}
+                settings = [{}, truncated, {"temperature": 0.7}]
+                try:
+                    await engine.generate(make_request(PROMPTS[0], temperature=0.7, prompt_logprobs=True))
+                except ValueError:
+                    settings.remove({"temperature": 0.7})
+                for version, model in enumerate(models):
+                    if version:
+                        await self.within(engine.update_weights(WeightUpdate(version, model)), "update_weights")
+                    await self.answers(engine, [make_request(prompt, most=2) for prompt in prompts])
+                    requests = [make_request(prompt, most=2, affinity="siblings") for prompt in prompts]
+                    requests += [
+                        make_request(prompt, seed, most=2, affinity="siblings", prompt_logprobs=True, **chosen)
+                        for prompt in prompts
+                        for seed, chosen in enumerate(settings)
+                    ]
+                    for request, generation in zip(requests, await self.answers(engine, requests), strict=True):
+                        assert set(generation.versions) == {version}
+                        check_prompt_logprobs(request, generation, model, self.tolerance)
 
         asyncio.run(check())
 

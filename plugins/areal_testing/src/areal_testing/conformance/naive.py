@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from areal_core.engines import ModelReference, WeightUpdate
     from areal_core.servers import GenerationRequest
 
-_SUPPORTED = {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy", "top_logprobs"}
+_OPTIONAL = frozenset({"top_logprobs", "prompt_logprobs"})
+_SUPPORTED = {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy", *_OPTIONAL}
 
 
 class NaiveEngine(Served):
@@ -31,7 +32,7 @@ class NaiveEngine(Served):
         slots: number of requests that the engine generates concurrently.
     """
 
-    capabilities = InferenceCapabilities(frozenset({"recompute"}), frozenset({"top_logprobs"}), deterministic=True)
+    capabilities = InferenceCapabilities(frozenset({"recompute"}), _OPTIONAL, deterministic=True)
 
     def __init__(self, slots: int = 8) -> None:
         self._slots = asyncio.Semaphore(slots)
@@ -83,6 +84,7 @@ class NaiveEngine(Served):
         async with self._slots:
             request.on_slot_change(True)
             generator = self._generator(request)
+            of_prompt = self._prompt_logprobs(request) if request.sampling.prompt_logprobs else None
             while len(ids) < request.sampling.max_new_tokens and finish_reason is FinishReason.LENGTH:
                 await asyncio.sleep(0)
                 token, logprob, top = self._draw(request, ids, generator)
@@ -93,7 +95,21 @@ class NaiveEngine(Served):
                 versions.append(self.version)
                 tops.append(top)
         top_logprobs, top_ids = zip(*tops, strict=True)
-        return Generation(ids, logprobs, versions, finish_reason, top_ids=top_ids, top_logprobs=top_logprobs)
+        return Generation(
+            ids,
+            logprobs,
+            versions,
+            finish_reason,
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
+            prompt_logprobs=of_prompt,
+        )
+
+    @torch.no_grad()
+    def _prompt_logprobs(self, request: GenerationRequest) -> list[float]:
+        ids = torch.tensor(request.input_ids)
+        table = torch.log_softmax(self._model(input_ids=ids[None]).logits[0].double(), -1)
+        return table[:-1].gather(1, ids[1:, None])[:, 0].tolist()
 
     def _generator(self, request: GenerationRequest) -> torch.Generator:
         return torch.Generator().manual_seed(request.seed)

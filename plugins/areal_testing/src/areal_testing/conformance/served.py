@@ -49,6 +49,7 @@ class GenerationMessage(Message):
     finish_reason: int
     top_ids: list[list[int]]
     top_logprobs: list[list[float]]
+    prompt_logprobs: list[float] | None
 
 
 class Served(InferenceEngine):
@@ -93,7 +94,8 @@ class Served(InferenceEngine):
             generation = await self.generate(request)
             lists = list(generation.output_ids), list(generation.logprobs), list(generation.versions)
             tops = generation.top_ids.tolist(), generation.top_logprobs.tolist()
-            peer.reply(number, GenerationMessage(*lists, int(generation.finish_reason), *tops))
+            reason, of_prompt = int(generation.finish_reason), generation.prompt_logprobs
+            peer.reply(number, GenerationMessage(*lists, reason, *tops, of_prompt))
         except Exception as error:  # noqa: BLE001 - the error fails only this request
             peer.reply(number, Failed(f"{type(error).__name__}: {error}"))
 
@@ -126,6 +128,7 @@ class ServedClient:
             FinishReason(generation.finish_reason),
             top_ids=generation.top_ids,
             top_logprobs=generation.top_logprobs,
+            prompt_logprobs=generation.prompt_logprobs,
         )
 
     async def close(self) -> None:

@@ -22,6 +22,7 @@ from areal_testing.conformance.engine_session import (
     answer_unless_stopped,
     check_form,
     check_logprobs,
+    check_prompt_logprobs,
     make_request,
 )
 from areal_testing.conformance.models import FIRST_FORCED, make_constant_model, make_model
@@ -64,7 +65,10 @@ class WeightUpdates(EngineSession):
         asyncio.run(check())
 
     def test_recompute_gives_exact_logprobs_across_updates(self, tmp_path: Path) -> None:
-        """Each token's log-probability is that of its version's weights, also for the tokens before it."""
+        """Each token's log-probability is that of its version's weights, also for the tokens before it.
+
+        Log-probabilities of the prompt are those of the first token's version.
+        """
         models = [make_model(tmp_path / f"model{v}", seed=v) for v in range(UPDATES + 1)]
 
         async def check() -> None:
@@ -78,6 +82,8 @@ class WeightUpdates(EngineSession):
                 crossing = sorted(answers, key=lambda answer: -len(set(answer[1].versions)))[:4]
                 for request, generation in crossing:
                     check_logprobs(request, generation, dict(enumerate(models)), self.tolerance)
+                for request, generation in answers:
+                    check_prompt_logprobs(request, generation, models[generation.versions[0]], self.tolerance)
 
         asyncio.run(check())
 
@@ -172,7 +178,11 @@ class WeightUpdates(EngineSession):
     async def _generate_under_updates(
         self, engine: InferenceEngine, models: list[Path]
     ) -> list[tuple[GenerationRequest, Generation]]:
-        """Generate while weights change. Return the requests and their generations, which are complete."""
+        """Generate while weights change. Return the requests and their generations, which are complete.
+
+        Half of the workers request `prompt_logprobs`, if the engine reports them.
+        """
+        reports_prompts = "prompt_logprobs" in engine.capabilities.sampling
         answers: list[tuple[GenerationRequest, Generation]] = []
         is_over = False
 
@@ -181,7 +191,12 @@ class WeightUpdates(EngineSession):
                 if is_over:
                     return
                 slot_changes: list[bool] = []
-                request = make_request(PROMPTS[number % len(PROMPTS)], 100 * number + turn, most=self.tokens_in_flight)
+                request = make_request(
+                    PROMPTS[number % len(PROMPTS)],
+                    100 * number + turn,
+                    most=self.tokens_in_flight,
+                    prompt_logprobs=reports_prompts and number % 2 == 1,
+                )
                 watched = replace(request, on_slot_change=slot_changes.append)
                 generation = await self.within(engine.generate(watched), "a request during an update")
                 expected = [False, True] * max(1, len(slot_changes) // 2)
