@@ -168,16 +168,16 @@ def self_teacher_role(decay: float) -> Role:
 class SelfDistillationAdvantageSettings(Settings):
     """Settings of `self_teacher.SelfDistillationAdvantage`."""
 
+    reward_advantage: Selection | None = component(
+        "advantages",
+        description="Estimator of an advantage from rewards that is mixed in, such as grpo/group_normalized. null: the "
+        "teacher alone.",
+    )
     reward_weight: float = Field(
-        0.0,
+        0.5,
         ge=0,
         le=1,
-        description="Weight λ of the advantage from rewards; that from the teacher has 1 - λ. 0: the teacher alone.",
-    )
-    reward_advantage: Selection = component(
-        "advantages",
-        default="grpo/group_normalized",
-        description="Estimator of the advantage from rewards. It is computed if reward_weight is above 0.",
+        description="Weight λ of reward_advantage, if there is one; the advantage from the teacher has 1 - λ.",
     )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
@@ -202,7 +202,7 @@ class SDPOSettings(PolicyGradientSettings):
     μ, 2), over the N tokens of an update. An answer without c has A_t = 0, and its tokens stay in N.
 
     Take it where feedback has more to say than a reward, and for models that can use a correct answer in their prompt:
-    in the paper small models gain least. Mix with rewards by `advantage.reward_weight`. It needs the workflow
+    in the paper small models gain least. Mix with rewards by `advantage.reward_advantage`. It needs the workflow
     `finetuning/self_distillation`, and takes one turn of text.
     """
 

@@ -96,7 +96,7 @@ class SelfDistillationAdvantage:
 
     def __init__(self, settings: SelfDistillationAdvantageSettings) -> None:
         self._weight = settings.reward_weight
-        self._reward_advantage = settings.reward_advantage.build() if self._weight else None
+        self._reward_advantage = settings.reward_advantage.build() if settings.reward_advantage is not None else None
 
     def __call__(self, batch: PackedBatch) -> torch.Tensor:
         """Return the advantages, [T] float32, 0 outside `loss_mask`.
@@ -104,9 +104,9 @@ class SelfDistillationAdvantage:
         Args:
             batch: with `proximal_logprobs` and `teacher_logprobs`, [T].
         """
-        advantages = teacher_kl(batch, coefficient=1 - self._weight)
         if self._reward_advantage is None:
-            return advantages
+            return teacher_kl(batch, coefficient=1.0)
+        advantages = teacher_kl(batch, coefficient=1 - self._weight)
         rewarded = self._reward_advantage(batch)
         if len(rewarded) == len(batch):
             rewarded = rewarded[batch.tokens.row_index]
