@@ -46,8 +46,8 @@ CHANGES: dict[str, list[str]] = {
     "grpo_for_sdpo": [*USES_SOLUTIONS, "training.num_minibatches=1"],
     "muon": ["train_engine.optimizer=fsdp/muon", "train_engine.learning_rate=1e-3"],
 }
-"""Methods as changes of the preset grpo. `grpo_for_sdpo` is GRPO from the model of `sdpo`, with one update
-a batch, too."""
+"""Methods as changes of the preset grpo. `grpo_for_sdpo` is GRPO from the model of `sdpo`, with one update a
+batch, too."""
 REWARD = "reward/all_episodes"
 """Before group filters: DAPO keeps the groups whose answers differ, and their mean stays near a half."""
 

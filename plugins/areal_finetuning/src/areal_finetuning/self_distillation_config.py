@@ -196,13 +196,13 @@ class SDPOSettings(PolicyGradientSettings):
 
     L = Σ_t KL(π(·|x, y_<t) ‖ sg[π_teacher(·|x, c, y_<t)]) on sampled answers y. The teacher is the model itself, or the
     moving average of it, and c is a correct answer of the same group, feedback on y, or both. Here the KL is estimated
-    from the sampled token (the paper's token-level form; its default compares the likeliest 100 tokens):
+    from the sampled token. The authors' code compares the likeliest 100 tokens, which has less variance.
 
     A_t = log π_teacher(y_t|x, c, y_<t) - log π_prox(y_t|x, y_<t);  L = -1/N Σ_t w_t A_t log π(y_t), w_t = min(π_prox /
     μ, 2), over the N tokens of an update. An answer without c has A_t = 0, and its tokens stay in N.
 
-    Take it where feedback has more to say than a reward, and for models that can use a correct answer in their prompt:
-    in the paper small models gain least. Mix with rewards by `advantage.reward_advantage`. It needs the workflow
+    Take it where feedback has more to say than a reward, and for models that can use a correct answer in their prompt.
+    Small models often cannot. Mix with rewards by `advantage.reward_advantage`. It needs the workflow
     `finetuning/self_distillation`, and takes one turn of text.
     """
 

@@ -33,13 +33,12 @@ def self_teacher(batch: PackedBatch, context: Context, *, ema_decay: float | Non
         `teacher_logprobs` [T] float32.
 
     Raises:
-        RunError: the batch has no level `teacher`, or a sequence has several turns.
+        KeyError: the batch has no level `teacher`.
+        RunError: a sequence has several turns.
     """
     if LEVEL not in batch.multimodal:
-        raise RunError(
-            "the batch has no prompts of a teacher",
-            hints=["set workflow: finetuning/self_distillation and group_filters: [finetuning/teacher_prompts]"],
-        )
+        # A KeyError, because the batch on which a user's own loss is tried before a run lacks what workflows add.
+        raise KeyError(f"the batch has no prompts of a teacher ('{LEVEL}'): set workflow: finetuning/self_distillation")
     prompts = batch.multimodal[LEVEL]
     context.log("teacher_share", Metric.mean((prompts.lengths > 0).float()))
     teacher, sources, places = _with_teacher_prompts(batch, prompts)
