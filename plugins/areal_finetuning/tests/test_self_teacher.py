@@ -91,7 +91,7 @@ def test_without_a_prompt_the_teacher_is_the_policy_and_no_pass_is_made():
 def test_a_batch_of_another_workflow_and_several_turns_are_refused():
     batch = make_batch()
     batch.multimodal.clear()
-    with pytest.raises(KeyError, match="no prompts of a teacher .* set workflow: finetuning/self_distillation"):
+    with pytest.raises(KeyError, match=r"no prompts of a teacher .* set workflow: finetuning/self_distillation"):
         self_teacher(batch, FakeContext(by_prefix), ema_decay=0.5)
     builder = TrajectoryBuilder()
     for _ in range(2):
