@@ -22,17 +22,32 @@ from learning_matrix import CLIPPED, COMPOSITIONS, draw
 
 from areal_core.runs import RunFolder
 
+LESSONS = Path(__file__).with_name("solution_lessons.py")
 ENDS = 10
 """Steps whose reward is averaged at either end."""
-CHANGES = {
+USES_SOLUTIONS = (
+    f"model.source={{type: grpo/taught_model, steps: 1600, lessons: {{type: '{LESSONS}:Lessons', rows: 102400}}}}",
+    "plugins=[finetuning,grpo,hf,fsdp,view]",
+)
+"""A model that has also learned to repeat a solution in its prompt, as self-distillation needs."""
+CHANGES: dict[str, list[str]] = {
     "ipo_mask": ["algorithm.corrections=[grpo/ipo_mask]"],
     "vespo": ["algorithm.policy_loss=vespo", "algorithm.corrections=[]"],
     "pass_at_k": ["algorithm.advantage={type: pass_at_k, k: 4}"],
     "score_centering": ["algorithm.policy_loss=score_centering", "algorithm.corrections=[]", "sampling.top_logprobs=8"],
     "optimal_token_baseline": ["algorithm.advantage=optimal_token_baseline"],
+    "sdpo": [
+        *USES_SOLUTIONS,
+        "algorithm=finetuning/sdpo",
+        "workflow={type: finetuning/self_distillation, prompt_template: '{solution}{feedback}{prompt}', "
+        "solution_template: '{solution};'}",
+        "training.num_minibatches=1",
+    ],
+    "grpo_for_sdpo": [*USES_SOLUTIONS, "training.num_minibatches=1"],
     "muon": ["train_engine.optimizer=fsdp/muon", "train_engine.learning_rate=1e-3"],
 }
-"""Methods without a preset, as changes of the preset grpo."""
+"""Methods as changes of the preset grpo. `grpo_for_sdpo` is GRPO from the model of `sdpo`, with one update a
+batch, too."""
 REWARD = "reward/all_episodes"
 """Before group filters: DAPO keeps the groups whose answers differ, and their mean stays near a half."""
 

@@ -8,7 +8,9 @@ from areal_core.chat.messages import read_json as read_json
 from areal_core.chat.messages import read_message as read_message
 from areal_core.chat.messages import read_tools as read_tools
 from areal_core.chat.rows import conversation_of as conversation_of
+from areal_core.chat.rows import Prompt as Prompt
 from areal_core.chat.rows import prompt_of as prompt_of
+from areal_core.chat.rows import read_prompt as read_prompt
 from areal_core.chat.rows import template_arguments as template_arguments
 from areal_core.chat.rows import IMAGE_KEYS as IMAGE_KEYS
 from areal_core.chat.settings import PromptSettings as PromptSettings

@@ -36,7 +36,7 @@ IMAGE_KEYS: Final = ("image", "images")
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a policy is asked.
+    """What a policy is asked. For an example see `read_prompt`.
 
     Attributes:
         input_ids: the token ids.
@@ -57,10 +57,30 @@ class Prompt:
 
 
 def read_prompt(tokenizer: Any, row: Mapping[str, Any], settings: PromptSettings) -> Prompt:
-    """Return the prompt of a row.
+    """Return the prompt of a row: rendered by the chat template, or text that is continued as it is.
+
+    Args:
+        tokenizer: of the model.
+        row: of the data set.
+        settings: which keys count, and when the template is applied.
 
     Raises:
         RowError: the row has no prompt, or one that cannot be used; it names the field and the remedy.
+
+    Example:
+        >>> from tokenizers import Tokenizer, models
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> from areal_core.chat import Prompt, PromptSettings, read_prompt
+        >>> tokenizer = PreTrainedTokenizerFast(
+        ...     tokenizer_object=Tokenizer(models.BPE({chr(code): code for code in range(128)}, [])),
+        ...     chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
+        ...     "{% if add_generation_prompt %}assistant: {% endif %}",
+        ... )
+        >>> prompt: Prompt = read_prompt(tokenizer, {"prompt": "2+2?"}, PromptSettings(chat_template="always"))
+        >>> prompt.text, len(prompt.input_ids)
+        ('user: 2+2? assistant: ', 22)
+        >>> read_prompt(tokenizer, {"prompt": "2+2="}, PromptSettings()).input_ids
+        [50, 43, 50, 61]
     """
     prompt = prompt_of(row, settings)
     if isinstance(prompt, Conversation):

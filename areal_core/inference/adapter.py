@@ -125,7 +125,7 @@ class Chunk:
         top_ids, top_logprobs: the likeliest tokens at the position of each new token and their log-probabilities, one
             position behind another; as many for each token as `SamplingParameters.top_logprobs`.
         prompt_logprobs: the next log-probabilities of the input's tokens after the first, if
-            `SamplingParameters.prompt_logprobs` is set; see `Generation`. All are there when the answer is complete.
+            `SamplingParameters.prompt_logprobs` is set; see `Generation`. All come by the first new token.
     """
 
     output_ids: Iterable[int]

@@ -28,6 +28,27 @@ def test_the_distance_from_the_teacher_falls(workplace: Workplace) -> None:
     assert all(line["reward/mean"] == 0 for line in workplace.metrics())
 
 
+@pytest.mark.slow
+def test_a_model_is_its_own_teacher(workplace: Workplace) -> None:
+    """The teacher's prompts go from the workers to two trainer processes, where an average of the weights has them."""
+    done = workplace.areal(
+        "run", "run.yaml", "run_dir=run", "plugins=[finetuning,grpo,hf,fsdp]", "algorithm=finetuning/sdpo",
+        "algorithm.group_filters=[{type: finetuning/teacher_prompts, success_reward: 0.1}]",
+        "rewards=[parts.py:digits]",
+        "workflow={type: finetuning/self_distillation, prompt_template: '{solution}{feedback}{prompt}'}",
+        "algorithm.corrections=[]", "launcher.trainer_processes=2", "train_engine.learning_rate=1e-3",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    lines = workplace.metrics()
+    assert len(lines) == 4
+    for line in lines:
+        assert 0 < line["train/teacher_share"] <= 1, line
+        assert line["train/advantage_largest"] > 1e-3, "another prompt gives other probabilities"
+        # One update a batch: the policy is the proximal one, and A = log teacher - log policy.
+        assert line["train/advantage_mean"] == pytest.approx(-line["train/teacher_kl"], rel=1e-3, abs=1e-4)
+        assert line["train/skipped"] == 0
+
+
 ROWS = "dataset={type: rewards/jsonl, paths: [rows.jsonl]}"
 
 

@@ -1,14 +1,19 @@
 """The suites that every plugin author inherits, on everything that this plugin supplies."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from areal_core.data import Ragged
 from areal_testing.conformance import (
     AdvantageSuite,
     AlgorithmSuite,
+    BatchTransformSuite,
     ExampleTokenizerSuite,
     PolicyLossSuite,
     RewardSuite,
+    WorkflowSuite,
     make_batch,
 )
 
@@ -20,6 +25,13 @@ def make_pairs():
     pair = rows % 6
     batch = batch.with_sequences(is_chosen=(rows < 6) ^ (pair % 2 == 1), margin=pair / 4, group_id=100 - pair)
     return batch.with_units(pair)
+
+
+def with_teacher_prompts(batch):
+    """The batch with a teacher's prompt of 0 to 3 tokens for each sequence."""
+    lengths = torch.arange(len(batch)) % 4
+    tokens = {"teacher_prompt_ids": torch.arange(int(lengths.sum())) % 61}
+    return replace(batch, multimodal={"teacher": Ragged(lengths, tokens)})
 
 
 class PairSuite(AlgorithmSuite):
@@ -101,6 +113,56 @@ class TestRewardModel(PairSuite):
 
 class TestDistill(AlgorithmSuite):
     component = "finetuning/distill"
+
+
+class TestSDPO(AlgorithmSuite):
+    component = "finetuning/sdpo"
+
+    def make_batch(self):
+        return with_teacher_prompts(make_batch())
+
+
+class TestSDPOWithRewards(TestSDPO):
+    settings = {  # noqa: RUF012
+        "batch_transforms": [{"type": "finetuning/self_teacher", "ema_decay": None}],
+        "advantage": {"type": "finetuning/self_distillation", "reward_advantage": "grpo/leave_one_out"},
+    }
+
+
+class TestSelfTeacher(BatchTransformSuite):
+    component = "finetuning/self_teacher"
+
+    def make_batch(self):
+        return with_teacher_prompts(super().make_batch())
+
+
+class TestSelfDistillationWorkflow(WorkflowSuite):
+    component = "finetuning/self_distillation"
+    settings = {"prompt_template": "{solution}{feedback}\n{prompt}"}  # noqa: RUF012
+
+    def make_tokenizer(self):
+        tokenizer = super().make_tokenizer()
+        tokenizer.model_max_length = 200
+        return tokenizer
+
+
+class TestSelfDistillationAdvantage(AdvantageSuite):
+    component = "finetuning/self_distillation"
+    settings = {"reward_advantage": "grpo/group_normalized", "reward_weight": 0.3}  # noqa: RUF012
+
+    def make_batch(self):
+        batch = super().make_batch()
+        return batch.with_tokens(teacher_logprobs=batch["fake_output/reference"])
+
+
+class TestSelfDistillationLoss(PolicyLossSuite):
+    component = "finetuning/self_distillation"
+
+    def make(self):
+        loss = super().make()
+        return lambda terms: loss(
+            replace(terms, columns={**terms.columns, "teacher_logprobs": terms.proximal_logprobs - 0.5})
+        )
 
 
 class TestTeacherKL(AdvantageSuite):

@@ -25,6 +25,7 @@ class TestPlugin(PluginSuite):
         ("kto", "kto", ["actor", "reference"]),
         ("reward_model", "reward_model", ["reward"]),
         ("distill", "distill", ["actor", "teacher"]),
+        ("sdpo", "sdpo", ["actor", "self_teacher"]),
     ],
 )
 def test_a_preset_is_whole(preset, algorithm, roles, tmp_path, monkeypatch):
@@ -97,10 +98,13 @@ def test_distillation_needs_the_plugin_of_its_corrections_alone(read):
         ("reward_model", 1e-5),
         ("distill", 1e-5),
         ("gkd", 1e-5),
+        ("sdpo", 1e-6),
     ],
 )
 def test_an_engine_without_a_learning_rate_gets_the_algorithms(algorithm, rate, read, tmp_path):
     generates = GENERATES if algorithm in ("distill", "gkd") else ()
+    if algorithm == "sdpo":
+        generates = ("workflow=finetuning/self_distillation", "rollout.group_size=2", GENERATES[1])
     words = [f"algorithm=finetuning/{algorithm}", *generates]
     if algorithm in ("distill", "gkd"):
         words.append("roles.teacher.path=teacher")

@@ -63,6 +63,51 @@ def areal_algorithms() -> list[Component]:
             target="areal_finetuning.distillation:GeneralizedDistillation",
             config="areal_finetuning.config:GKDSettings",
         ),
+        Component(
+            "sdpo",
+            "self-distillation: the policy learns from itself given a correct answer or feedback (SDPO)",
+            target="areal_core.algorithms.composition:PolicyGradient",
+            config="areal_finetuning.self_distillation_config:SDPOSettings",
+        ),
+    ]
+
+
+@hookimpl
+def areal_workflows() -> list[Component]:
+    """Workflows whose episodes have more than the policy needs."""
+    return [
+        Component(
+            "self_distillation",
+            "one turn of text, and the prompt that the model gets as its own teacher",
+            target="areal_finetuning.self_distillation:SelfDistillation",
+            config="areal_finetuning.self_distillation_config:SelfDistillationSettings",
+        )
+    ]
+
+
+@hookimpl
+def areal_group_filters() -> list[Component]:
+    """Functions for finished groups."""
+    return [
+        Component(
+            "teacher_prompts",
+            "writes the prompt of each answer's teacher, with a correct answer of the same group; drops nothing",
+            target="areal_finetuning.self_distillation:teacher_prompts",
+            config="areal_finetuning.self_distillation_config:TeacherPromptsSettings",
+        )
+    ]
+
+
+@hookimpl
+def areal_batch_transforms() -> list[Component]:
+    """Functions that compute columns of a batch before its advantages."""
+    return [
+        Component(
+            "self_teacher",
+            "log-probabilities of the sampled tokens under the model or its average, given the teacher's prompt",
+            target="areal_finetuning.self_teacher:self_teacher",
+            config="areal_finetuning.self_distillation_config:SelfTeacherSettings",
+        )
     ]
 
 
@@ -75,7 +120,13 @@ def areal_advantages() -> list[Component]:
             "log-probability of each token under the teacher minus that under the policy",
             target="areal_finetuning.distillation:teacher_kl",
             config="areal_finetuning.config:TeacherKLSettings",
-        )
+        ),
+        Component(
+            "self_distillation",
+            "log-probability of each token under the self-teacher minus that under the policy; may add rewards",
+            target="areal_finetuning.self_teacher:SelfDistillationAdvantage",
+            config="areal_finetuning.self_distillation_config:SelfDistillationAdvantageSettings",
+        ),
     ]
 
 
@@ -88,7 +139,13 @@ def areal_policy_losses() -> list[Component]:
             "the plain policy gradient, for one update per batch; logs the distance from the teacher",
             target="areal_finetuning.distillation:distillation",
             config="areal_finetuning.config:DistillationSettings",
-        )
+        ),
+        Component(
+            "self_distillation",
+            "the plain policy gradient, for one update per batch; logs the distance from the self-teacher",
+            target="areal_finetuning.distillation:distillation",
+            config="areal_finetuning.self_distillation_config:SelfDistillationLossSettings",
+        ),
     ]
 
 
@@ -179,6 +236,12 @@ def areal_presets() -> list[Preset]:
             "distill",
             "on-policy distillation: the policy generates, and a teacher scores every token",
             path="areal_finetuning:presets/distill.yaml",
+            plugins=(*others, "grpo", "hf"),
+        ),
+        Preset(
+            "sdpo",
+            "self-distillation: the policy learns from itself given a correct answer or feedback (SDPO)",
+            path="areal_finetuning:presets/sdpo.yaml",
             plugins=(*others, "grpo", "hf"),
         ),
         Preset(
