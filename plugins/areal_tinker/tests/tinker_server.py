@@ -28,26 +28,26 @@ class TinkerServer:
         folder: for everything that the server writes.
         model: the base model.
         options: further arguments.
+        engine: the inference engine, as a value of the config.
         environment: further environment variables.
     """
 
-    def __init__(self, folder: Path, model: Path, *options: str, **environment: str) -> None:
+    def __init__(self, folder: Path, model: Path, *options: str, engine: Any = "hf", **environment: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.run_dir = folder / "run"
         self.model = str(model)
         self._log = folder / "serve.log"
-        words = ["tinker", "serve", "--plugins", "hf", "--model", str(model), "--port", str(self.port), *options]
-        self._command = [sys.executable, "-m", "areal_core", *words, "--run-dir", str(self.run_dir)]
+        words = ["tinker", "serve", "--model", str(model), "--port", str(self.port), "--run-dir", str(self.run_dir)]
+        words += [f"inference_engine={json.dumps(engine)}", *options]
+        self._command = [sys.executable, "-m", "areal_core", *words]
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> TinkerServer:
         """Start the server, and return when it answers."""
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self._command, "inference_engine=hf"], env=self._environment, stdout=log, stderr=log
-            )
+            self._process = subprocess.Popen(self._command, env=self._environment, stdout=log, stderr=log)
         while not self.answers():
             assert self._process.poll() is None, self.log()
             time.sleep(0.1)
@@ -77,21 +77,6 @@ class TinkerServer:
             return -1
         self._process.send_signal(signal.SIGINT)
         return self._process.wait(120)
-
-    def trainer_pid(self) -> int:
-        """Return the process that serves."""
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if b"areal_tinker.service" in words and str(self.run_dir).encode() in words and parent != 1:
-                candidates = [int(entry.name)]
-                return candidates[0]
-        raise ProcessLookupError
 
     def post(self, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
         """Send a request without the SDK. Return status and body."""
