@@ -74,6 +74,34 @@ def logprobs_of(model, ids):
     return model(tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
 
 
+def test_two_ranks_train_as_one(tmp_path, tinker_model, service):
+    """An adapter and checkpoints included."""
+    words = ["launcher.trainer_processes=2", "train_engine.parallel.data=2", "--name", "tiny"]
+    (tmp_path / "one").mkdir()
+    other = TinkerServer(tmp_path, tinker_model, *words).start()
+    one = TinkerServer(tmp_path / "one", tinker_model, "--name", "tiny").start()
+    try:
+        found = []
+        for server in (other, one):
+            client = tinker.ServiceClient(base_url=server.url, api_key="tml-test").create_lora_training_client(
+                base_model="tiny", rank=4, seed=3
+            )
+            client = client.result()
+            data = [datum(), datum([7, 3, 9]), datum([4, 8, 15, 16, 23, 42])]
+            seen = [train(client, data) for _ in range(3)]
+            saved = client.save_state("a").result().path
+            train(client, data)
+            client.load_state_with_optimizer(saved).result()
+            sampler = client.save_weights_and_get_sampling_client().result()
+            logprobs = sampler.compute_logprobs(types.ModelInput.from_ints(IDS)).result()[1:]
+            assert logprobs == pytest.approx(train(client, data)[0].tolist(), abs=1e-5)
+            found.append(torch.cat([each for step in seen for each in step]))
+        torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=0)
+    finally:
+        other.stop()
+        one.stop()
+
+
 def test_samplers_have_the_weights_that_were_saved_for_them(service):
     """An older sampler, a newer one and the base model are asked at the same time."""
     client = service.create_lora_training_client(base_model="tiny").result()

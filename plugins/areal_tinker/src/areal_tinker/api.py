@@ -154,7 +154,7 @@ class API:
     ) -> web.StreamResponse:
         """Check the key, and turn errors into answers that the SDK shows."""
         try:
-            if self._key and not hmac.compare_digest(request.headers.get("X-API-Key", ""), self._key):
+            if self._key and not hmac.compare_digest(request.headers.get("X-API-Key", "").encode(), self._key.encode()):
                 raise RequestError("the key is wrong: set TINKER_API_KEY to the key of this server", 401)
             return await handler(request)
         except RequestError as error:

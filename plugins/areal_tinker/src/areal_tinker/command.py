@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -54,6 +55,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--save-every", metavar="S", type=float, default=60.0, help=state)
 
 
+def _require_port(host: str, port: int) -> None:
+    """Raise `UsageError` if another program listens there, or this machine does not have the address."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        socket.create_server((host, port), family=family).close()
+    except (OSError, OverflowError) as error:
+        hint = "choose another with --port, or --host for another address of this machine"
+        raise UsageError(f"the server cannot listen on {host}:{port}: {error}", hints=[hint]) from None
+
+
 def execute(arguments: argparse.Namespace) -> int:
     """Check the arguments and serve until an interrupt. Return the exit code.
 
@@ -74,6 +85,7 @@ def execute(arguments: argparse.Namespace) -> int:
         )
     if variable and not os.environ[variable].startswith("tml-"):
         raise UsageError(f"the key in {variable} must begin with tml-, because the SDK refuses others")
+    _require_port(arguments.host, arguments.port)
     request = read_request(arguments)
     overrides = [*request.overrides]
     if arguments.model is not None:

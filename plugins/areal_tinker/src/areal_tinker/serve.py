@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.config import load_run
 from areal_core.errors import LostError, RunError, UsageError
-from areal_core.programs import RunFolder, log, process_groups, supervise
+from areal_core.programs import RunFolder, log, model_reference, process_groups, supervise
 from areal_tinker.messages import Listening
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def serve(resolved: Resolved, folder: Path, options: Options) -> int:
     is_new = not run.config.exists()
     if not is_new:
         _require_same(load_run(folder), resolved, folder)
+    if resolved.config.model.source is None:
+        model_reference(resolved, run)  # raises if there is no such model, before anything is written
     run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
     run.config.write_text(resolved.to_yaml())
     log(f"{'new' if is_new else 'continued'} server in {folder}")
