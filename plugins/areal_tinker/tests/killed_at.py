@@ -18,7 +18,14 @@ POINTS = ("accepted", "begun", "computed", "finished", "saving", "written", "ren
 
 
 class Hook:
-    """Patches areal_tinker.training when it is imported."""
+    """Patches areal_tinker.training when it is imported.
+
+    Args:
+        raises: let a step with the learning rate 77 raise an unexpected error, instead of killing the server.
+    """
+
+    def __init__(self, raises: bool = False) -> None:
+        self._patch = patch_step if raises else patch
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "areal_tinker.training":
@@ -31,7 +38,7 @@ class Hook:
 
         def execute_and_patch(module: Any) -> None:
             execute(module)
-            patch(module)
+            self._patch(module)
 
         loader.exec_module = execute_and_patch
         return spec
@@ -44,6 +51,20 @@ def reach(point: str) -> None:
     if points[:1] == [point]:
         file.write_text("\n".join(points[1:]))
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def patch_step(module: Any) -> None:
+    """Let a step with the learning rate 77 raise an unexpected error."""
+    from areal_tinker.ranks import Rank
+
+    step = Rank.step
+
+    def stepping(self: Any, adam: Any) -> Any:
+        if adam["learning_rate"] == 77.0:
+            raise MemoryError("too large")
+        return step(self, adam)
+
+    Rank.step = stepping
 
 
 def patch(module: Any) -> None:

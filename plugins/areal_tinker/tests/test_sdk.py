@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 
 import pytest
 import tinker
@@ -194,6 +196,38 @@ def test_two_models_take_turns_and_do_not_mix(service):
             steps[number].result()
     assert found[0] == wanted
     assert found[1][3] != found[1][0]
+
+
+def test_a_client_that_finishes_leaves_its_named_checkpoints_alone(server):
+    service = tinker.ServiceClient(base_url=server.url, api_key="tml-test")
+    client = service.create_lora_training_client(base_model="tiny").result()
+    train(client, [datum()])
+    saved, model = client.save_state("kept").result().path, client.model_id
+    client.save_weights_and_get_sampling_client().result()
+    session = model.partition(":")[0]
+    assert server.post(f"sessions/{session}/finish", {})[0] == 200
+    assert server.post("session_heartbeat", {"session_id": session})[0] == 410
+    rest = tinker.RestClient(base_url=server.url, api_key="tml-test")
+    assert [each.tinker_path for each in rest.list_checkpoints(model).result().checkpoints] == [saved]
+    other = tinker.ServiceClient(base_url=server.url, api_key="tml-test")
+    train(other.create_training_client_from_state(saved).result(), [datum()])
+
+
+def test_a_call_that_ends_the_server_each_time_fails_in_the_end(start_server, tmp_path):
+    """An unexpected error, as if memory were too small for a step."""
+    (tmp_path / "site").mkdir()
+    source = "import sys\nsys.path.insert(0, {!r})\nimport killed_at\nsys.meta_path.insert(0, killed_at.Hook(True))\n"
+    (tmp_path / "site" / "sitecustomize.py").write_text(source.format(str(Path(__file__).parent)))
+    server = start_server(PYTHONPATH=os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]))
+    service = tinker.ServiceClient(base_url=server.url, api_key="tml-test")
+    client = service.create_lora_training_client(base_model=server.model, rank=4).result()
+    first = train(client, [datum()], rate=1e-2)[0].tolist()
+    client.forward_backward([datum()], "cross_entropy").result()
+    with pytest.raises(
+        tinker.RequestFailedError, match="optim_step has ended the server 3 times: MemoryError: too large"
+    ):
+        client.optim_step(adam(77.0)).result()
+    assert train(client, [datum()])[0].tolist() != first, "the step before has happened, and the model continues"
 
 
 def test_a_custom_loss_of_the_client(service):

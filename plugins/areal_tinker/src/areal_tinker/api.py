@@ -120,7 +120,7 @@ class API:
             "/create_session": self._create_session,
             "/session_heartbeat": self._heartbeat,
             "/telemetry": self._telemetry,
-            "/sessions/{session}/finish": self._nothing,
+            "/sessions/{session}/finish": self._finish,
             "/create_model": self._create_model,
             "/get_info": self._get_info,
             "/forward_backward": self._forward_backward,
@@ -195,13 +195,17 @@ class API:
         )
         return web.json_response({"type": "create_session", "session_id": identifier})
 
+    async def _finish(self, request: web.Request) -> web.Response:
+        self._training.drop(self._journal.finish_session(request.match_info["session"]))
+        return web.json_response({})
+
     async def _heartbeat(self, request: web.Request) -> web.Response:
         self._check_session((await _read(request, types.SessionHeartbeatRequest)).session_id)
         return web.json_response({"type": "session_heartbeat"})
 
     def _check_session(self, session: str) -> None:
         if not self._journal.has_session(session):
-            raise RequestError(f"there is no session {session}; make a new ServiceClient", 404)
+            raise RequestError(f"there is no session {session}, or it has finished; make a new ServiceClient", 410)
 
     # Training calls.
 

@@ -81,7 +81,7 @@ class Checkpoints:
         response = {"type": "save_weights_for_sampler"}
         if given:
             return response | {"path": path}
-        self._remove_unnamed(call.model)
+        self.remove_unnamed(call.model)
         session = call.model.partition(":")[0]
         sampler = f"{session}:sample:{call.body['sampling_session_seq_id']}"
         self._journal.add_sampler(sampler, path)
@@ -127,9 +127,10 @@ class Checkpoints:
             if each["expires"] is not None and each["expires"] < time.time():
                 self.delete(each["path"])
 
-    def _remove_unnamed(self, model: str) -> None:
+    def remove_unnamed(self, model: str, kept: int = KEPT) -> None:
+        """Delete all unnamed checkpoints of a model but the last ones."""
         unnamed = [each["path"] for each in self._journal.checkpoints(model) if each["name"].startswith("unnamed-")]
-        for path in unnamed[:-KEPT]:
+        for path in unnamed[: len(unnamed) - kept]:
             self.delete(path)
 
     async def _publish(self, folder: Path) -> None:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _TABLES: Final = """
-CREATE TABLE IF NOT EXISTS sessions (id TEXT PRIMARY KEY, facts TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS sessions (
+    id TEXT PRIMARY KEY, facts TEXT NOT NULL, has_finished INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS models (
     id TEXT PRIMARY KEY, session TEXT NOT NULL, facts TEXT NOT NULL, last_request REAL NOT NULL,
     saved INTEGER NOT NULL DEFAULT -1);
@@ -35,9 +36,11 @@ CREATE TABLE IF NOT EXISTS checkpoints (
     time REAL NOT NULL, expires REAL);
 CREATE TABLE IF NOT EXISTS calls (
     model TEXT NOT NULL, number INTEGER NOT NULL, kind TEXT NOT NULL, request BLOB, result BLOB, form TEXT,
-    has_failed INTEGER NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0, accepted REAL NOT NULL,
+    has_failed INTEGER NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0, crashes INTEGER NOT NULL DEFAULT 0,
+    crash TEXT NOT NULL DEFAULT '', accepted REAL NOT NULL,
     PRIMARY KEY (model, number));
 """
+_CALL: Final = "model, number, kind, request, attempts, crashes, crash, has_failed, accepted"
 KEPT_S: Final = 3600.0
 """Seconds for which a result stays after the state that contains it was saved."""
 
@@ -52,7 +55,9 @@ class Call:
         kind: `create_model`, `forward_backward`, `optim_step`, `save_weights`, `save_weights_for_sampler` or
             `load_weights`.
         request: the body: protobuf for `forward_backward`, otherwise JSON.
-        attempts: how often its execution had begun before.
+        attempts: how often its execution has begun.
+        crashes: how often an unexpected error in its execution has ended the server.
+        crash: the last of these errors.
         has_failed: whether it was executed and has failed.
         accepted: when it was accepted, in seconds since 1970.
     """
@@ -62,6 +67,8 @@ class Call:
     kind: str
     request: bytes
     attempts: int = 0
+    crashes: int = 0
+    crash: str = ""
     has_failed: bool = False
     accepted: float = 0.0
 
@@ -120,11 +127,20 @@ class Journal:
 
     def add_session(self, identifier: str, facts: Mapping[str, Any]) -> None:
         """Remember a session of a client."""
-        self._rows.execute("INSERT INTO sessions VALUES (?, ?)", (identifier, json.dumps(facts)))
+        self._rows.execute("INSERT INTO sessions (id, facts) VALUES (?, ?)", (identifier, json.dumps(facts)))
 
     def has_session(self, identifier: str) -> bool:
-        """Return whether a session exists."""
-        return self._one("SELECT 1 FROM sessions WHERE id = ?", identifier) is not None
+        """Return whether a session exists and has not finished."""
+        return self._one("SELECT 1 FROM sessions WHERE id = ? AND NOT has_finished", identifier) is not None
+
+    def finish_session(self, identifier: str) -> list[str]:
+        """Record that a client has finished, and drop the calls of its models. Return these models."""
+        models = [model for (model,) in self._rows.execute("SELECT id FROM models WHERE session = ?", (identifier,))]
+        self._rows.execute("BEGIN")
+        self._rows.execute("UPDATE sessions SET has_finished = 1 WHERE id = ?", (identifier,))
+        self._rows.executemany("DELETE FROM calls WHERE model = ?", [(model,) for model in models])
+        self._rows.execute("COMMIT")
+        return models
 
     def add_sampler(self, identifier: str, path: str | None) -> None:
         """Remember a sampling session and the checkpoint whose weights it uses; None: those of the base model."""
@@ -190,17 +206,28 @@ class Journal:
     def waiting(self) -> list[Call]:
         """Return the next call of each model, if the client has sent it; the one that has waited longest first."""
         rows = self._rows.execute(
-            "SELECT model, number, kind, request, attempts, has_failed, accepted FROM calls AS next "
+            f"SELECT {_CALL} FROM calls AS next "
             "WHERE result IS NULL AND number = "
             "(SELECT COALESCE(MAX(number), -1) + 1 FROM calls WHERE model = next.model AND result IS NOT NULL) "
             "ORDER BY accepted"
         )
         return [Call(*row) for row in rows]
 
+    def has_call(self, call: Call) -> bool:
+        """Return whether a call is still there; `finish_session` removes them."""
+        return self._one("SELECT 1 FROM calls WHERE model = ? AND number = ?", call.model, call.number) is not None
+
     def begin(self, call: Call) -> None:
         """Count an attempt to execute a call."""
         self._rows.execute(
             "UPDATE calls SET attempts = attempts + 1 WHERE model = ? AND number = ?", (call.model, call.number)
+        )
+
+    def crashed(self, call: Call, error: str) -> None:
+        """Count an unexpected error in the execution of a call, before the server ends."""
+        self._rows.execute(
+            "UPDATE calls SET crashes = crashes + 1, crash = ? WHERE model = ? AND number = ?",
+            (error, call.model, call.number),
         )
 
     def finish(self, call: Call, result: Result) -> None:
@@ -227,8 +254,7 @@ class Journal:
         """Return the last call in a model's saved state, and the executed calls since then. -1: no state is saved."""
         (saved,) = self._one("SELECT saved FROM models WHERE id = ?", model) or (-1,)
         rows = self._rows.execute(
-            "SELECT model, number, kind, request, attempts, has_failed FROM calls WHERE model = ? AND number > ? AND "
-            "result IS NOT NULL ORDER BY number",
+            f"SELECT {_CALL} FROM calls WHERE model = ? AND number > ? AND result IS NOT NULL ORDER BY number",
             (model, saved),
         )
         return int(saved), [Call(*row) for row in rows]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import torch.distributed as dist
+import torch
 from transformers import AutoConfig
 
 from areal_core.engines import AdamWSettings, OptimizerSettings, SteerableEngine, broadcast_bytes, write_weights_folder
@@ -21,8 +21,6 @@ from areal_tinker.wire import read_batch, read_forward_backward, settings_of, wr
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import torch
 
     from areal_core.config import RunConfig, Selection
     from areal_core.data import PackedBatch
@@ -184,10 +182,12 @@ class Ranks:
 
     Args:
         rank: the engine of this rank.
+        shares_gpu: whether inference servers use the same GPU in the time between commands.
     """
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: Rank, *, shares_gpu: bool = False) -> None:
         self.rank = rank
+        self._shares_gpu = shares_gpu
 
     def call(self, name: str, body: bytes | None = None, **arguments: Any) -> Any:
         """Execute a method of `Rank` on all ranks, and return the result of rank 0.
@@ -220,12 +220,11 @@ class Ranks:
 
     def _execute(self, name: str, body: bytes | None, arguments: Mapping[str, Any]) -> Any:
         method = getattr(self.rank, name)
-        return method(**arguments) if body is None else method(body, **arguments)
-
-
-def is_main() -> bool:
-    """Return whether this is rank 0."""
-    return dist.get_rank() == 0
+        try:
+            return method(**arguments) if body is None else method(body, **arguments)
+        finally:
+            if self._shares_gpu:
+                torch.cuda.empty_cache()  # the servers take their memory back
 
 
 def remove(folder: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import secrets
+import shutil
 from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
@@ -13,6 +15,7 @@ from areal_core.engines import WeightUpdate
 from areal_core.errors import RunError
 from areal_core.processes import start_task
 from areal_core.servers import GenerationRequest
+from areal_tinker.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -34,17 +37,22 @@ class Sampling:
     Args:
         engine: generates; it has the weights of the base model.
         folder_of: returns the folder with the weights of a checkpoint's path.
+        loaded: a folder for links to the weights that the engine has. Servers that start later load them from there,
+            even if their checkpoint was deleted.
     """
 
-    def __init__(self, engine: InferenceEngine, folder_of: Callable[[str], Path]) -> None:
+    def __init__(self, engine: InferenceEngine, folder_of: Callable[[str], Path], loaded: Path) -> None:
         self._engine = engine
         self._folder_of = folder_of
+        self._folder = loaded
+        shutil.rmtree(loaded, ignore_errors=True)
         self._loaded = BASE
         self._versions = {0: BASE}  # weights of each version
         self._queue: deque[tuple[str, asyncio.Future[None]]] = deque()
         self._running = 0
         self._is_switching = False
         self._is_resting = False
+        self._is_asleep = False
         self._numbers = itertools.count()
         self._name = secrets.token_hex(4)
 
@@ -79,15 +87,15 @@ class Sampling:
         while self._is_switching:
             await asyncio.sleep(0.01)
         self._is_resting = True
-        await self._engine.sleep()
+        if not self._is_asleep:
+            await self._engine.sleep()
+            self._is_asleep = True
 
     async def wake(self) -> None:
-        """Let the engine generate again."""
+        """Let the engine generate again, if there is something to generate."""
         self._is_resting = False
         if self._running:
             await self._load(self._loaded)
-        else:
-            self._loaded = "nothing"
         self._admit()
 
     @asynccontextmanager
@@ -117,7 +125,7 @@ class Sampling:
             weights, admitted = self._queue[0]
             if admitted.done():  # its client has gone
                 self._queue.popleft()
-            elif weights == self._loaded:
+            elif weights == self._loaded and not self._is_asleep:
                 self._queue.popleft()
                 self._running += 1
                 admitted.set_result(None)
@@ -130,7 +138,7 @@ class Sampling:
     async def _switch(self, weights: str) -> None:
         try:
             await self._load(weights)
-        except (RunError, OSError) as error:
+        except (RequestError, RunError, OSError) as error:
             for wanted, admitted in self._queue:
                 if wanted == weights and not admitted.done():
                     admitted.set_exception(error)
@@ -141,5 +149,18 @@ class Sampling:
     async def _load(self, weights: str) -> None:
         version = max(self._versions) + 1
         self._versions[version] = weights
-        await self._engine.update_weights(WeightUpdate(version, self._folder_of(weights)))
-        self._loaded = weights
+        folder = self._folder / f"version-{version}"
+        shutil.copytree(self._folder_of(weights), folder, copy_function=_link)
+        await self._engine.update_weights(WeightUpdate(version, folder))
+        self._loaded, self._is_asleep = weights, False
+        for former in self._folder.iterdir():
+            if former != folder:
+                shutil.rmtree(former)
+
+
+def _link(source: str, target: str) -> None:
+    """Link a file, or copy it where the file system has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

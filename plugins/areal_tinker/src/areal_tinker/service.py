@@ -62,7 +62,7 @@ def _play(run: RunFolder, member: Member, options: Options) -> int:
 
     with trainer_rank(member, resolved.config):
         rank = Rank(resolved.config, model_reference(resolved, run))
-        ranks = Ranks(rank)
+        ranks = Ranks(rank, shares_gpu=resolved.config.takes_turns)
         try:
             if int(os.environ["RANK"]):
                 member.enter("serving")
@@ -104,7 +104,7 @@ async def _serve(resolved: Resolved, run: RunFolder, member: Member, options: Op
                 await sampling.wake()
 
     checkpoints = Checkpoints(journal, ranks, folder / "checkpoints", work)
-    sampling = Sampling(engine, checkpoints.published)
+    sampling = Sampling(engine, checkpoints.published, folder / "loaded")
     training = Training(journal, ranks, checkpoints, folder / "states", work, options.save_every_s)
     await engine.start(model)
     served = describe_model(resolved, options.name, model, ranks.rank)

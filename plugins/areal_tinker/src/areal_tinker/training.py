@@ -19,15 +19,17 @@ from areal_tinker.ranks import remove
 from areal_tinker.wire import read_forward_backward
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from areal_tinker.checkpoints import Checkpoints
     from areal_tinker.journal import Call, Journal
     from areal_tinker.ranks import Ranks
 
-MOST_ATTEMPTS: Final = 3
-"""Executions of one call that ended the server, after which the call fails: it may be what ends it."""
+MOST_CRASHES: Final = 3
+"""Unexpected errors in the execution of one call, after which the call fails."""
+MOST_ATTEMPTS: Final = 20
+"""Executions of one call that ended the server, by whatever killed it, after which the call fails."""
 TURN_S: Final = 30.0
 """Seconds for which a call of another model waits at least while the engine's model has calls."""
 
@@ -90,6 +92,14 @@ class Training:
             found = self._journal.result(model, number)
         return found
 
+    def drop(self, models: Sequence[str]) -> None:
+        """Remove the states of models whose client has finished, and their unnamed checkpoints."""
+        for model in models:
+            if self._active == model:
+                self._active = ""
+            remove(self._states / model.replace(":", "-"))
+            self._checkpoints.remove_unnamed(model, kept=0)
+
     async def run(self) -> None:
         """Execute calls as they come. Does not return."""
         while True:
@@ -100,6 +110,9 @@ class Training:
                 await self._arrived.wait()
                 continue
             result = await self._execute(call)
+            if not self._journal.has_call(call):  # its client has finished meanwhile
+                self.drop([call.model])
+                continue
             self._journal.finish(call, result)
             if event := self._done.pop((call.model, call.number), None):
                 event.set()
@@ -116,9 +129,9 @@ class Training:
         return own
 
     async def _execute(self, call: Call) -> Result:
-        if call.attempts >= MOST_ATTEMPTS:
-            message = f"{call.kind} has ended the server {call.attempts} times; see its log, trainer-0.log"
-            return Result.failure(message, is_of_user=False)
+        if call.crashes >= MOST_CRASHES or call.attempts >= MOST_ATTEMPTS:
+            times = f"{call.crashes} times: {call.crash}" if call.crash else f"{call.attempts} times"
+            return Result.failure(f"{call.kind} has ended the server {times}; see trainer-0.log", is_of_user=False)
         self._journal.begin(call)
         began = time.monotonic()
         try:
@@ -128,6 +141,10 @@ class Training:
             return Result.failure(error.message, is_of_user=True)
         except RunError as error:
             return Result.failure("; ".join([error.message, *error.hints]), is_of_user=False)
+        except Exception as error:
+            # The engine's state is unknown, and other ranks may wait in a collective: the driver starts all again.
+            self._journal.crashed(call, f"{type(error).__name__}: {error}")
+            raise
         finally:
             self._worked_s += time.monotonic() - began
 
@@ -135,7 +152,6 @@ class Training:
 
     async def _create_model(self, call: Call) -> Result:
         await self._checkpoints.publish_base()
-        self._changed = call.number
         return Result.of({"type": "create_model", "model_id": call.model})
 
     async def _forward_backward(self, call: Call) -> Result:
@@ -204,7 +220,7 @@ class Training:
             await self._load(call)
         elif call.kind == "forward_backward" and not read_forward_backward(call.request).forward_only:
             await self._work(lambda: self._ranks.call("keep", call.request))
-        if call.kind in {"create_model", "optim_step", "load_weights"}:
+        if call.kind in {"optim_step", "load_weights"}:
             self._changed = call.number
 
     async def _save_state(self) -> None:
