@@ -64,7 +64,7 @@ ROOMS: dict[str, set[str]] = {
     # Public modules: the names of other rooms.
     "sdk": {"exports", "algorithms", "interfaces", "workflows"},
     "engines": {"exports", "interfaces", "training"},
-    "servers": {"exports", "inference", "interfaces"},
+    "servers": {"exports", "inference", "interfaces", "runs"},
     "launchers": {"exports", "interfaces", "runtime"},
     "processes": {"exports", "background", "gpus", "proxies", "runtime", "waiting"},
     "programs": {"exports", "checks", "cli", "debugging", "diagnostics", "driver", "rewards", "rollout", "runs",
