@@ -12,6 +12,7 @@ from areal_core.runtime.terminal import log as log
 from areal_core.runs.models import load_tokenizer as load_tokenizer
 from areal_core.runs.models import model_folders as model_folders
 from areal_core.runs.models import model_reference as model_reference
+from areal_core.runs.engines import build_engine as build_engine
 from areal_core.runs.ranks import trainer_rank as trainer_rank
 from areal_core.driver.execution import execute as execute
 from areal_core.driver.execution import write_run_folder as write_run_folder

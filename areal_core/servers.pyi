@@ -11,7 +11,6 @@ from areal_core.interfaces.inference import SlotRequest as SlotRequest
 from areal_core.interfaces.inference import Grant as Grant
 from areal_core.interfaces.inference import LeaseHolder as LeaseHolder
 from areal_core.interfaces.slots import SlotLease as SlotLease
-from areal_core.runs.engines import build_engine as build_engine
 from areal_core.inference.fleet import ServerFleet as ServerFleet
 from areal_core.inference.settings import ServerSettings as ServerSettings
 from areal_core.inference.settings import FleetSettings as FleetSettings

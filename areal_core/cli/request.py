@@ -32,13 +32,20 @@ class Request(NamedTuple):
     plugins: list[str]
 
 
-def add_request_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare CONFIG, overrides and --plugins."""
+def add_request_arguments(
+    parser: argparse.ArgumentParser, *, default_config: str = "the first default preset of --plugins"
+) -> None:
+    """Declare CONFIG, overrides and --plugins.
+
+    Args:
+        parser: gets the arguments.
+        default_config: which config the command uses if the command line names none, for the help.
+    """
     parser.add_argument(
         "config",
         nargs="?",
         metavar="CONFIG",
-        help="a YAML file, or a preset as PLUGIN/NAME (default: the first default preset of --plugins)",
+        help=f"a YAML file, or a preset as PLUGIN/NAME (default: {default_config})",
     )
     parser.add_argument(
         "overrides",

@@ -24,7 +24,20 @@ def model_group(run_dir: Path) -> ProcessGroup:
 
 
 def process_groups(config: RunConfig, run_dir: Path) -> list[ProcessGroup]:
-    """Return all groups of a run that trains, in the order in which they are placed."""
+    """Return all groups of a run that trains, in the order in which they are placed.
+
+    Args:
+        config: config of the run.
+        run_dir: the run folder.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from areal_core.config import resolve
+        >>> from areal_core.programs import process_groups
+        >>> config = resolve("grpo/addition").config
+        >>> [group.name for group in process_groups(config, Path("runs/addition"))]
+        ['trainer', 'controller', 'worker-0', 'server-0']
+    """
     settings = launching(config.launcher)
     interface = settings.network_interface
     trainer = role_group(

@@ -46,6 +46,11 @@ class AdamWSettings:
         epsilon: added to the denominator; above 0.
         weight_decay: decoupled decay of matrices; at least 0.
         max_gradient_norm: norm to which a larger gradient is clipped; None: no clipping.
+
+    Example:
+        >>> from areal_core.engines import AdamWSettings
+        >>> AdamWSettings(learning_rate=1e-4, betas=(0.9, 0.95)).weight_decay
+        0.0
     """
 
     learning_rate: float

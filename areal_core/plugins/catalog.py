@@ -31,7 +31,18 @@ CORE: Final = "core"
 CORE_DISTRIBUTION: Final = "areal-core"
 
 _BACKENDS: Final = ("hf", "fsdp", "deepspeed", "sglang", "vllm", "ray", "slurm", "nodes", "sandboxes")
-_IDEAS: Final = ("grpo", "finetuning", "rewards", "agents", "vision", "trackers", "evaluation", "view", "convert")
+_IDEAS: Final = (
+    "grpo",
+    "finetuning",
+    "rewards",
+    "agents",
+    "vision",
+    "trackers",
+    "evaluation",
+    "view",
+    "convert",
+    "tinker",
+)
 FIRST_PARTY: Final = (*_BACKENDS, *_IDEAS)
 """Plugins of this project. areal proposes only `areal-<one of these>` for installation: any other name on a public
 index may belong to a stranger."""

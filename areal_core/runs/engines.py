@@ -36,9 +36,27 @@ FOLDERS = {"core/memory", "core/disk"}
 def build_engine(config: RunConfig, run: RunFolder, scratch: Path, member: Member | None) -> InferenceEngine:
     """Build the inference engine without starting it.
 
+    Args:
+        config: config of the run. It has an inference engine.
+        run: the run folder, which has the logs of servers and the keys that they ask for.
+        scratch: folder for temporary files of this process, such as `Member.scratch`.
+        member: this process, whose driver starts the servers; None: the engine starts them on this machine.
+
     Raises:
         ConfigError: the component is neither an engine nor an adapter, or it cannot be constructed.
         RunError: the engine does not support the weight transport, the images or the sampling parameters of the config.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from areal_core.config import resolve
+        >>> from areal_core.programs import RunFolder
+        >>> from areal_core.programs import build_engine
+        >>> config = resolve("grpo/addition").config
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     engine = build_engine(config, RunFolder(Path(folder)), Path(folder), None)
+        >>> engine.capabilities.images  # then: await engine.start(model), await engine.generate(request)
+        True
     """
     assert config.inference_engine is not None
     name = config.inference_engine.reference

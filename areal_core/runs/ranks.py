@@ -1,4 +1,15 @@
-"""One process as a rank of a trainer: seeds, threads, and the process group of all ranks."""
+"""One process as a rank of a trainer: seeds, threads, and the process group of all ranks.
+
+Example:
+    A program of several ranks, which a `ProcessGroup` starts, has this function for `areal_core.processes.run_role`:
+
+    >>> from areal_core.programs import trainer_rank
+    >>> def play(member, config):
+    ...     with trainer_rank(member, config):
+    ...         engine = config.train_engine.build()
+    ...         ...  # engine.setup(...), engine.train(...)
+    ...     return 0
+"""
 
 from __future__ import annotations
 
@@ -28,21 +39,11 @@ if TYPE_CHECKING:
 def trainer_rank(member: Member, config: RunConfig) -> Iterator[None]:
     """Be a rank of the trainer in this context: seed torch, set its threads, and join the group of all ranks.
 
+    The process of `areal tinker serve` uses it: `areal_tinker.service`.
+
     Args:
         member: this process, of a group with the variables RANK and WORLD_SIZE.
         config: the config of the run, with its seed and timeouts.
-
-    Example:
-        A program starts this function on every rank of its process group; see `areal_core.processes.run_role`.
-
-        >>> from areal_core.config import load_run
-        >>> from areal_core.programs import trainer_rank
-        >>> def play(run_dir, member):
-        ...     config = load_run(run_dir).config
-        ...     with trainer_rank(member, config):
-        ...         engine = config.train_engine.build()
-        ...         ...  # engine.setup(...), engine.train(...)
-        ...     return 0
     """
     threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
     if threads and torch.get_num_threads() != threads:

@@ -92,7 +92,7 @@ def test_a_run_resolves(line: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("line", dict.fromkeys(line for _, line in COMMANDS if not is_run(line)))
 def test_a_command_has_its_options(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(line, comments=True)[1:]
-    depth = 2 if words[0] in {"ray", "rewards", "slurm", "view"} else 1
+    depth = 2 if words[0] in {"ray", "rewards", "slurm", "tinker", "view"} else 1
     depth = depth + 1 if words[0] == "config" else depth
     assert main([*words[:depth], "--help"]) == 0
     shown = capsys.readouterr().out

@@ -1,29 +1,33 @@
-"""The programs in examples/programs do what their first lines promise."""
+"""The programs in examples/programs and examples/tinker do what their first lines promise."""
 
 from __future__ import annotations
 
 import json
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING
 
 import pytest
 
 from areal_core.config import resolve
+from areal_core.processes import free_port
 from areal_core.programs import RunFolder, write_run_folder
 
 if TYPE_CHECKING:
     from conftest import Workplace
 
 pytestmark = pytest.mark.slow
-PROGRAMS = Path(__file__).parents[2] / "examples" / "programs"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = ["model.source=null", "model.path=model", "sampling.max_new_tokens=4"]
 
 
 def output_of(workplace: Workplace, name: str, *words: str) -> list[str]:
     """Run a program in the folder with the tiny model, and return the lines that it prints."""
-    command = [sys.executable, str(PROGRAMS / name), *words]
+    command = [sys.executable, str(EXAMPLES / name), *words]
     done = subprocess.run(
         command, cwd=workplace.folder, env=workplace.environment, capture_output=True, text=True, check=False
     )
@@ -33,7 +37,7 @@ def output_of(workplace: Workplace, name: str, *words: str) -> list[str]:
 
 def test_generate_prints_the_answers_of_each_row(workplace: Workplace) -> None:
     few = ["evaluation.limit=2", "evaluation.samples_per_prompt=2"]
-    lines = output_of(workplace, "generate.py", "grpo/addition", *MODEL, *few)
+    lines = output_of(workplace, "programs/generate.py", "grpo/addition", *MODEL, *few)
     assert sorted(line.split("  ")[0] for line in lines) == ["row 0", "row 0", "row 1", "row 1"]
     assert all("  reward " in line for line in lines)
 
@@ -44,13 +48,13 @@ def test_rescore_prints_the_reward_and_the_length_of_each_answer(workplace: Work
     write_run_folder(resolved, RunFolder(workplace.folder / "run"))
     rows = [{"prompt": "16+32=", "completion": text, "answer": "48"} for text in ("48", "100")]
     (workplace.folder / "answers.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    lines = output_of(workplace, "rescore.py", "run", "answers.jsonl")
+    lines = output_of(workplace, "programs/rescore.py", "run", "answers.jsonl")
     assert lines == ["reward 1  2 tokens  '48'", "reward 0  3 tokens  '100'"]
 
 
 def test_debug_answer_shows_the_tokens_of_the_answer(workplace: Workplace) -> None:
     words = [*MODEL, "rollout.group_size=2"]
-    text = "\n".join(output_of(workplace, "debug_answer.py", "grpo/addition", "48", *words))
+    text = "\n".join(output_of(workplace, "programs/debug_answer.py", "grpo/addition", "48", *words))
     assert "sample 1: reward" in text
     assert "update 0 of actor" in text
     assert "'48" in text
@@ -58,6 +62,47 @@ def test_debug_answer_shows_the_tokens_of_the_answer(workplace: Workplace) -> No
 
 def test_seeds_prints_the_plan_of_a_run(workplace: Workplace) -> None:
     words = ["--seeds", "3", "--output", "seeds", "--dry-run"]
-    lines = output_of(workplace, "seeds.py", "grpo/addition", *MODEL, *words)
+    lines = output_of(workplace, "programs/seeds.py", "grpo/addition", *MODEL, *words)
     assert lines.count("plan") == 1
     assert not (workplace.folder / "seeds").exists()
+
+
+def make_byte_model(folder: Path) -> None:
+    """Write a random model whose tokens are bytes."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
+    pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pieces.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="<end>")
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), **sizes, max_position_embeddings=256, eos_token_id=tokenizer.eos_token_id
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def test_the_loop_of_a_tinker_client_raises_its_reward(workplace: Workplace) -> None:
+    pytest.importorskip("tinker")
+    make_byte_model(workplace.folder / "bytes")
+    port = free_port()
+    words = ["--model", "bytes", "--full", "--port", str(port), "--run-dir", "served"]
+    server = workplace.start("tinker", "serve", "--plugins", "hf", *words, "inference_engine=hf")
+    try:
+        with socket.socket() as probe:
+            workplace.wait_for(lambda: probe.connect_ex(("127.0.0.1", port)) == 0, server, 120)
+        workplace.environment |= {"TINKER_BASE_URL": f"http://127.0.0.1:{port}", "TINKER_API_KEY": "tml-any"}
+        *lines, path = output_of(workplace, "tinker/loop.py", "bytes", "1e-2")
+    finally:
+        server.send_signal(signal.SIGINT)
+        _, log = server.communicate(timeout=120)
+    rewards = [float(line.split()[3]) for line in lines]
+    assert mean(rewards[:3]) < 0.2
+    assert mean(rewards[-3:]) > 0.8
+    assert path.startswith("tinker://")
+    assert server.returncode == 128 + signal.SIGINT, log

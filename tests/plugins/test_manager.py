@@ -83,13 +83,13 @@ def test_a_plugin_is_loaded_by_the_prefix_of_a_reference_and_by_a_bare_name_equa
 
 def test_missing_plugins_are_told_together_with_one_pip_line(box):
     box.plugin("fsdp")
-    out = load(box, "grpo", "fsdp", "hf", "gropo", "mine")
+    out = load(box, "grpo", "fsdp", "hf", "gropo", "acme")
     assert out == (
         "PluginMissingError 2\n"
-        "no plugins named 'grpo', 'hf', 'gropo', 'mine' are installed\n"
+        "no plugins named 'grpo', 'hf', 'gropo', 'acme' are installed\n"
         "  install them with: pip install ./plugins/areal_grpo ./plugins/areal_hf (in a clone of areal)\n"
         "  'gropo' is not a plugin of areal: install its distribution by name; did you mean 'grpo'?\n"
-        "  'mine' is not a plugin of areal: install its distribution by name\n"
+        "  'acme' is not a plugin of areal: install its distribution by name\n"
         "  installed plugins: fsdp\n"
     )
 

@@ -159,7 +159,7 @@ def test_a_tag_needs_the_address_of_the_repository(tmp_path: Path, capsys: pytes
 def test_all_distributions_have_the_same_authors_license_and_classifiers() -> None:
     folders = build.distribution_folders(ROOT)
     projects = [tomllib.loads((folder / "pyproject.toml").read_text())["project"] for folder in folders]
-    assert len(projects) == 20
+    assert len(projects) == 21
     for folder, project in zip(folders, projects, strict=True):
         for key in ("authors", "license", "license-files", "classifiers", "requires-python"):
             assert project[key] == projects[0][key], (folder, key)

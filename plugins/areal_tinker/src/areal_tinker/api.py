@@ -57,6 +57,7 @@ class Model:
 
     Attributes:
         names: names by which clients may ask for it; the first is the one that is listed.
+        tokenizer: the folder or the name on the hub from which clients load the tokenizer.
         longest: largest number of tokens in a sequence.
         vocabulary: number of token ids.
         end_ids: tokens that end an answer if the client names none.
@@ -64,9 +65,17 @@ class Model:
     """
 
     def __init__(
-        self, names: list[str], longest: int, vocabulary: int, end_ids: tuple[int, ...], *, has_adapters: bool
-    ):
+        self,
+        names: list[str],
+        tokenizer: str,
+        longest: int,
+        vocabulary: int,
+        end_ids: tuple[int, ...],
+        *,
+        has_adapters: bool,
+    ) -> None:
         self.names = names
+        self.tokenizer = tokenizer
         self.longest = longest
         self.vocabulary = vocabulary
         self.end_ids = end_ids
@@ -413,7 +422,7 @@ class API:
             {
                 "type": "get_info",
                 "model_id": model,
-                "model_data": {"model_name": name, "tokenizer_id": name},
+                "model_data": {"model_name": name, "tokenizer_id": self._model.tokenizer},
                 "model_name": name,
                 "is_lora": lora is not None,
                 "lora_rank": None if lora is None else lora["rank"],

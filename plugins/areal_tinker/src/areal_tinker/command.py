@@ -35,12 +35,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `areal tinker serve` to a parser."""
-    add_request_arguments(parser)
+    add_request_arguments(parser, default_config=PRESET)
     add = parser.add_argument
     add("--model", metavar="MODEL", help="base model: a folder or a name on the hub (model.path of the config)")
     add("--name", metavar="NAME", default="", help="name of the model for clients (default: MODEL)")
     add("--full", action="store_true", help="train all parameters, not an adapter (train_engine.adapter=null)")
-    add("--placement", metavar="WORDS", help='GPUs, such as "train=1 generate=1 colocated" (placement.layout)')
+    add("--placement", metavar="WORDS", help='GPUs, such as "train=1 generate=tp1x1 colocated" (placement)')
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=int, default=8000, help="port to listen on (default: 8000)")
     key = "environment variable with the key of clients, a text that begins with tml- (default: AREAL_TINKER_KEY)"
@@ -91,7 +91,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.model is not None:
         overrides.append(f"model.path={arguments.model}")
     if arguments.placement is not None:
-        overrides.append(f"placement.layout={arguments.placement}")
+        overrides.append(f"placement={arguments.placement}")
     if arguments.full:
         overrides.append("train_engine.adapter=null")
     resolved = resolve(request.config or PRESET, request.plugins, overrides, imports=True)

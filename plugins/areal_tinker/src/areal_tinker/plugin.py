@@ -35,6 +35,7 @@ def areal_presets() -> list[Preset]:
             "server",
             "serve a model to clients of the Tinker API",
             path="areal_tinker:presets/server.yaml",
+            plugins=("fsdp",),
             default=True,
         )
     ]

@@ -36,6 +36,7 @@ def serve(resolved: Resolved, folder: Path, options: Options) -> int:
         UsageError: the folder has another model, or another server uses it.
         RunError: the server cannot start.
     """
+    resolved = _with_texts(resolved)
     run = RunFolder(folder)
     is_new = not run.config.exists()
     if not is_new:
@@ -90,6 +91,16 @@ def server_groups(resolved: Resolved, folder: Path, options: Options) -> list[Pr
     groups = process_groups(resolved.config, folder)
     trainer = next(group for group in groups if group.role == "trainer")
     return [replace(trainer, command=command), *(group for group in groups if group.is_server)]
+
+
+def _with_texts(resolved: Resolved) -> Resolved:
+    """Return the config with servers that decode what they generate: clients may end an answer at a text."""
+    chosen = resolved.config.inference_engine
+    settings: Any = getattr(chosen, "settings", None)
+    if chosen is None or not hasattr(settings, "detokenize"):
+        return resolved
+    chosen = replace(chosen, settings=settings.model_copy(update={"detokenize": True}))
+    return replace(resolved, config=resolved.config.model_copy(update={"inference_engine": chosen}))
 
 
 def _require_same(former: Resolved, resolved: Resolved, folder: Path) -> None:

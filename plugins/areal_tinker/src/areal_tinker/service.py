@@ -78,8 +78,7 @@ async def _serve(resolved: Resolved, run: RunFolder, member: Member, options: Op
     """Answer requests until the driver asks to stop."""
     from aiohttp import web
 
-    from areal_core.programs import model_reference
-    from areal_core.servers import build_engine
+    from areal_core.programs import build_engine, model_reference
     from areal_tinker.api import API
     from areal_tinker.checkpoints import Checkpoints
     from areal_tinker.journal import Journal
@@ -135,7 +134,8 @@ def describe_model(resolved: Resolved, name: str, model: Any, rank: Rank) -> Any
     tokenizer = load_tokenizer(model)
     ends = {tokenizer.eos_token_id, *_ends_in_files(Path(model.path))} - {None}
     has_adapters = getattr(resolved.config.train_engine.settings, "adapter", None) is not None
-    return Model(names, rank.longest, rank.vocabulary, tuple(sorted(ends)), has_adapters=has_adapters)
+    tokenized_as = name if "/" in name else path  # a name with a slash is one of the hub
+    return Model(names, tokenized_as, rank.longest, rank.vocabulary, tuple(sorted(ends)), has_adapters=has_adapters)
 
 
 def _ends_in_files(folder: Path) -> set[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.errors import RunError
@@ -30,6 +31,8 @@ MOST_CRASHES: Final = 3
 """Unexpected errors in the execution of one call, after which the call fails."""
 MOST_ATTEMPTS: Final = 20
 """Executions of one call that ended the server, by whatever killed it, after which the call fails."""
+EXPIRY_S: Final = 60.0
+"""Seconds between two searches for expired checkpoints while there is nothing to do."""
 TURN_S: Final = 30.0
 """Seconds for which a call of another model waits at least while the engine's model has calls."""
 
@@ -107,7 +110,8 @@ class Training:
             call = self._next()
             if call is None:
                 self._checkpoints.remove_expired()
-                await self._arrived.wait()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._arrived.wait(), EXPIRY_S)
                 continue
             result = await self._execute(call)
             if not self._journal.has_call(call):  # its client has finished meanwhile
