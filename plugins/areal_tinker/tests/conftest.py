@@ -1,0 +1,8 @@
+"""Modules of tests that are no tests, for import by their names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
