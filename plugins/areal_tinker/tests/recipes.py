@@ -23,6 +23,8 @@ LAUNCHERS = Path(__file__).parent / "launchers"
 HANG_S = 900.0
 """Seconds after which a server has not started, or a recipe has not ended."""
 RENDERER = "role_colon"
+TOKENS = {"math_rl": 16, "guess_number": 24}
+"""Largest number of tokens, which are bytes, of an answer. Seven of them are the text that ends it."""
 
 
 @contextmanager
@@ -37,8 +39,8 @@ def serving(model: Path, folder: Path) -> Iterator[str]:
         RuntimeError: the server has not started.
     """
     port = free_port()
-    command = [sys.executable, "-m", "areal_core", "tinker", "serve", "--full", "--plugins", "hf", "--model", model]
-    command += ["--port", str(port), "--run-dir", folder, "inference_engine=hf"]
+    command = [sys.executable, "-m", "areal_core", "tinker", "serve", "--full", "--plugins", "hf"]
+    command += ["--model", str(model), "--port", str(port), "--run-dir", str(folder), "inference_engine=hf"]
     log = folder.with_name(f"{folder.name}.log")
     address = http_address("127.0.0.1", port)
     with log.open("wb") as output:
@@ -67,26 +69,54 @@ def _answers(address: str) -> bool:
         return False
 
 
-def write_additions(file: Path, count: int, *, long_answers: float = 0.0, seed: int = 0) -> Path:
+def write_sums(file: Path, count: int, *, seed: int = 0) -> Path:
     """Write conversations about sums, in the form of the recipe `math_rl env=arithmetic`, and return the file.
 
     Args:
         file: the file; one conversation a line.
         count: number of conversations.
-        long_answers: share of the conversations whose answer is a sentence without the sum. Answers of the recipe are
-            cut before its end, which costs the reward for the format.
         seed: of the sums.
     """
     chance = random.Random(seed)
-    with file.open("w") as lines:
-        for _ in range(count):
-            first, second = chance.randint(0, 100), chance.randint(0, 100)
-            is_long = chance.random() < long_answers
-            answer = "Let us count on our fingers." if is_long else str(first + second)
-            texts = ["What is 4 + 5?", "9", f"What is {first} + {second}?", answer]
-            roles = ["user", "assistant"] * 2
-            messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-            lines.write(json.dumps({"messages": messages}) + "\n")
+    pairs = [(chance.randint(0, 100), chance.randint(0, 100)) for _ in range(count)]
+    return _write(file, [_sum(first, second, str(first + second)) for first, second in pairs])
+
+
+def write_sums_and_guesses(file: Path, count: int, instructions: str, *, seed: int = 0) -> Path:
+    """Write conversations about sums, three of four of which are answered with a guess, and return the file.
+
+    A guess such as "Guess: 512" has the form of the recipe `guess_number`. It is longer than `math_rl` allows, which
+    costs the reward for the format there. One conversation of sixteen is the first turn of `guess_number` itself.
+
+    Args:
+        file: the file; one conversation a line.
+        count: number of conversations.
+        instructions: system message of `guess_number`.
+        seed: of the numbers.
+    """
+    chance = random.Random(seed)
+    conversations = []
+    for number in range(count):
+        guess = f"Guess: {chance.randint(100, 999)}"
+        first, second = chance.randint(0, 100), chance.randint(0, 100)
+        if number % 16 == 0:
+            conversations.append([_message("system", instructions), _message("assistant", guess)])
+        else:
+            conversations.append(_sum(first, second, guess if number % 4 else str(first + second)))
+    return _write(file, conversations)
+
+
+def _sum(first: int, second: int, answer: str) -> list[dict[str, str]]:
+    example = [_message("user", "What is 4 + 5?"), _message("assistant", "9")]
+    return [*example, _message("user", f"What is {first} + {second}?"), _message("assistant", answer)]
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _write(file: Path, conversations: list[list[dict[str, str]]]) -> Path:
+    file.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in conversations))
     return file
 
 
@@ -125,6 +155,11 @@ class Recipes:
         self._model = model
         self._folder = folder
 
+    def guess_number_instructions(self) -> str:
+        """Return the system message of the recipe `guess_number`."""
+        code = "from tinker_cookbook.recipes.multiplayer_rl.guess_number import env; print(env.SYSTEM_PROMPT)"
+        return subprocess.run([self._python, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
     def supervised(self, name: str, conversations: Path, batch_size: int, **settings: Any) -> Finished:
         """Train on a file of conversations once, and return the metrics.
 
@@ -141,7 +176,7 @@ class Recipes:
             RuntimeError: the recipe has failed.
         """
         program = ["-m", "tinker_cookbook.recipes.math_rl.train", "env=arithmetic", "loss_fn=importance_sampling"]
-        return self._run(name, program, load_checkpoint_path=checkpoint, max_tokens=16, **settings)
+        return self._run(name, program, load_checkpoint_path=checkpoint, max_tokens=TOKENS["math_rl"], **settings)
 
     def guess_number(self, name: str, checkpoint: str, **settings: Any) -> Finished:
         """Train on a game of several turns from a checkpoint, and return the metrics.
@@ -150,7 +185,7 @@ class Recipes:
             RuntimeError: the recipe has failed.
         """
         program = [str(LAUNCHERS / "guess_number.py"), "importance_sampling", checkpoint]
-        return self._run(name, program, **settings)
+        return self._run(name, program, max_tokens=TOKENS["guess_number"], **settings)
 
     def _run(self, name: str, program: list[str], **settings: Any) -> Finished:
         """Run a recipe to its end without evaluations, and read what it has written."""
