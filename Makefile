@@ -76,12 +76,13 @@ release: $(VENV)/test-all
 	$(BIN)/python release/build.py
 	$(BIN)/python release/try_out.py
 
-# True vLLM, SGLang, verifiers and OpenEnv for the tests, each in an environment of its own below ~/.cache/areal, made once.
+# True vLLM, SGLang, verifiers, OpenEnv and tinker-cookbook for the tests, each in an environment of its own below ~/.cache/areal, made once.
 servers:
 	$(PYTHON) tests/servers_on_cpu/make_environment.py vllm
 	$(PYTHON) tests/servers_on_cpu/make_environment.py sglang
 	$(PYTHON) tests/servers_on_cpu/make_environment.py verifiers
 	$(PYTHON) tests/servers_on_cpu/make_environment.py openenv
+	$(PYTHON) tests/servers_on_cpu/make_environment.py tinker_cookbook
 
 # Compare losses, advantages and trainers with TRL, verl and OpenRLHF in an environment of theirs; write the docs' page.
 others: $(VENV)/test-all

@@ -40,6 +40,7 @@ TIER_OF_FIXTURE = {
     "verifiers_python": "servers",
     "nemo_gym_python": "servers",
     "openenv_python": "servers",
+    "tinker_cookbook_python": "servers",
     "others_python": "nightly",
     "cluster": "cluster",
     "ssh": "cluster",
@@ -155,6 +156,12 @@ def nemo_gym_python() -> str:
 def openenv_python() -> str:
     """The Python of an environment that has OpenEnv."""
     return _environment("openenv")
+
+
+@pytest.fixture(scope="session")
+def tinker_cookbook_python() -> str:
+    """Return the Python of an environment that has tinker-cookbook."""
+    return _environment("tinker_cookbook")
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,9 @@
 """Make the virtual environment of a program that tests start, and print the path of its Python.
 
-    python tests/servers_on_cpu/make_environment.py vllm|sglang|verifiers|nemo_gym|openenv|others [--folder DIR]
+    python tests/servers_on_cpu/make_environment.py NAME [--folder DIR]
 
 vllm and sglang are inference servers that run without a GPU. verifiers, nemo_gym and openenv serve environments.
+tinker_cookbook has recipes that train as clients of `areal tinker serve`.
 others has TRL, verl and OpenRLHF, with which tests/others compares areal.
 
 An environment that is there and complete is left as it is, so this may be called before every use.
@@ -81,6 +82,7 @@ RECIPES = {
     "verifiers": Recipe("verifiers-requirements.txt", torch=False),
     "openenv": Recipe("openenv-requirements.txt", torch=False),
     "nemo_gym": Recipe("nemo-gym-requirements.txt", torch=False, python="python3.12"),
+    "tinker_cookbook": Recipe("tinker-cookbook-requirements.txt", ("tinker-cookbook==0.6.1",)),
     "others": Recipe("../others/requirements.txt", is_complete=True),
 }
 

@@ -45,7 +45,9 @@ FLAGS: Final = {
     "pjwt_auth_enabled": False,
     "proto_compress_fwdbwd": False,
     "parallel_fwdbwd_chunks": True,
-    "use_pyqwest_transport": False,
+    # The SDK's other transport, httpx, often leaves an answer unread in its socket until a timeout of 45 s: the first
+    # step of the cookbook's supervised recipe took 46 s.
+    "use_pyqwest_transport": True,
     "sample_use_retrieve_futures": False,
     "custom_loss_server_side": False,
 }
