@@ -27,7 +27,7 @@ def test_samples_have_the_log_probabilities_of_the_trainer(
     words = ["model.dtype=float32", "inference_engine.health_timeout_s=120"]
     started = TinkerServer(tmp_path, make_model(tmp_path / "model"), *words, engine=engine).start()
     try:
-        service = tinker.ServiceClient(base_url=started.url, api_key="tml-test")
+        service = started.connect()
         client = service.create_lora_training_client(base_model=started.model, rank=4).result()
         base = service.create_sampling_client(base_model=started.model).result()
         samplers = []

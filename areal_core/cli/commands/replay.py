@@ -1,7 +1,7 @@
 """Compute a step of a run again on this machine, and show what each sample has contributed to its loss.
 
 The step is computed from the tokens that the run has kept, in one process, without servers. Nothing in the run changes.
-KEY=VALUE shows what another setting would have made of the same samples: algorithm.loss=grpo/reinforce.
+KEY=VALUE shows what another setting would have made of the same samples: algorithm.policy_loss=grpo/reinforce.
 """
 
 from __future__ import annotations

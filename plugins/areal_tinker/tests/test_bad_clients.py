@@ -26,7 +26,7 @@ def server(tmp_path_factory, tinker_model):
 
 @pytest.fixture
 def service(server):
-    return tinker.ServiceClient(base_url=server.url, api_key="tml-secret")
+    return server.connect("tml-secret")
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_wrong_sampling_settings_are_refused(service, settings, message):
 def test_other_models_and_keys_are_refused(server, service):
     with pytest.raises(tinker.NotFoundError, match="this server has no model 'large'; it has 'tiny'"):
         service.create_lora_training_client(base_model="large").result()
-    stranger = tinker.ServiceClient(base_url=server.url, api_key="tml-guess")
+    stranger = server.connect("tml-guess")
     with pytest.raises(tinker.AuthenticationError, match="the key is wrong: set TINKER_API_KEY"):
         stranger.create_sampling_client(base_model="tiny").result()
 
@@ -132,7 +132,7 @@ def test_a_call_that_comes_too_early_waits_for_those_before_it(server, client):
     body = {"model_id": client.model_id, "seq_id": 3, "adam_params": {}}
     status, answer = server.post("optim_step", body, **{"X-API-Key": "tml-secret"})
     assert status == 200
-    other = tinker.ServiceClient(base_url=server.url, api_key="tml-secret")
+    other = server.connect("tml-secret")
     still_works(other.create_lora_training_client(base_model="tiny").result())
     client.forward_backward([datum()], "cross_entropy").result()
     client.forward_backward([datum()], "cross_entropy").result()
@@ -155,7 +155,7 @@ def test_many_clients_at_once(server):
 
     def work(number):
         try:
-            service = tinker.ServiceClient(base_url=server.url, api_key="tml-secret")
+            service = server.connect("tml-secret")
             client = service.create_lora_training_client(base_model="tiny").result()
             for _ in range(2):
                 still_works(client)

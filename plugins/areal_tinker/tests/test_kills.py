@@ -9,7 +9,6 @@ from typing import Any
 
 import killed_at
 import pytest
-import tinker
 from tinker_server import adam, datum
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -18,7 +17,7 @@ STEPS = len(killed_at.POINTS)
 
 def train(server: Any, steps: int = STEPS) -> list[float]:
     """Train with two passes a step. Return the log-probabilities of a datum afterwards."""
-    service = tinker.ServiceClient(base_url=server.url, api_key="tml-test")
+    service = server.connect()
     client = service.create_lora_training_client(base_model=server.model, rank=4).result()
     losses = []
     for step in range(steps):

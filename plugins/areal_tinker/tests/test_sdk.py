@@ -28,7 +28,7 @@ def server(tmp_path_factory, tinker_model):
 
 @pytest.fixture
 def service(server):
-    return tinker.ServiceClient(base_url=server.url, api_key="tml-test")
+    return server.connect()
 
 
 def train(client, data, loss="cross_entropy", rate=1e-2, **settings):
@@ -85,9 +85,7 @@ def test_two_ranks_train_as_one(tmp_path, tinker_model, service):
     try:
         found = []
         for server in (other, one):
-            client = tinker.ServiceClient(base_url=server.url, api_key="tml-test").create_lora_training_client(
-                base_model="tiny", rank=4, seed=3
-            )
+            client = server.connect().create_lora_training_client(base_model="tiny", rank=4, seed=3)
             client = client.result()
             data = [datum(), datum([7, 3, 9]), datum([4, 8, 15, 16, 23, 42])]
             seen = [train(client, data) for _ in range(3)]
@@ -199,7 +197,7 @@ def test_two_models_take_turns_and_do_not_mix(service):
 
 
 def test_a_client_that_finishes_leaves_its_named_checkpoints_alone(server):
-    service = tinker.ServiceClient(base_url=server.url, api_key="tml-test")
+    service = server.connect()
     client = service.create_lora_training_client(base_model="tiny").result()
     train(client, [datum()])
     saved, model = client.save_state("kept").result().path, client.model_id
@@ -209,7 +207,7 @@ def test_a_client_that_finishes_leaves_its_named_checkpoints_alone(server):
     assert server.post("session_heartbeat", {"session_id": session})[0] == 410
     rest = tinker.RestClient(base_url=server.url, api_key="tml-test")
     assert [each.tinker_path for each in rest.list_checkpoints(model).result().checkpoints] == [saved]
-    other = tinker.ServiceClient(base_url=server.url, api_key="tml-test")
+    other = server.connect()
     train(other.create_training_client_from_state(saved).result(), [datum()])
 
 
@@ -219,7 +217,7 @@ def test_a_call_that_ends_the_server_each_time_fails_in_the_end(start_server, tm
     source = "import sys\nsys.path.insert(0, {!r})\nimport killed_at\nsys.meta_path.insert(0, killed_at.Hook(True))\n"
     (tmp_path / "site" / "sitecustomize.py").write_text(source.format(str(Path(__file__).parent)))
     server = start_server(PYTHONPATH=os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]))
-    service = tinker.ServiceClient(base_url=server.url, api_key="tml-test")
+    service = server.connect()
     client = service.create_lora_training_client(base_model=server.model, rank=4).result()
     first = train(client, [datum()], rate=1e-2)[0].tolist()
     client.forward_backward([datum()], "cross_entropy").result()

@@ -10,9 +10,11 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import tinker
 from tinker import types
 
 from areal_core.processes import free_port
@@ -43,6 +45,7 @@ class TinkerServer:
         self._command = [sys.executable, "-m", "areal_core", *words]
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
         self._process: subprocess.Popen[bytes] | None = None
+        self._services: list[tinker.ServiceClient] = []
 
     def start(self) -> TinkerServer:
         """Start the server, and return when it answers."""
@@ -52,6 +55,11 @@ class TinkerServer:
             assert self._process.poll() is None, self.log()
             time.sleep(0.1)
         return self
+
+    def connect(self, key: str = "tml-test") -> tinker.ServiceClient:
+        """Return a client. It is closed when the server is stopped: its heartbeats would not end otherwise."""
+        self._services.append(tinker.ServiceClient(base_url=self.url, api_key=key))
+        return self._services[-1]
 
     def answers(self) -> bool:
         """Return whether the server answers requests."""
@@ -72,7 +80,11 @@ class TinkerServer:
         self._process.wait()
 
     def stop(self) -> int:
-        """Stop the server as Ctrl-C does. Return its exit code."""
+        """Close its clients, and stop the server as Ctrl-C does. Return its exit code."""
+        for service in self._services:
+            with suppress(tinker.APIStatusError):  # a client with a wrong key cannot finish its session either
+                service.close("success").result()
+        self._services.clear()
         if self._process is None or self._process.poll() is not None:
             return -1
         self._process.send_signal(signal.SIGINT)

@@ -51,7 +51,7 @@ class Bubblewrap:
     """Runs each command in new namespaces, which are destroyed when it ends.
 
     It protects the machine's files, network, other processes, environment and resources. It does not protect against
-    code that exploits the kernel. docs/guides/rewards.md has the limits.
+    code that exploits the kernel. docs/guides/sandbox.md has the limits.
 
     Args:
         settings: limits, and further paths that commands may read.
@@ -215,7 +215,7 @@ class Bubblewrap:
             hints = [hint for part, hint in HINTS.items() if part in error_text]
             raise ConfigError(
                 f"the sandbox bubblewrap does not work on this machine: {cause}",
-                hints=(*hints, "sandboxes/container is an alternative; docs/guides/rewards.md lists what each needs"),
+                hints=(*hints, "sandboxes/container is an alternative; docs/guides/sandbox.md lists what each needs"),
             )
 
 

@@ -25,8 +25,8 @@ class LearningSettings(Settings):
     learning_rate: float | None = Field(
         None,
         gt=0,
-        description="Peak learning rate. null: 1e-6 in RL, 2e-5 for SFT, 5e-7 for DPO, IPO and KTO, 1e-5 for other "
-        "fine-tuning and for distillation; ten times that for LoRA adapters and for critics.",
+        description="Peak learning rate. null: 1e-6 in RL, 2e-5 for SFT, 5e-7 for DPO, IPO and KTO, 6e-7 for SimPO, "
+        "8e-6 for ORPO, 1e-5 for reward models and distillation; ten times that for LoRA adapters and for critics.",
     )
     betas: tuple[Share, Share] = Field(
         (0.9, 0.999), description="AdamW's decay rates of the first and second moment, β1 and β2."
