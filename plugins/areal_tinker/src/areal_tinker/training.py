@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from areal_core.errors import RunError
+from areal_core.errors import LostError, RunError
 from areal_tinker.errors import RequestError
 from areal_tinker.journal import Result
 from areal_tinker.ranks import remove
@@ -147,8 +148,10 @@ class Training:
             return Result.failure("; ".join([error.message, *error.hints]), is_of_user=False)
         except Exception as error:
             # The engine's state is unknown, and other ranks may wait in a collective: the driver starts all again.
-            self._journal.crashed(call, f"{type(error).__name__}: {error}")
-            raise
+            described = f"{type(error).__name__}: {error}"
+            self._journal.crashed(call, described)
+            traceback.print_exc()
+            raise LostError(f"{call.kind} of model {call.model} raised {described}") from error
         finally:
             self._worked_s += time.monotonic() - began
 
