@@ -289,6 +289,10 @@ def _moves(records: Records) -> Found:
     return None if rises else True, text
 
 
+SEEN: Final = 0.05
+"""Mean reward of the first steps above which rewards of 0 at the end are a collapse, not a task that is too hard."""
+
+
 def _explores(records: Records) -> Found:
     first, last = records.first("train/entropy"), records.last("train/entropy")
     if not first or not last:
@@ -299,6 +303,9 @@ def _explores(records: Records) -> Found:
     has_fallen = bool(had and has) and 0 <= max(has) < 0.5 * max(had) and statistics.fmean(has) < statistics.fmean(had)
     if after > 2 * min(first) and has_fallen:
         return False, f"{text}, and rewards have halved: the policy has diverged; lower the learning rate, start again"
+    if had and has and max(has) == 0 and min(has) == 0 and statistics.fmean(had) > SEEN:
+        earned = f"rewards were {statistics.fmean(had):.2g} at first, and are all 0 now"
+        return False, f"{text}, and {earned}: the policy has collapsed; lower the learning rate, start again"
     if after < 0.05 * before and records.has_risen() is False:
         return False, f"{text}: the policy hardly samples any more; lower the learning rate, or add an entropy bonus"
     return True, text

@@ -146,6 +146,10 @@ def test_a_policy_that_diverged_or_collapsed_is_named(tmp_path: Path) -> None:
     assert "diverged" in found["does the policy explore"]
     found = wrong(write(tmp_path / "b", lambda s: {**flat(s), "train/entropy": 1.0 if s < 11 else 0.01}))
     assert "hardly samples" in found["does the policy explore"]
+    found = wrong(write(tmp_path / "c", lambda s: {"reward/all_episodes": 0.2 if s < 11 else 0.0}))
+    assert "rewards were 0.2 at first, and are all 0 now" in found["does the policy explore"]
+    rare = wrong(write(tmp_path / "d", lambda s: {"reward/all_episodes": 0.01 if s < 3 else 0.0}))
+    assert "does the policy explore" not in rare
 
 
 def test_equal_rewards_say_which(tmp_path: Path) -> None:
