@@ -49,8 +49,8 @@ def test_the_reward_rises_if_the_trainer_learns_from_the_answers_of_its_own_weig
     assert len(done.rows) == 12
     assert max(map(abs, done.column(KL))) < 1e-3
     well_formed = done.column(FORMAT)
-    # Of 128 answers 0.2 to 0.4 are well formed at first and more than 0.8 at the end; the noise is about 0.05.
-    assert sum(well_formed[-3:]) / 3 > well_formed[0] + 0.2
+    # Of 128 answers 0.1 to 0.45 are well formed at first, and 0.8 or more in the second half; the noise is about 0.05.
+    assert sum(well_formed[6:]) / 6 > well_formed[0] + 0.2
 
 
 def test_two_steps_on_one_batch_are_off_policy(recipes: Recipes, taught: Finished) -> None:
