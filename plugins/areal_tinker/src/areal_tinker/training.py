@@ -34,8 +34,10 @@ MOST_ATTEMPTS: Final = 20
 """Executions of one call that ended the server, by whatever killed it, after which the call fails."""
 EXPIRY_S: Final = 60.0
 """Seconds between two searches for expired checkpoints while there is nothing to do."""
-TURN_S: Final = 30.0
+SHORTEST_TURN_S: Final = 1.0
 """Seconds for which a call of another model waits at least while the engine's model has calls."""
+TURN_PER_SWITCH: Final = 10.0
+"""Length of a turn, as a multiple of the time that it took to bring the model into the engine."""
 
 
 class Training:
@@ -68,6 +70,8 @@ class Training:
         self._active = ""
         self._changed = -1  # number of the last call that changed the state of the active model
         self._worked_s = 0.0  # work since its state was saved
+        self._began = 0.0  # when its turn began, by `time.monotonic()`
+        self._switch_s = 0.0  # seconds that it took to bring it into the engine
         self._arrived = asyncio.Event()
         self._done: dict[tuple[str, int], asyncio.Event] = {}
 
@@ -129,7 +133,8 @@ class Training:
         waiting = self._journal.waiting()
         own = next((call for call in waiting if call.model == self._active), None)
         other = next((call for call in waiting if call.model != self._active), None)
-        if own is None or (other is not None and time.time() - other.accepted > TURN_S):
+        turn_s = max(SHORTEST_TURN_S, TURN_PER_SWITCH * self._switch_s)
+        if own is None or (other is not None and time.monotonic() - self._began > turn_s):
             return other or own
         return own
 
@@ -199,6 +204,7 @@ class Training:
         """Bring a model into the engine, if it is not there."""
         if model == self._active:
             return
+        began = time.monotonic()
         if self._active:
             await self._save_state()
             self._active = ""
@@ -209,11 +215,12 @@ class Training:
         self._changed, self._worked_s = saved, 0.0
         if calls:
             _log(f"model {model}: state of call {saved}, repeating {len(calls)} calls")
-        began = time.monotonic()
+        repeating = time.monotonic()
         for call in calls:
             await self._repeat(call)
-        self._worked_s = time.monotonic() - began
-        self._active = model
+        self._worked_s = time.monotonic() - repeating
+        self._active, self._began = model, time.monotonic()
+        self._switch_s = self._began - began
 
     async def _repeat(self, call: Call) -> None:
         """Let an executed call change the state again, as it did."""
