@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -45,7 +46,10 @@ class AdamWSettings:
         betas: decay rates of the first and the second moment, each at least 0 and below 1.
         epsilon: added to the denominator; above 0.
         weight_decay: decoupled decay of matrices; at least 0.
-        max_gradient_norm: norm to which a larger gradient is clipped; None: no clipping.
+        max_gradient_norm: norm to which a larger gradient is clipped, above 0; None: no clipping.
+
+    Raises:
+        ValueError: a value is out of its range.
 
     Example:
         >>> from areal_core.engines import AdamWSettings
@@ -58,6 +62,13 @@ class AdamWSettings:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     max_gradient_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        is_positive = self.epsilon > 0 and (self.max_gradient_norm is None or self.max_gradient_norm > 0)
+        in_range = self.learning_rate >= 0 and self.weight_decay >= 0 and all(0 <= beta < 1 for beta in self.betas)
+        is_finite = all(map(math.isfinite, (self.learning_rate, self.epsilon, self.weight_decay)))
+        if not (is_positive and in_range and is_finite):
+            raise ValueError(f"{self} has a value out of its range")
 
 
 OPTIONAL_OUTPUTS = ("top_logprobs", "sum_pi_squared")

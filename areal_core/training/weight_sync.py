@@ -112,14 +112,14 @@ def write_weights_folder(engine: TrainEngine, folder: Path) -> None:
         if is_main():
             temporary = folder.with_name(f".{folder.name}")
             with writing(f"weights in {folder.name}", folder.parent):
-                for former in (temporary, folder):
-                    shutil.rmtree(former, ignore_errors=True)
+                shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
                 write_weights(temporary / _FILE, tensors, parameters)
+                shutil.rmtree(folder, ignore_errors=True)
                 temporary.rename(folder)
     finally:
         deque(parameters, maxlen=0)  # collective: no rank may leave before the last tensor, even after an error
-    barrier()
+        barrier()
 
 
 def choose_folder(folders: Sequence[Path], size: int) -> Path:

@@ -179,6 +179,63 @@ def test_checkpoints_are_saved_loaded_listed_and_deleted(server, service):
     assert [each.tinker_path for each in rest.list_checkpoints(client.model_id).result().checkpoints] == [saved]
 
 
+def test_a_checkpoint_that_is_replaced_or_deleted_after_its_load_changes_nothing(start_server):
+    """The state of a model is that at its load, when it is brought back after a switch or a restart."""
+    server = start_server("--full")
+    service = server.connect()
+    client = service.create_lora_training_client(base_model=server.model).result()
+    train(client, [datum()])
+    path = client.save_state("latest").result().path
+    client.load_state_with_optimizer(path).result()
+    train(client, [datum()])
+    assert client.save_state("latest").result().path == path
+    wanted = client.forward([datum()], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].tolist()
+    other = service.create_lora_training_client(base_model=server.model).result()
+    train(other, [datum()])
+    assert client.forward([datum()], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].tolist() == wanted
+    tinker.RestClient(base_url=server.url, api_key="tml-test").delete_checkpoint_from_tinker_path(path).result()
+    server.kill()
+    server.start()
+    assert client.forward([datum()], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].tolist() == wanted
+
+
+def test_a_sampler_of_a_name_that_is_used_again_has_the_new_weights(service):
+    client = service.create_lora_training_client(base_model="tiny").result()
+    tokens = types.ModelInput.from_ints(IDS)
+    for _ in range(2):
+        path = client.save_weights_for_sampler("latest").result().path
+        found = service.create_sampling_client(model_path=path).result().compute_logprobs(tokens).result()[1:]
+        assert found == pytest.approx(train(client, [datum()])[0].tolist(), abs=1e-5)
+
+
+def test_a_refused_client_leaves_the_model_of_another_as_it_is(start_server):
+    server = start_server()
+    service = server.connect()
+    client = service.create_lora_training_client(base_model=server.model, rank=4).result()
+    first = train(client, [datum()])[0]
+    with pytest.raises(tinker.RequestFailedError, match="train_attn or train_mlp"):
+        service.create_lora_training_client(base_model=server.model, rank=4, train_attn=False, train_mlp=False).result()
+    with pytest.raises(tinker.RequestFailedError, match="lora_config: rank"):
+        service.create_lora_training_client(base_model=server.model, rank=0).result()
+    assert train(client, [datum()])[0].tolist() != first.tolist()
+    saved = client.save_state("rank-4").result().path
+    other = service.create_lora_training_client(base_model=server.model, rank=2).result()
+    with pytest.raises(tinker.RequestFailedError, match="another adapter than the model: rank differs"):
+        other.load_state(saved).result()
+    with pytest.raises(tinker.RequestFailedError, match="names that begin with unnamed- are the server's"):
+        client.save_state("unnamed-best").result()
+
+
+def test_a_learning_rate_of_0_moves_nothing_and_settings_out_of_range_are_refused(service):
+    client = service.create_lora_training_client(base_model="tiny").result()
+    first = train(client, [datum()], rate=0.0)[0].tolist()
+    for settings in ({"beta1": 1.0}, {"eps": 0.0}, {"learning_rate": -1.0}, {"weight_decay": -0.1}):
+        client.forward_backward([datum()], "cross_entropy")
+        with pytest.raises(tinker.RequestFailedError, match="adam_params"):
+            client.optim_step(types.AdamParams(**settings)).result()
+    assert train(client, [datum()])[0].tolist() == first
+
+
 def test_two_models_take_turns_and_do_not_mix(service):
     """Their calls are interleaved, passes and steps."""
     clients = [service.create_lora_training_client(base_model="tiny").result() for _ in range(2)]
@@ -193,7 +250,8 @@ def test_two_models_take_turns_and_do_not_mix(service):
             found[number].append(result.result().loss_fn_outputs[0]["logprobs"].tolist())
             steps[number].result()
     assert found[0] == wanted
-    assert found[1][3] != found[1][0]
+    alone = service.create_lora_training_client(base_model="tiny").result()
+    assert found[1] == [train(alone, data[1])[0].tolist() for _ in range(4)]
 
 
 def test_a_client_that_finishes_leaves_its_named_checkpoints_alone(server):

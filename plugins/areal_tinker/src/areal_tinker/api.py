@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import json
 import secrets
@@ -19,7 +20,6 @@ from areal_core.servers import SamplingParameters
 from areal_tinker.checkpoints import describe, when
 from areal_tinker.errors import RequestError
 from areal_tinker.journal import Call
-from areal_tinker.sampling import BASE
 from areal_tinker.wire import read_forward_backward, write_samples
 
 if TYPE_CHECKING:
@@ -313,13 +313,11 @@ class API:
             path = body.model_path
             if path is None:
                 self._model.check(str(body.base_model))
-        weights = BASE if path is None else path
-        if path is not None:
-            self._checkpoints.published(path)
+        weights = self._checkpoints.base if path is None else self._checkpoints.published(path)
         prompt, sampling = self._prompt(body), self._sampling_of(body)
         given = body.sampling_params.seed
         first = secrets.randbits(62) if given is None else given
-        seeds = [first + number for number in range(body.num_samples)]
+        seeds = [_seed(first, number) for number in range(body.num_samples)]
 
         async def sample() -> bytes:
             generations = await self._sampling.generate(weights, prompt, sampling, seeds)
@@ -499,6 +497,11 @@ async def _read(request: web.Request, form: type[Form]) -> Form:
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
         raise RequestError(f"the request is not a {form.__name__} of the SDK: {faults}", 422) from None
+
+
+def _seed(first: int, number: int) -> int:
+    """Return the seed of one sample of a request: requests with other seeds share none."""
+    return int.from_bytes(hashlib.blake2b(f"{first}.{number}".encode(), digest_size=7).digest())
 
 
 def _call(model: str, number: int, kind: str, body: BaseModel) -> Call:

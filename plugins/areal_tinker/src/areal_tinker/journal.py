@@ -15,13 +15,14 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_tinker.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 _TABLES: Final = """
@@ -29,15 +30,15 @@ CREATE TABLE IF NOT EXISTS sessions (
     id TEXT PRIMARY KEY, facts TEXT NOT NULL, has_finished INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS models (
     id TEXT PRIMARY KEY, session TEXT NOT NULL, facts TEXT NOT NULL, last_request REAL NOT NULL,
-    saved INTEGER NOT NULL DEFAULT -1);
+    saved INTEGER NOT NULL DEFAULT -1, next INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS samplers (id TEXT PRIMARY KEY, path TEXT);
 CREATE TABLE IF NOT EXISTS checkpoints (
-    path TEXT PRIMARY KEY, model TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, facts TEXT NOT NULL,
-    time REAL NOT NULL, expires REAL);
+    path TEXT PRIMARY KEY, model TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, folder TEXT NOT NULL,
+    number INTEGER NOT NULL, facts TEXT NOT NULL, time REAL NOT NULL, expires REAL);
 CREATE TABLE IF NOT EXISTS calls (
     model TEXT NOT NULL, number INTEGER NOT NULL, kind TEXT NOT NULL, request BLOB, result BLOB, form TEXT,
     has_failed INTEGER NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0, crashes INTEGER NOT NULL DEFAULT 0,
-    crash TEXT NOT NULL DEFAULT '', accepted REAL NOT NULL,
+    crash TEXT NOT NULL DEFAULT '', accepted REAL NOT NULL, finished REAL,
     PRIMARY KEY (model, number));
 """
 _CALL: Final = "model, number, kind, request, attempts, crashes, crash, has_failed, accepted"
@@ -86,7 +87,8 @@ class Result:
     Attributes:
         content: the body of the response.
         form: its media type.
-        has_failed: whether it is an error. A call that has failed has changed nothing.
+        has_failed: whether it is an error. A call that has failed has not changed the model; an `optim_step` that has
+            failed drops the passes before it.
     """
 
     content: bytes
@@ -136,15 +138,20 @@ class Journal:
     def finish_session(self, identifier: str) -> list[str]:
         """Record that a client has finished, and drop the calls of its models. Return these models."""
         models = [model for (model,) in self._rows.execute("SELECT id FROM models WHERE session = ?", (identifier,))]
-        self._rows.execute("BEGIN")
-        self._rows.execute("UPDATE sessions SET has_finished = 1 WHERE id = ?", (identifier,))
-        self._rows.executemany("DELETE FROM calls WHERE model = ?", [(model,) for model in models])
-        self._rows.execute("COMMIT")
+        with self._transaction():
+            self._rows.execute("UPDATE sessions SET has_finished = 1 WHERE id = ?", (identifier,))
+            self._rows.executemany("DELETE FROM calls WHERE model = ?", [(model,) for model in models])
         return models
 
     def add_sampler(self, identifier: str, path: str | None) -> None:
-        """Remember a sampling session and the checkpoint whose weights it uses; None: those of the base model."""
+        """Remember a sampling session and the checkpoint whose weights it uses; None: those of the base model.
+
+        Raises:
+            RequestError: the session exists with another checkpoint.
+        """
         self._rows.execute("INSERT OR IGNORE INTO samplers VALUES (?, ?)", (identifier, path))
+        if self.sampler(identifier) != path:
+            raise RequestError(f"the sampling session {identifier} uses another checkpoint")
 
     def sampler(self, identifier: str) -> str | None:
         """Return the path of the checkpoint of a sampling session; None: the base model.
@@ -190,8 +197,14 @@ class Journal:
         """Keep a call until it is executed. The same call a second time changes nothing.
 
         Raises:
-            RequestError: the model has another call of this number.
+            RequestError: the model has another call of this number, or its client has finished.
         """
+        finished = self._one(
+            "SELECT 1 FROM models JOIN sessions ON sessions.id = models.session WHERE models.id = ? AND has_finished",
+            call.model,
+        )
+        if finished:
+            raise RequestError(f"the session of model {call.model} has finished; make a new ServiceClient", 410)
         row = self._one("SELECT kind, request FROM calls WHERE model = ? AND number = ?", call.model, call.number)
         if row is None:
             values = (call.model, call.number, call.kind, call.request, time.time())
@@ -205,11 +218,10 @@ class Journal:
 
     def waiting(self) -> list[Call]:
         """Return the next call of each model, if the client has sent it; the one that has waited longest first."""
+        columns = ", ".join(f"calls.{column}" for column in _CALL.split(", "))
         rows = self._rows.execute(
-            f"SELECT {_CALL} FROM calls AS next "
-            "WHERE result IS NULL AND number = "
-            "(SELECT COALESCE(MAX(number), -1) + 1 FROM calls WHERE model = next.model AND result IS NOT NULL) "
-            "ORDER BY accepted"
+            f"SELECT {columns} FROM models JOIN calls ON calls.model = models.id AND calls.number = models.next "
+            "WHERE result IS NULL ORDER BY accepted"
         )
         return [Call(*row) for row in rows]
 
@@ -230,12 +242,22 @@ class Journal:
             (error, call.model, call.number),
         )
 
-    def finish(self, call: Call, result: Result) -> None:
-        """Keep the result of a call."""
-        values = (result.content, result.form, result.has_failed, call.model, call.number)
-        self._rows.execute(
-            "UPDATE calls SET result = ?, form = ?, has_failed = ? WHERE model = ? AND number = ?", values
-        )
+    def finish(self, call: Call, result: Result, *, is_saved: bool = False) -> None:
+        """Keep the result of a call.
+
+        Args:
+            call: the call.
+            result: its result.
+            is_saved: whether the state after the call is saved. This is recorded in the same transaction.
+        """
+        with self._transaction():
+            self._rows.execute(
+                "UPDATE calls SET result = ?, form = ?, has_failed = ?, finished = ? WHERE model = ? AND number = ?",
+                (result.content, result.form, result.has_failed, time.time(), call.model, call.number),
+            )
+            self._rows.execute("UPDATE models SET next = ? WHERE id = ?", (call.number + 1, call.model))
+            if is_saved:
+                self._mark_saved(call.model, call.number)
 
     def result(self, model: str, number: int) -> Result | None:
         """Return the result of a call; None as long as it has none.
@@ -261,39 +283,68 @@ class Journal:
 
     def mark_saved(self, model: str, number: int) -> None:
         """Record that the state after a call is saved. Requests up to it, and old results, are removed."""
-        self._rows.execute("BEGIN")
+        with self._transaction():
+            self._mark_saved(model, number)
+
+    def _mark_saved(self, model: str, number: int) -> None:
         self._rows.execute("UPDATE models SET saved = ? WHERE id = ?", (number, model))
         done = "model = ? AND number <= ?"
         self._rows.execute(f"UPDATE calls SET request = NULL WHERE {done}", (model, number))
         self._rows.execute(
-            f"UPDATE calls SET result = x'', form = '' WHERE {done} AND accepted < ?",
+            f"UPDATE calls SET result = x'', form = '' WHERE {done} AND finished < ?",
             (model, number, time.time() - KEPT_S),
         )
-        self._rows.execute("COMMIT")
 
     # Checkpoints that clients name.
 
     def add_checkpoint(
-        self, path: str, model: str, kind: str, name: str, facts: Mapping[str, Any], ttl_s: float | None
+        self, path: str, call: Call, kind: str, name: str, folder: str, facts: Mapping[str, Any]
     ) -> None:
-        """Remember a checkpoint; one of the same path is replaced."""
-        now = time.time()
-        values = (path, model, kind, name, json.dumps(facts), now, None if ttl_s is None else now + ttl_s)
-        self._rows.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+        """Remember a checkpoint; one of the same path is replaced.
+
+        Args:
+            path: as clients name it.
+            call: the call that has made it.
+            kind: second part of the path.
+            name: last part of the path.
+            folder: where it is.
+            facts: what else the server knows of it, for JSON.
+        """
+        now, ttl_s = time.time(), call.body.get("ttl_seconds")
+        expires = None if ttl_s is None else now + ttl_s
+        values = (path, call.model, kind, name, folder, call.number, json.dumps(facts), now, expires)
+        self._rows.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
 
     def remove_checkpoint(self, path: str) -> None:
         """Forget a checkpoint."""
         self._rows.execute("DELETE FROM checkpoints WHERE path = ?", (path,))
 
+    def checkpoint(self, path: str) -> dict[str, Any] | None:
+        """Return a checkpoint as `checkpoints` does; None if there is none."""
+        return next(iter(self._checkpoints("path = ?", path)), None)
+
     def checkpoints(self, model: str | None = None) -> list[dict[str, Any]]:
-        """Return the checkpoints of a model, or of all models, oldest first: path, model, kind, name, time, facts."""
+        """Return the checkpoints of a model, or of all models: all columns by name. Those of a model are in order."""
+        return self._checkpoints("?1 IS NULL OR model = ?1", model)
+
+    def _checkpoints(self, condition: str, value: str | None) -> list[dict[str, Any]]:
+        names = ("path", "model", "kind", "name", "folder", "number", "facts", "time", "expires")
         rows = self._rows.execute(
-            "SELECT path, model, kind, name, facts, time, expires FROM checkpoints WHERE ? IS NULL OR model = ? "
-            "ORDER BY time, rowid",
-            (model, model),
+            f"SELECT {', '.join(names)} FROM checkpoints WHERE {condition} ORDER BY model, number", (value,)
         )
-        names = ("path", "model", "kind", "name", "facts", "time", "expires")
-        return [dict(zip(names, row, strict=True)) | {"facts": json.loads(row[4])} for row in rows]
+        return [dict(zip(names, row, strict=True)) | {"facts": json.loads(row[6])} for row in rows]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Make several changes in this context together, or none of them."""
+        self._rows.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._rows.execute("COMMIT")
+        except BaseException:
+            if self._rows.in_transaction:
+                self._rows.execute("ROLLBACK")
+            raise
 
     def _one(self, statement: str, *values: Any) -> Any:
         return self._rows.execute(statement, values).fetchone()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from pydantic import ValidationError
 from transformers import AutoConfig
 
 from areal_core.engines import AdamWSettings, OptimizerSettings, SteerableEngine, broadcast_bytes, write_weights_folder
@@ -64,16 +65,16 @@ class Rank:
         """
         self._losses.clear()
         if self._engine is None or self._lora != lora or not (self._is_fresh or folder):
-            if self._engine is not None:
-                self._engine.close()
-            self._engine, self._lora = with_lora(self._config.train_engine, lora).build(), lora
-            self._engine.setup(self._model, ACTOR, OptimizerSettings(total_updates=1, temperature=1.0))
-            if not isinstance(self._engine, SteerableEngine):
-                name = self._config.train_engine.reference
-                raise RunError(f"{name} cannot serve Tinker clients: its optimizer is not set from outside")
+            chosen = with_lora(self._config.train_engine, lora)
+            self.close()
+            engine: TrainEngine = chosen.build()
+            if not _is_steerable(engine):
+                raise RunError(f"{chosen.reference} cannot serve Tinker clients: its optimizer is not set from outside")
+            engine.setup(self._model, ACTOR, OptimizerSettings(total_updates=1, temperature=1.0))
+            self._engine, self._lora = engine, lora
         self._is_fresh = folder is None
         if folder is not None:
-            self._engine.load(Path(folder))
+            self._opened().load(Path(folder))
 
     def forward(self, body: bytes, *, learns: bool) -> bytes:
         """Compute a pass, and keep it for the next update if it learns. Return its result."""
@@ -92,29 +93,34 @@ class Rank:
         """Drop the passes since the last update."""
         self._losses.clear()
 
-    def step(self, adam: Mapping[str, float]) -> dict[str, float]:
-        """Make an update on all passes since the last one. Return its metrics.
+    def step(self, adam: Mapping[str, float] | None) -> dict[str, float]:
+        """Make an update on all passes since the last one, and drop them. Return its metrics.
 
         Raises:
-            RequestError: there was no pass, or the gradient is not finite. The parameters stay as they were.
+            RequestError: there was no pass, a setting is out of its range, or the gradient is not finite. The
+                parameters stay as they were, and the passes are dropped.
         """
         losses, self._losses = self._losses, []
         if not losses:
             raise RequestError("optim_step needs a forward_backward since the last optim_step")
-        engine: Any = self._opened()
-        engine.set_optimizer(
-            AdamWSettings(
+        if adam is None:
+            raise RequestError("optim_step needs adam_params: this server has AdamW alone")
+        try:
+            settings = AdamWSettings(
                 learning_rate=adam["learning_rate"],
                 betas=(adam["beta1"], adam["beta2"]),
                 epsilon=adam["eps"],
                 weight_decay=adam["weight_decay"],
                 max_gradient_norm=adam["grad_clip_norm"] or None,
             )
-        )
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"adam_params: {error}") from None
+        engine: Any = self._opened()
+        engine.set_optimizer(settings)
         self._is_fresh = False
         metrics = engine.train(losses)
         if float(metrics["skipped"].values):
-            raise RequestError("the gradient is not finite, so optim_step has changed nothing; look at the data")
+            raise RequestError("the gradient is not finite, so optim_step has changed nothing; check the data")
         return {"grad_norm": float(metrics["gradient_norm"].values), "loss:sum": float(metrics["loss"].values)}
 
     def save(self, folder: str) -> None:
@@ -123,12 +129,12 @@ class Rank:
 
     def load(self, folder: str, *, optimizer: bool) -> None:
         """Read what `save` wrote, with the optimizer's state or without it. Passes before are dropped."""
-        self._losses.clear()
         self._is_fresh = False
         engine: Any = self._opened()
         engine.load(Path(folder))
         if not optimizer:
             engine.reset_optimizer()
+        self._losses.clear()
 
     def publish(self, folder: str) -> None:
         """Write the weights for inference engines."""
@@ -136,8 +142,9 @@ class Rank:
 
     def close(self) -> None:
         """Free the model."""
-        if self._engine is not None:
-            self._engine.close()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
 
     def _opened(self) -> TrainEngine:
         assert self._engine is not None, "open comes first"
@@ -158,6 +165,10 @@ class Rank:
         return LossSpec(ACTOR.name, batch, ("logprobs",), loss)
 
 
+def _is_steerable(engine: object) -> bool:
+    return isinstance(engine, SteerableEngine)
+
+
 def with_lora(engine: Selection, lora: Mapping[str, Any] | None) -> Selection:
     """Return a training engine with the adapter that a client asks for, if the server trains adapters.
 
@@ -167,14 +178,20 @@ def with_lora(engine: Selection, lora: Mapping[str, Any] | None) -> Selection:
     adapter = getattr(engine.settings, "adapter", None)
     if adapter is None or lora is None:
         return engine
-    modules: Any = [*_ATTENTION * bool(lora["train_attn"]), *_MLP * bool(lora["train_mlp"])]
+    modules = [*(_ATTENTION if lora["train_attn"] else ()), *(_MLP if lora["train_mlp"] else ())]
     if not modules:
         raise RequestError("lora_config needs train_attn or train_mlp: the embedding and the head get no adapter here")
-    changes = {"rank": lora["rank"], "modules": "all-linear" if lora["train_attn"] and lora["train_mlp"] else modules}
+    trains_all = lora["train_attn"] and lora["train_mlp"]
+    changes: dict[str, Any] = {"rank": lora["rank"], "modules": "all-linear" if trains_all else modules}
     if lora.get("seed") is not None:
         changes["seed"] = lora["seed"]
     settings: Any = engine.settings
-    return replace(engine, settings=settings.model_copy(update={"adapter": adapter.model_copy(update=changes)}))
+    try:
+        chosen = type(adapter).model_validate(adapter.model_dump() | changes)
+    except ValidationError as error:
+        faults = "; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors())
+        raise RequestError(f"lora_config: {faults}") from None
+    return replace(engine, settings=settings.model_copy(update={"adapter": chosen}))
 
 
 class Ranks:

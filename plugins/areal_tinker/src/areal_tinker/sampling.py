@@ -9,23 +9,19 @@ import secrets
 import shutil
 from collections import deque
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from areal_core.engines import WeightUpdate
 from areal_core.errors import RunError
 from areal_core.processes import start_task
 from areal_core.servers import GenerationRequest
-from areal_tinker.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from areal_core.data import Generation
     from areal_core.servers import InferenceEngine, SamplingParameters
-
-BASE: Final = ""
-"""The weights of the base model, where a checkpoint's path names others."""
 
 
 class Sampling:
@@ -36,19 +32,18 @@ class Sampling:
 
     Args:
         engine: generates; it has the weights of the base model.
-        folder_of: returns the folder with the weights of a checkpoint's path.
+        base: folder with these weights.
         loaded: a folder for links to the weights that the engine has. Servers that start later load them from there,
             even if their checkpoint was deleted.
     """
 
-    def __init__(self, engine: InferenceEngine, folder_of: Callable[[str], Path], loaded: Path) -> None:
+    def __init__(self, engine: InferenceEngine, base: Path, loaded: Path) -> None:
         self._engine = engine
-        self._folder_of = folder_of
         self._folder = loaded
         shutil.rmtree(loaded, ignore_errors=True)
-        self._loaded = BASE
-        self._versions = {0: BASE}  # weights of each version
-        self._queue: deque[tuple[str, asyncio.Future[None]]] = deque()
+        self._loaded, self._source = base, base  # the weights, and the folder from which they can be loaded again
+        self._versions = {0: base}  # weights of each version
+        self._queue: deque[tuple[Path, asyncio.Future[None]]] = deque()
         self._running = 0
         self._is_switching = False
         self._is_resting = False
@@ -57,12 +52,12 @@ class Sampling:
         self._name = secrets.token_hex(4)
 
     async def generate(
-        self, weights: str, prompt: Sequence[int], sampling: SamplingParameters, seeds: Sequence[int]
+        self, weights: Path, prompt: Sequence[int], sampling: SamplingParameters, seeds: Sequence[int]
     ) -> list[Generation]:
         """Return a sample for each seed.
 
         Args:
-            weights: path of a checkpoint for samplers, or `BASE`.
+            weights: folder of a checkpoint for samplers, or of the base model. It is never written again.
             prompt: token ids.
             sampling: sampling settings.
             seeds: a seed for each sample.
@@ -77,7 +72,13 @@ class Sampling:
             for number, seed in enumerate(seeds)
         ]
         async with self._using(weights):
-            answers = await asyncio.gather(*map(self._engine.generate, requests))
+            generating = [asyncio.ensure_future(self._engine.generate(request)) for request in requests]
+            try:
+                answers = await asyncio.gather(*generating)
+            finally:
+                for task in generating:  # if one has failed, the others are not needed, and must not meet other weights
+                    task.cancel()
+                await asyncio.wait(generating)
         if any(self._versions.get(version) != weights for answer in answers for version in answer.versions):
             raise RunError("an inference server has answered with other weights than those of the request")
         return answers
@@ -95,11 +96,15 @@ class Sampling:
         """Let the engine generate again, if there is something to generate."""
         self._is_resting = False
         if self._running:
-            await self._load(self._loaded)
+            self._is_switching = True
+            try:
+                await self._load(self._loaded, self._source)
+            finally:
+                self._is_switching = False
         self._admit()
 
     @asynccontextmanager
-    async def _using(self, weights: str) -> AsyncIterator[None]:
+    async def _using(self, weights: Path) -> AsyncIterator[None]:
         """Wait until the engine has the weights, and keep them there in this context."""
         admitted = asyncio.get_running_loop().create_future()
         self._queue.append((weights, admitted))
@@ -135,10 +140,12 @@ class Sampling:
                 self._is_switching = True
                 start_task(self._switch(weights), "switching weights")
 
-    async def _switch(self, weights: str) -> None:
+    async def _switch(self, weights: Path) -> None:
         try:
-            await self._load(weights)
-        except (RequestError, RunError, OSError) as error:
+            await self._load(weights, weights)
+            # All that wait for these weights go first, because each switch costs a load.
+            self._queue = deque(sorted(self._queue, key=lambda entry: entry[0] != weights))
+        except (RunError, OSError) as error:
             for wanted, admitted in self._queue:
                 if wanted == weights and not admitted.done():
                     admitted.set_exception(error)
@@ -146,13 +153,13 @@ class Sampling:
             self._is_switching = False
             self._admit()
 
-    async def _load(self, weights: str) -> None:
+    async def _load(self, weights: Path, source: Path) -> None:
         version = max(self._versions) + 1
         self._versions[version] = weights
         folder = self._folder / f"version-{version}"
-        shutil.copytree(self._folder_of(weights), folder, copy_function=_link)
+        shutil.copytree(source, folder, copy_function=_link)
         await self._engine.update_weights(WeightUpdate(version, folder))
-        self._loaded, self._is_asleep = weights, False
+        self._loaded, self._source, self._is_asleep = weights, folder, False
         for former in self._folder.iterdir():
             if former != folder:
                 shutil.rmtree(former)

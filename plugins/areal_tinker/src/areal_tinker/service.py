@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.config import load_run
+from areal_core.errors import LostError, RunError
 from areal_core.processes import run_role, start_task
 from areal_core.programs import RunFolder
 from areal_tinker.messages import Listening
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from areal_core.config import Resolved
     from areal_core.processes import Member
@@ -95,17 +96,18 @@ async def _serve(resolved: Resolved, run: RunFolder, member: Member, options: Op
     async def work(function: Callable[[], Any]) -> Any:
         """Run a function in the training thread, with the GPU's memory."""
         if config.takes_turns:
-            await sampling.rest()
+            await _or_lost(sampling.rest())
         try:
             return await loop.run_in_executor(thread, function)
         finally:
             if config.takes_turns:
-                await sampling.wake()
+                await _or_lost(sampling.wake())
 
     checkpoints = Checkpoints(journal, ranks, folder / "checkpoints", work)
-    sampling = Sampling(engine, checkpoints.published, folder / "loaded")
+    sampling = Sampling(engine, checkpoints.base, folder / "loaded")
     training = Training(journal, ranks, checkpoints, folder / "states", work, options.save_every_s)
     await engine.start(model)
+    await checkpoints.publish_base()
     served = describe_model(resolved, options.name, model, ranks.rank)
     api = API(served, journal, training, checkpoints, sampling, engine, os.environ.get(options.key_variable, ""))
     runner = web.AppRunner(api.application(), access_log=None)
@@ -122,6 +124,18 @@ async def _serve(resolved: Resolved, run: RunFolder, member: Member, options: Op
         await loop.run_in_executor(thread, ranks.end)
         await engine.close()
         journal.close()
+
+
+async def _or_lost(turn: Awaitable[None]) -> None:
+    """Let the inference engine sleep or wake. A failure is not that of the training call, which may have succeeded.
+
+    Raises:
+        LostError: the engine failed. The driver starts the server again.
+    """
+    try:
+        await turn
+    except (RunError, OSError) as error:
+        raise LostError(f"the inference engine cannot release or take the GPU's memory: {error}") from error
 
 
 def describe_model(resolved: Resolved, name: str, model: Any, rank: Rank) -> Any:

@@ -8,6 +8,7 @@ same, without the first half.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import sys
 import time
 import traceback
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 MOST_CRASHES: Final = 3
 """Unexpected errors in the execution of one call, after which the call fails."""
 MOST_ATTEMPTS: Final = 20
-"""Executions of one call that ended the server, by whatever killed it, after which the call fails."""
+"""Executions of one call that ended the server for any reason, after which the call fails."""
 EXPIRY_S: Final = 60.0
 """Seconds between two searches for expired checkpoints while there is nothing to do."""
 SHORTEST_TURN_S: Final = 1.0
@@ -73,6 +74,7 @@ class Training:
         self._began = 0.0  # when its turn began, by `time.monotonic()`
         self._switch_s = 0.0  # seconds that it took to bring it into the engine
         self._arrived = asyncio.Event()
+        self._finished: list[str] = []  # models whose client has finished
         self._done: dict[tuple[str, int], asyncio.Event] = {}
 
     def submit(self, call: Call) -> None:
@@ -101,32 +103,54 @@ class Training:
         return found
 
     def drop(self, models: Sequence[str]) -> None:
-        """Remove the states of models whose client has finished, and their unnamed checkpoints."""
-        for model in models:
+        """Let the states of models whose client has finished be removed after the current call."""
+        self._finished += models
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Execute calls as they come. Does not return.
+
+        Raises:
+            LostError: something failed that is not the fault of a call. The driver starts the server again.
+        """
+        try:
+            while True:
+                self._arrived.clear()
+                self._sweep()
+                call = self._next()
+                if call is not None:
+                    await self._complete(call)
+                    continue
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._arrived.wait(), EXPIRY_S)
+        except (sqlite3.Error, OSError) as error:
+            traceback.print_exc()
+            raise LostError(f"the server cannot keep its records: {type(error).__name__}: {error}") from error
+
+    async def _complete(self, call: Call) -> None:
+        """Execute a call and keep its result."""
+        result = await self._execute(call)
+        if not self._journal.has_call(call):
+            return  # its client has finished
+        is_saved = call.kind == "load_weights" and not result.has_failed
+        former, _ = self._journal.since_saved(call.model)
+        self._journal.finish(call, result, is_saved=is_saved)
+        if is_saved and former >= 0:
+            remove(self._folder(call.model, former))
+        if event := self._done.pop((call.model, call.number), None):
+            event.set()
+        if self._worked_s > self._save_every_s and call.kind == "optim_step":
+            await self._save_state()
+
+    def _sweep(self) -> None:
+        """Remove what finished clients have left, and folders of deleted checkpoints. Nothing else removes folders."""
+        while self._finished:
+            model = self._finished.pop()
             if self._active == model:
                 self._active = ""
             remove(self._states / model.replace(":", "-"))
             self._checkpoints.remove_unnamed(model, kept=0)
-
-    async def run(self) -> None:
-        """Execute calls as they come. Does not return."""
-        while True:
-            self._arrived.clear()
-            call = self._next()
-            if call is None:
-                self._checkpoints.remove_expired()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._arrived.wait(), EXPIRY_S)
-                continue
-            result = await self._execute(call)
-            if not self._journal.has_call(call):  # its client has finished meanwhile
-                self.drop([call.model])
-                continue
-            self._journal.finish(call, result)
-            if event := self._done.pop((call.model, call.number), None):
-                event.set()
-            if self._worked_s > self._save_every_s and call.kind == "optim_step":
-                await self._save_state()
+        self._checkpoints.sweep()
 
     def _next(self) -> Call | None:
         """Return the call to execute: of the active model, unless another model's has waited for its turn."""
@@ -149,6 +173,8 @@ class Training:
             return await getattr(self, f"_{call.kind}")(call)
         except RequestError as error:
             return Result.failure(error.message, is_of_user=True)
+        except LostError:
+            raise
         except RunError as error:
             return Result.failure("; ".join([error.message, *error.hints]), is_of_user=False)
         except Exception as error:
@@ -163,7 +189,6 @@ class Training:
     # The calls, by kind.
 
     async def _create_model(self, call: Call) -> Result:
-        await self._checkpoints.publish_base()
         return Result.of({"type": "create_model", "model_id": call.model})
 
     async def _forward_backward(self, call: Call) -> Result:
@@ -183,20 +208,18 @@ class Training:
         return Result.of(await self._checkpoints.publish(call))
 
     async def _load_weights(self, call: Call) -> Result:
-        await self._load(call)
+        path, optimizer = call.body["path"], call.body["optimizer"]
+        folder = self._checkpoints.saved(path, self._journal.model(call.model)["lora_config"])
+        await self._work(lambda: self._ranks.call("load", folder=str(folder), optimizer=optimizer))
         self._changed = call.number
-        return Result.of({"type": "load_weights", "path": call.body["path"], "model_id": call.model})
+        # The state is saved with the call, which is never repeated: its checkpoint may be replaced or deleted.
+        await self._write_state(call.model, call.number)
+        return Result.of({"type": "load_weights", "path": path, "model_id": call.model})
 
     async def _step(self, call: Call) -> dict[str, float]:
         adam = call.body.get("adam_params")
-        if adam is None:
-            raise RequestError("optim_step needs adam_params: this server has AdamW alone")
         metrics: dict[str, float] = await self._work(lambda: self._ranks.call("step", adam=adam))
         return metrics
-
-    async def _load(self, call: Call) -> None:
-        folder = self._checkpoints.saved(call.body["path"])
-        await self._work(lambda: self._ranks.call("load", folder=str(folder), optimizer=call.body["optimizer"]))
 
     # The state of the model in the engine.
 
@@ -206,7 +229,10 @@ class Training:
             return
         began = time.monotonic()
         if self._active:
-            await self._save_state()
+            try:
+                await self._save_state()
+            except (RunError, OSError) as error:  # not the fault of the call
+                raise LostError(f"the state of model {self._active} cannot be saved: {error}") from error
             self._active = ""
         saved, calls = self._journal.since_saved(model)
         folder = str(self._folder(model, saved)) if saved >= 0 else None
@@ -230,28 +256,29 @@ class Training:
             return
         elif call.kind == "optim_step":
             await self._step(call)
-        elif call.kind == "load_weights":
-            await self._load(call)
+            self._changed = call.number
         elif call.kind == "forward_backward" and not read_forward_backward(call.request).forward_only:
             await self._work(lambda: self._ranks.call("keep", call.request))
-        if call.kind in {"optim_step", "load_weights"}:
-            self._changed = call.number
 
     async def _save_state(self) -> None:
         """Save the state of the active model, and let the journal drop the requests that led to it."""
         model, number = self._active, self._changed
         former, _ = self._journal.since_saved(model)
         if number > former:
-            folder = self._folder(model, number)
-            temporary = folder.with_name(f".{folder.name}")
-            remove(temporary)
-            temporary.parent.mkdir(parents=True, exist_ok=True)
-            await self._work(lambda: self._ranks.call("save", folder=str(temporary)))
-            remove(folder)
-            temporary.rename(folder)
+            await self._write_state(model, number)
             self._journal.mark_saved(model, number)
-            remove(self._folder(model, former))
+            if former >= 0:
+                remove(self._folder(model, former))
         self._worked_s = 0.0
+
+    async def _write_state(self, model: str, number: int) -> None:
+        folder = self._folder(model, number)
+        temporary = folder.with_name(f".{folder.name}")
+        remove(temporary)
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        await self._work(lambda: self._ranks.call("save", folder=str(temporary)))
+        remove(folder)
+        temporary.rename(folder)
 
     def _folder(self, model: str, number: int) -> Path:
         return self._states / model.replace(":", "-") / f"call-{number:08d}"

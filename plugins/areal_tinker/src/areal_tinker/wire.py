@@ -90,7 +90,7 @@ def read_batch(message: proto.ForwardBackwardRequest, vocabulary: int, longest: 
         lengths.append(len(ids))
         columns["input_ids"].append(ids)
         for name, tensor in datum.loss_fn_inputs.items():
-            values = _values(tensor, f"{where}.loss_fn_inputs['{name}']", len(ids))
+            values = _values(tensor, f"{where}.loss_fn_inputs['{name}']", len(ids), is_ids=name == TARGETS)
             columns["targets" if name == TARGETS else name].append(values)
         _check_ids(ids, vocabulary, f"{where}.model_input")
         _check_ids(columns["targets"][-1], vocabulary, f"{where}.loss_fn_inputs['{TARGETS}']")
@@ -113,18 +113,27 @@ def read_tokens(chunks: Iterable[Any], where: str) -> np.ndarray[Any, Any]:
         kind = chunk.WhichOneof("chunk")
         if kind != "encoded_text":
             raise RequestError(f"{where} has a chunk of type {kind}; this server takes text alone")
-        parts.append(np.frombuffer(chunk.encoded_text.tokens, np.int32).astype(np.int64))
+        parts.append(_array(chunk.encoded_text.tokens, np.dtype(np.int32), where).astype(np.int64))
     if not sum(map(len, parts)):
         raise RequestError(f"{where} has no tokens")
     return np.concatenate(parts)
 
 
-def _values(tensor: proto.Tensor, where: str, length: int) -> np.ndarray[Any, Any]:
+def _array(content: bytes, dtype: np.dtype[Any], where: str) -> np.ndarray[Any, Any]:
+    try:
+        return np.frombuffer(content, dtype)
+    except ValueError:
+        raise RequestError(f"{where} has {len(content)} bytes, which are no {dtype} numbers") from None
+
+
+def _values(tensor: proto.Tensor, where: str, length: int, *, is_ids: bool) -> np.ndarray[Any, Any]:
     if tensor.WhichOneof("encoding") == "sparse_csr" or len(tensor.shape) > 1:
         raise RequestError(f"{where} has the shape {list(tensor.shape)}; this server takes one number for each token")
     if tensor.dtype not in _DTYPES:
         raise RequestError(f"{where} has a dtype that this server does not take; use float32 or int64")
-    values = np.frombuffer(tensor.dense, _DTYPES[tensor.dtype])
+    if is_ids and tensor.dtype == proto.DTYPE_FLOAT32:
+        raise RequestError(f"{where} has float32 numbers, and tokens are integers")
+    values = _array(tensor.dense, _DTYPES[tensor.dtype], where)
     if len(values) != length:
         raise RequestError(f"{where} has {len(values)} values for {length} tokens")
     if not np.isfinite(values).all():

@@ -97,7 +97,7 @@ def learning_rate_at(update: int, settings: LearningSettings, total_updates: int
         settings: warm-up, schedule and bounds.
         total_updates: number of updates of the whole run, at which the decay ends.
     """
-    assert settings.learning_rate  # engines set a default at setup
+    assert settings.learning_rate is not None  # engines set a default at setup
     if update < settings.warmup_steps:
         return settings.learning_rate * (update + 1) / settings.warmup_steps
     if settings.schedule == "constant":
