@@ -232,7 +232,9 @@ def test_a_wrong_way_is_seen_in_bfloat16(tmp_path, monkeypatch):
     small_models.make_model("bamba", tmp_path)
     forward = CohortDecoder._forward
     without = {"position_ids": None}
-    monkeypatch.setattr(CohortDecoder, "_forward", lambda own, inputs, cache: forward(own, inputs | without, cache))
+    monkeypatch.setattr(
+        CohortDecoder, "_forward", lambda own, inputs, *rest, **more: forward(own, inputs | without, *rest, **more)
+    )
     choice = ways.choose_way(load_model(ModelReference(str(tmp_path), "bfloat16"), "cpu"))
     assert choice.way == "whole"
     assert "cohorts: its log-probabilities differ from a plain forward's by" in choice.reason
@@ -243,9 +245,9 @@ def test_a_wrong_sequence_among_right_ones_is_seen_in_bfloat16(tmp_path, monkeyp
     small_models.make_model("bamba", tmp_path)
     forward = CohortDecoder._forward
 
-    def clamped(decoder, inputs, cache):
+    def clamped(decoder, inputs, cache, **options):
         positions = inputs["position_ids"] if cache is None else inputs["position_ids"].clamp(max=8)
-        return forward(decoder, inputs | {"position_ids": positions}, cache)
+        return forward(decoder, inputs | {"position_ids": positions}, cache, **options)
 
     monkeypatch.setattr(CohortDecoder, "_forward", clamped)
     choice = ways.choose_way(load_model(ModelReference(str(tmp_path), "bfloat16"), "cpu"))

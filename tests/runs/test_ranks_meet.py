@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from areal_core.config.sections import TrainingSection
-from areal_core.runs.trainer import _join_ranks
+from areal_core.runs.ranks import _join_ranks
 from areal_core.runtime.environment import SCRATCH_VARIABLE
 from areal_core.training import collectives
 from tests.needs_ipv6 import NEEDS_IPV6
@@ -34,7 +34,7 @@ def test_ranks_of_one_machine_open_no_port_to_meet(
 
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", SCRATCH_VARIABLE: str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("areal_core.runs.trainer.open_store", open_store)
+    monkeypatch.setattr("areal_core.runs.ranks.open_store", open_store)
     member: Any = SimpleNamespace(host=host, announce=announced.__setitem__, lookup=lambda name, _: announced[name])
     _join_ranks(member, TrainingSection())
     try:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from areal_grpo.demonstration.model import make_model
-
 sys.path.insert(0, str(Path(__file__).parent))  # for modules of tests that are no tests
 
 if TYPE_CHECKING:
@@ -19,7 +17,9 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def tinker_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model."""
-    return make_model(tmp_path_factory.mktemp("tinker") / "model")
+    from chat_model import make_chat_model
+
+    return make_chat_model(tmp_path_factory.mktemp("tinker") / "model")
 
 
 @pytest.fixture

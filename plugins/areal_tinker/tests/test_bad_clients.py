@@ -46,12 +46,18 @@ def still_works(client):
     [
         ([datum([5, 6, 9999])], "cross_entropy", None, r"data\[0\].model_input has the token|has the token 9999"),
         ([datum([5, 6, -1])], "cross_entropy", None, "has the token -1"),
-        ([datum(list(IDS) * 100)], "cross_entropy", None, "tokens, and the model's limit is"),
+        ([datum(list(IDS) * 600)], "cross_entropy", None, "tokens, and the model's limit is"),
         ([datum(weights=[1.0, 2.0])], "cross_entropy", None, "has 2 values for 7 tokens"),
         ([datum(weights=[float("nan")] * 7)], "cross_entropy", None, "a value that is not finite"),
         ([datum()], "ppo", None, "lacks advantages, logprobs"),
         ([datum()], "stable_reinforce", None, "formula is not published|needs provenance"),
         ([datum(advantages=[1.0] * 7, logprobs=[0.0] * 7)], "ppo", {"epsilon": 0.2}, "no setting epsilon"),
+        (
+            [datum(advantages=[1.0] * 7, logprobs=[0.0] * 7)],
+            "ppo",
+            {"clip_low_threshold": 1.5, "clip_high_threshold": 0.5},
+            "clip_low_threshold 1.5 above clip_high_threshold 0.5",
+        ),
         ([datum(), datum(advantages=[1.0] * 7, weights=[1.0] * 7)], "cross_entropy", None, "the same names"),
     ],
 )
@@ -73,8 +79,11 @@ def test_a_step_without_a_pass_and_a_checkpoint_that_is_not_there(client):
     ("settings", "message"),
     [
         ({"temperature": -1.0}, "temperature is -1"),
-        ({"max_tokens": 0}, "max_new_tokens|max_tokens"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
         ({"top_p": 2.0}, "top_p"),
+        ({"top_k": -5}, "top_k -5"),
+        ({"stop": [""]}, "an empty text"),
+        ({"stop": [100000]}, "a token that the model does not have"),
     ],
 )
 def test_wrong_sampling_settings_are_refused(service, settings, message):
@@ -83,6 +92,17 @@ def test_wrong_sampling_settings_are_refused(service, settings, message):
     with pytest.raises((tinker.RequestFailedError, tinker.APIStatusError), match=message):
         sampler.sample(prompt, 1, types.SamplingParams(**{"max_tokens": 4, **settings})).result()
     assert sampler.sample(prompt, 1, types.SamplingParams(max_tokens=4)).result().sequences
+
+
+def test_a_request_that_is_invalid_takes_its_number(server, client):
+    """The SDK sends NaN as null, and counts the call."""
+    client.forward_backward([datum()], "cross_entropy").result()
+    with pytest.raises(tinker.RequestFailedError, match="learning_rate: Input should be a valid number"):
+        client.optim_step(adam(float("nan"))).result()
+    for ttl_s in (0, 10**18):
+        with pytest.raises(tinker.RequestFailedError, match="ttl_seconds is"):
+            client.save_state("short", ttl_seconds=ttl_s).result()
+    still_works(client)
 
 
 def test_other_models_and_keys_are_refused(server, service):

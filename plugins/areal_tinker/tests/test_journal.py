@@ -6,6 +6,7 @@ import sqlite3
 
 import pytest
 
+from areal_core.errors import RunError
 from areal_tinker.errors import RequestError
 from areal_tinker.journal import Call, Journal, Result
 
@@ -80,6 +81,13 @@ def test_a_saved_state_drops_what_led_to_it(journal):
     assert (saved, [each.number for each in calls]) == (1, [2, 3])
     assert journal.result("m", 0) == DONE, "a client may still ask"
     journal.accept(call(1))  # and send the call again
+
+
+def test_a_file_of_another_version_is_refused(tmp_path, journal):
+    journal._rows.execute("PRAGMA user_version = 0")
+    journal.close()
+    with pytest.raises(RunError, match="was written by another version of areal-tinker"):
+        Journal(tmp_path / "journal.sqlite")
 
 
 def test_unknown_things_are_errors(journal):

@@ -1,4 +1,4 @@
-"""The losses against their formulas, written out token by token, and against those of areal_grpo."""
+"""The losses against their formulas, written out token by token."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ import math
 import pytest
 import torch
 
-from areal_core.sdk import PolicyTerms
-from areal_grpo.losses import ppo_clip
-from areal_grpo.sequence_losses import gspo
-from areal_grpo.weighted_losses import cispo
 from areal_tinker.errors import RequestError
 from areal_tinker.losses import LOSSES, Terms, find_loss, total
 
@@ -71,26 +67,6 @@ def test_a_loss_is_its_formula(name, seed):
         value, gradient = by_hand(name, terms)
         assert float(loss.detach()) == pytest.approx(value, abs=1e-6)
         assert terms.logprobs.grad.tolist() == pytest.approx(gradient, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "other", "settings"),
-    [
-        ("ppo", ppo_clip, {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}),
-        ("cispo", cispo, {"clip_low": 0.2, "clip_high": 0.2}),
-        ("gspo", gspo, {"clip_low": 0.2, "clip_high": 0.2}),
-    ],
-)
-def test_a_loss_has_the_gradient_of_areal_grpo_s(name, other, settings):
-    terms = make(3)
-    mask = terms.inputs["sequence_ratio_mask"].bool()
-    inputs = {**terms.inputs, "mask": mask.float()}
-    total(LOSSES[name], Terms(terms.logprobs, inputs, {}, ROWS, 3)).backward()
-    logprobs = terms.logprobs.detach().clone().requires_grad_()
-    q = terms.inputs["logprobs"]
-    losses, _ = other(PolicyTerms(logprobs, q, q, terms.inputs["advantages"], mask, ROWS, 3), **settings)
-    losses.where(mask, 0.0).sum().backward()
-    torch.testing.assert_close(terms.logprobs.grad, logprobs.grad, atol=1e-6, rtol=0)
 
 
 def test_masked_tokens_have_no_loss_whatever_their_values():

@@ -35,6 +35,8 @@ Form = TypeVar("Form", bound=BaseModel)
 PREFIX: Final = "/api/v1"
 LARGEST_BODY: Final = 256 << 20
 """Bytes of the largest request. The SDK splits a batch into requests of 5 MB."""
+INVALID: Final = 422
+"""HTTP status of a JSON object that is not a request of the SDK."""
 POLL_S: Final = 20.0
 """Seconds for which a request for a result waits; the SDK asks again after 408, and gives up a request after 45 s."""
 KEPT_S: Final = 300.0
@@ -265,7 +267,13 @@ class API:
 
     def _call_of(self, form: type[Any], kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def submit(request: web.Request) -> web.Response:
-            body = await _read(request, form)
+            try:
+                body = await _read(request, form)
+            except RequestError as error:
+                if error.status == INVALID and (refused := _refused(await _object(request), error)):
+                    self._journal.model(refused.model)
+                    return self._submit(refused)
+                raise
             self._journal.model(body.model_id)
             return self._submit(_call(body.model_id, _number(body.seq_id), kind, body))
 
@@ -367,6 +375,14 @@ class API:
             stops = [asked.stop] if isinstance(asked.stop, str) else list(asked.stop)
             texts = tuple(stop for stop in stops if isinstance(stop, str))
             ids = tuple(stop for stop in stops if isinstance(stop, int))
+        if any(not 0 <= stop < self._model.vocabulary for stop in ids) or "" in texts:
+            raise RequestError("stop has a token that the model does not have, or an empty text")
+        if asked.top_k < -1 or asked.temperature < 0:
+            raise RequestError(
+                f"temperature is {asked.temperature:g} and top_k {asked.top_k}: at least 0, and -1 or more"
+            )
+        if asked.max_tokens is not None and asked.max_tokens < 1:
+            raise RequestError(f"max_tokens is {asked.max_tokens}; it must be at least 1")
         room = self._model.longest - body.prompt.length
         is_greedy = asked.temperature == 0
         settings: Mapping[str, Any] = {
@@ -496,7 +512,15 @@ async def _read(request: web.Request, form: type[Form]) -> Form:
         return form.model_validate(await _object(request))
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-        raise RequestError(f"the request is not a {form.__name__} of the SDK: {faults}", 422) from None
+        raise RequestError(f"the request is not a {form.__name__} of the SDK: {faults}", INVALID) from None
+
+
+def _refused(body: Mapping[str, Any], error: RequestError) -> Call | None:
+    """Return a call that fails, for a request that is invalid but has its number: the client counts it as a call."""
+    model, number = body.get("model_id"), body.get("seq_id")
+    if not isinstance(model, str) or not isinstance(number, int) or number < 1:
+        return None
+    return Call(model, number, "refused", json.dumps({"error": error.message}).encode())
 
 
 def _seed(first: int, number: int) -> int:

@@ -21,6 +21,8 @@ TRAINING: Final = "weights"
 SAMPLER: Final = "sampler_weights"
 KEPT: Final = 4
 """Unnamed checkpoints for samplers that are kept for each model: those of the last sampling clients."""
+LONGEST_TTL_S: Final = 315_360_000
+"""Longest time to live of a checkpoint in seconds: ten years, as in the SDK."""
 _UNNAMED: Final = "unnamed-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -61,6 +63,7 @@ class Checkpoints:
 
     async def save(self, call: Call) -> dict[str, Any]:
         """Save parameters and optimizer, and return the response."""
+        _check_ttl(call)
         name = _checked(call.body.get("path") or f"{call.number:06d}")
         folder = self._place(call, TRAINING, name)
         temporary = folder.with_name(f".{folder.name}")
@@ -75,6 +78,7 @@ class Checkpoints:
         """Write weights for samplers, and return the response: their path, or the sampling session that uses them."""
         if call.body.get("kind", "snapshot") != "snapshot":
             raise RequestError("this server has no inflight sampling clients; take a snapshot after each optim_step")
+        _check_ttl(call)
         asked = call.body.get("path")
         name = _checked(asked) if asked else f"{_UNNAMED}{call.number:06d}"
         if not asked and call.body.get("sampling_session_seq_id") is None:
@@ -193,6 +197,12 @@ def describe(checkpoint: dict[str, Any]) -> dict[str, Any]:
 def when(seconds: float) -> str:
     """Return a time in seconds since 1970 as text."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def _check_ttl(call: Call) -> None:
+    ttl_s = call.body.get("ttl_seconds")
+    if ttl_s is not None and not 1 <= ttl_s <= LONGEST_TTL_S:
+        raise RequestError(f"ttl_seconds is {ttl_s}; it must be from 1 to {LONGEST_TTL_S}, which is ten years")
 
 
 def _checked(name: str) -> str:

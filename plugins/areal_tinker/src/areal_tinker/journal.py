@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from areal_core.errors import RunError
 from areal_tinker.errors import RequestError
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ CREATE TABLE IF NOT EXISTS calls (
     crash TEXT NOT NULL DEFAULT '', accepted REAL NOT NULL, finished REAL,
     PRIMARY KEY (model, number));
 """
+VERSION: Final = 1
+"""Version of these tables. A change of them is a new version."""
 _CALL: Final = "model, number, kind, request, attempts, crashes, crash, has_failed, accepted"
 KEPT_S: Final = 3600.0
 """Seconds for which a result stays after the state that contains it was saved."""
@@ -112,6 +115,9 @@ class Journal:
 
     Args:
         path: the file; it is made if it does not exist.
+
+    Raises:
+        RunError: another version of this plugin has written the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -119,7 +125,14 @@ class Journal:
         self._rows = sqlite3.connect(path, isolation_level=None)
         self._rows.execute("PRAGMA journal_mode=WAL")
         self._rows.execute("PRAGMA synchronous=FULL")
+        (version,) = self._rows.execute("PRAGMA user_version").fetchone()
+        is_new = self._rows.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone() == (0,)
+        if not is_new and version != VERSION:
+            raise RunError(
+                f"{path} was written by another version of areal-tinker", hints=["name a new folder: --run-dir DIR"]
+            )
         self._rows.executescript(_TABLES)
+        self._rows.execute(f"PRAGMA user_version = {VERSION}")
 
     def close(self) -> None:
         """Close the file."""

@@ -191,6 +191,9 @@ class Training:
     async def _create_model(self, call: Call) -> Result:
         return Result.of({"type": "create_model", "model_id": call.model})
 
+    async def _refused(self, call: Call) -> Result:
+        raise RequestError(call.body["error"])
+
     async def _forward_backward(self, call: Call) -> Result:
         learns = not read_forward_backward(call.request).forward_only
         content = await self._work(lambda: self._ranks.call("forward", call.request, learns=learns))

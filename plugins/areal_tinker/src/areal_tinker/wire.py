@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -46,13 +47,19 @@ def settings_of(message: proto.ForwardBackwardRequest) -> dict[str, float]:
     """Return `loss_fn_config`.
 
     Raises:
-        RequestError: a value is a text.
+        RequestError: a value is a text or not finite, or the bounds are in the wrong order.
     """
     settings = dict(message.loss_fn_config)
     for name, value in message.loss_fn_config_v2.items():
         if value.WhichOneof("value") == "text":
             raise RequestError(f"loss_fn_config['{name}'] is a text, {value.text!r}; the losses here take numbers")
         settings[name] = value.number
+    for name, number in settings.items():
+        if not math.isfinite(number):
+            raise RequestError(f"loss_fn_config['{name}'] is {number}, which is not finite")
+    low, high = settings.get("clip_low_threshold", 0.0), settings.get("clip_high_threshold", math.inf)
+    if low > high:
+        raise RequestError(f"loss_fn_config has clip_low_threshold {low:g} above clip_high_threshold {high:g}")
     return settings
 
 
