@@ -84,10 +84,10 @@ def patch(module: Any) -> None:
         if one.kind == "optim_step":
             reach("begun")
 
-    def finishing(self: Any, one: Any, result: Any) -> None:
+    def finishing(self: Any, one: Any, *arguments: Any, **named: Any) -> None:
         if one.kind == "optim_step":
             reach("computed")
-        finish(self, one, result)
+        finish(self, one, *arguments, **named)
         if one.kind == "optim_step":
             reach("finished")
 
