@@ -80,13 +80,13 @@ class TinkerServer:
         self._process.wait()
 
     def stop(self) -> int:
-        """Close its clients, and stop the server as Ctrl-C does. Return its exit code."""
-        for service in self._services:
-            with suppress(tinker.APIStatusError):  # a client with a wrong key cannot finish its session either
-                service.close("success").result()
-        self._services.clear()
+        """Close its clients, and stop the server as Ctrl-C does. Return its exit code; -1 if it has ended already."""
+        services, self._services = self._services, []
         if self._process is None or self._process.poll() is not None:
             return -1
+        for service in services:
+            with suppress(tinker.APIStatusError):  # a client with a wrong key cannot finish its session either
+                service.close("success").result(60)
         self._process.send_signal(signal.SIGINT)
         return self._process.wait(120)
 
