@@ -9,6 +9,7 @@ from areal_core.runtime.folder import RunFolder as RunFolder
 from areal_core.runtime.folder import AttemptFolder as AttemptFolder
 from areal_core.runtime.folder import require_place as require_place
 from areal_core.runtime.terminal import log as log
+from areal_core.runs.models import end_tokens as end_tokens
 from areal_core.runs.models import load_tokenizer as load_tokenizer
 from areal_core.runs.models import model_folders as model_folders
 from areal_core.runs.models import model_reference as model_reference

@@ -41,7 +41,8 @@ def ends(done: Finished, name: str) -> str:
 def main() -> None:
     """Print the table."""
     from chat_model import make_chat_model
-    from recipes import Recipes, serving, write_sums
+    from recipes import Recipes, write_sums
+    from tinker_server import serving
 
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--lessons", type=int, default=1200, help="steps of the supervised recipe")
@@ -51,8 +52,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = make_chat_model(folder / "model")
-        with serving(model, folder / "server") as address:
-            recipes = Recipes(made.stdout.strip(), address, model, folder)
+        with serving(folder, model, "--full") as server:
+            recipes = Recipes(made.stdout.strip(), server.url, model, folder)
             file = write_sums(folder / "sums.jsonl", asked.lessons * BATCH)
             taught = recipes.supervised("supervised", file, BATCH, learning_rate=3e-3, lr_schedule="linear")
             losses, seconds = taught.column("train_mean_nll"), taught.column("time/step")

@@ -255,6 +255,18 @@ def end_tokens(model: ModelReference, tokenizer: Any) -> frozenset[int]:
     """Return the tokens that end an answer; see `chat.answers.end_tokens`.
 
     Some chat models name the end of a turn only in their generation config. Servers always stop there.
+
+    Args:
+        model: the model.
+        tokenizer: its tokenizer, as from `load_tokenizer`.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from areal_core.engines import ModelReference
+        >>> from areal_core.programs import end_tokens
+        >>> tokenizer = SimpleNamespace(eos_token_id=2, chat_template=None)
+        >>> end_tokens(ModelReference("/models/tiny"), tokenizer)  # a model without a generation config
+        frozenset({2})
     """
     from transformers import GenerationConfig
 

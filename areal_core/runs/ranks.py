@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, HashStore, TCPStore  # type: ignore[attr-defined]
 
 from areal_core.runtime.environment import SCRATCH_VARIABLE
 from areal_core.runtime.network import is_loopback
@@ -48,14 +48,35 @@ def trainer_rank(member: Member, config: RunConfig) -> Iterator[None]:
     threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
     if threads and torch.get_num_threads() != threads:
         torch.set_num_threads(threads)  # torch may have been imported before the variable was set
-    torch.manual_seed(config.seed)
-    if config.deterministic:
-        torch.use_deterministic_algorithms(mode=True)
+    _seed(config)
     _join_ranks(member, config.training)
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def only_rank(config: RunConfig) -> Iterator[None]:
+    """Be the only rank of a trainer in this context, in a process that goes on to other work afterwards."""
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    _seed(config)
+    dist.init_process_group(_backend(), store=HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        torch.use_deterministic_algorithms(mode=was_deterministic)
+
+
+def _seed(config: RunConfig) -> None:
+    torch.manual_seed(config.seed)
+    if config.deterministic:
+        torch.use_deterministic_algorithms(mode=True)
+
+
+def _backend() -> str:
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
 def _join_ranks(member: Member, section: TrainingSection) -> None:
@@ -74,6 +95,5 @@ def _join_ranks(member: Member, section: TrainingSection) -> None:
     place, _, port = member.lookup("rendezvous", section.phase_timeout_s).rpartition(":")
     if store is None:
         store = TCPStore(place, int(port), ranks, is_master=False) if port else FileStore(place, ranks)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     timeout = timedelta(seconds=section.collective_timeout_s)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
+    dist.init_process_group(_backend(), store=store, rank=rank, world_size=ranks, timeout=timeout)

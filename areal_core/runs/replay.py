@@ -7,13 +7,10 @@ then in one process. It writes nothing into the checkpoints, the ledger or the m
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from areal_core.config import load_run
 from areal_core.config.needs import roles_of
@@ -23,6 +20,7 @@ from areal_core.files import KeptSources
 from areal_core.ledger.store import DATABASE, read_consumption
 from areal_core.messages.rollouts import Manifest
 from areal_core.runs.models import model_reference
+from areal_core.runs.ranks import only_rank
 from areal_core.runs.trainer import build_engines
 from areal_core.runtime.folder import RunFolder
 from areal_core.runtime.rpc import encode_frame
@@ -32,7 +30,7 @@ from areal_core.training.learner import Learner
 from areal_core.training.state import TrainerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from areal_core.config import Resolved
@@ -140,7 +138,7 @@ def replay(
         raise UsageError("the run learns from a data set, and only steps on rollouts can be replayed")
     consumption = _consumption(run)
     begin, checkpoint, digest = _beginning(consumption, step)
-    with _alone(resolved):
+    with only_rank(resolved.config):
         learner = _learner(resolved, run)
         state = TrainerState() if checkpoint is None else restore_checkpoint(checkpoint, learner.changing, digest)
         for number in range(begin, step):
@@ -208,22 +206,6 @@ def _beginning(consumption: Consumption, step: int) -> tuple[int, Path | None, s
             ],
         )
     return begin, checkpoint, digest
-
-
-@contextmanager
-def _alone(resolved: Resolved) -> Iterator[None]:
-    """Be the only rank of a process group, with the seed and the determinism of a trainer."""
-    torch.manual_seed(resolved.config.seed)
-    was_deterministic = torch.are_deterministic_algorithms_enabled()
-    if resolved.config.deterministic:
-        torch.use_deterministic_algorithms(mode=True)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-        torch.use_deterministic_algorithms(mode=was_deterministic)
 
 
 def _learner(resolved: Resolved, run: RunFolder) -> Learner:

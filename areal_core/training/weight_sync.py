@@ -110,16 +110,23 @@ def write_weights_folder(engine: TrainEngine, folder: Path) -> None:
     tensors, parameters = describe_weights(engine), engine.named_full_parameters()
     try:
         if is_main():
-            temporary = folder.with_name(f".{folder.name}")
             with writing(f"weights in {folder.name}", folder.parent):
-                shutil.rmtree(temporary, ignore_errors=True)
-                temporary.mkdir(parents=True)
-                write_weights(temporary / _FILE, tensors, parameters)
-                shutil.rmtree(folder, ignore_errors=True)
-                temporary.rename(folder)
+                _write_complete(folder, tensors, parameters)
     finally:
         deque(parameters, maxlen=0)  # collective: no rank may leave before the last tensor, even after an error
         barrier()
+
+
+def _write_complete(
+    folder: Path, tensors: Sequence[TensorDescription], parameters: Iterator[tuple[str, torch.Tensor]]
+) -> None:
+    """Write weights to a folder, which appears complete or not at all. Replace a folder of this name."""
+    temporary = folder.with_name(f".{folder.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    write_weights(temporary / _FILE, tensors, parameters)
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
 
 
 def choose_folder(folders: Sequence[Path], size: int) -> Path:
@@ -193,11 +200,9 @@ class WeightFolder:
         self, version: int, tensors: Sequence[TensorDescription], parameters: Iterator[tuple[str, torch.Tensor]]
     ) -> _Version:
         folder = choose_folder(self._folders, sum(map(size_of, tensors)))
-        temporary, target = folder / f".version-{version}", folder / f"version-{version}"
+        target = folder / f"version-{version}"
         with writing(f"weights of version {version}", folder):
-            temporary.mkdir(parents=True, exist_ok=True)
-            write_weights(temporary / _FILE, tensors, parameters)
-            temporary.rename(target)
+            _write_complete(target, tensors, parameters)
             return _Version(target, WeightsFile(target / _FILE, tensors) if folder == self._memory else None)
 
     def _overwrite(self, version: int, parameters: Iterator[tuple[str, torch.Tensor]]) -> _Version | None:

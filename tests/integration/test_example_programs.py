@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +12,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from areal_core.config import resolve
-from areal_core.processes import free_port
 from areal_core.programs import RunFolder, write_run_folder
 
 if TYPE_CHECKING:
@@ -67,42 +64,17 @@ def test_seeds_prints_the_plan_of_a_run(workplace: Workplace) -> None:
     assert not (workplace.folder / "seeds").exists()
 
 
-def make_byte_model(folder: Path) -> None:
-    """Write a random model whose tokens are bytes."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pieces = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
-    pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    pieces.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="<end>")
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), **sizes, max_position_embeddings=256, eos_token_id=tokenizer.eos_token_id
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-
-
-def test_the_loop_of_a_tinker_client_raises_its_reward(workplace: Workplace) -> None:
+def test_the_loop_of_a_tinker_client_raises_its_reward(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tinker")
-    make_byte_model(workplace.folder / "bytes")
-    port = free_port()
-    words = ["--model", "bytes", "--full", "--port", str(port), "--run-dir", "served"]
-    server = workplace.start("tinker", "serve", "--plugins", "hf", *words, "inference_engine=hf")
-    try:
-        with socket.socket() as probe:
-            workplace.wait_for(lambda: probe.connect_ex(("127.0.0.1", port)) == 0, server, 120)
-        workplace.environment |= {"TINKER_BASE_URL": f"http://127.0.0.1:{port}", "TINKER_API_KEY": "tml-any"}
-        *lines, path = output_of(workplace, "tinker/loop.py", "bytes", "1e-2")
-    finally:
-        server.send_signal(signal.SIGINT)
-        _, log = server.communicate(timeout=120)
+    monkeypatch.syspath_prepend(EXAMPLES.parent / "plugins" / "areal_tinker" / "tests")
+    from chat_model import make_chat_model
+    from tinker_server import serving
+
+    model = make_chat_model(workplace.folder / "bytes", hidden=64, layers=2)
+    with serving(workplace.folder, model, "--full") as server:
+        workplace.environment |= {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": "tml-any"}
+        *lines, path = output_of(workplace, "tinker/loop.py", str(model), "1e-2")
     rewards = [float(line.split()[3]) for line in lines]
     assert mean(rewards[:3]) < 0.2
     assert mean(rewards[-3:]) > 0.8
     assert path.startswith("tinker://")
-    assert server.returncode == 128 + signal.SIGINT, log

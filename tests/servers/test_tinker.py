@@ -19,14 +19,13 @@ def test_samples_have_the_log_probabilities_of_the_trainer(
     server, request, server_environment, server_tolerance, tmp_path
 ):
     from tinker import types
-    from tinker_server import IDS, TinkerServer, adam, datum
+    from tinker_server import IDS, adam, datum, serving
 
     program, options = (request.getfixturevalue(f"{server}_{name}") for name in ("program", "options"))
     options = options | {"max_model_len" if server == "vllm" else "context_length": 256}
     engine = {"type": server, "program": program, "options": options, "environment": server_environment}
     words = ["model.dtype=float32", "inference_engine.health_timeout_s=120"]
-    started = TinkerServer(tmp_path, make_model(tmp_path / "model"), *words, engine=engine).start()
-    try:
+    with serving(tmp_path, make_model(tmp_path / "model"), *words, engine=engine) as started:
         service = started.connect()
         client = service.create_lora_training_client(base_model=started.model, rank=4).result()
         base = service.create_sampling_client(base_model=started.model).result()
@@ -47,5 +46,3 @@ def test_samples_have_the_log_probabilities_of_the_trainer(
                 assert [*answer.prompt_logprobs[1:], *sequence.logprobs] == pytest.approx(found, abs=server_tolerance)
         asked = [sampler.sample(prompt, 1, settings) for sampler in (samplers[0], base, samplers[1], base)]
         assert all(each.result().sequences for each in asked)
-    finally:
-        started.stop()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -11,20 +14,9 @@ from areal_grpo.sequence_losses import gspo
 from areal_grpo.weighted_losses import cispo
 from areal_tinker.losses import LOSSES, Terms, total
 
-ROWS = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2])
+sys.path.insert(0, str(Path(__file__).parents[2] / "plugins" / "areal_tinker" / "tests"))
 
-
-def make(seed=0, **settings):
-    """Return terms of three sequences with ratios on both sides of the bounds."""
-    generator = torch.Generator().manual_seed(seed)
-    logprobs = (-torch.rand(8, generator=generator)).requires_grad_()
-    inputs = {
-        "logprobs": logprobs.detach() + 0.5 * torch.randn(8, generator=generator),
-        "advantages": torch.randn(8, generator=generator),
-        "weights": torch.rand(8, generator=generator),
-        "sequence_ratio_mask": torch.tensor([0.0, 1, 1, 1, 0, 1, 1, 1]),
-    }
-    return Terms(logprobs, inputs, settings, ROWS, 3)
+from sample_terms import ROWS, make
 
 
 @pytest.mark.parametrize(

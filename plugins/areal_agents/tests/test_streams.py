@@ -248,20 +248,27 @@ def test_clients_that_close_at_the_last_line_keep_their_answers(play):
     assert (metrics["agents/turns"], metrics["agents/lost_answers"]) == (20, 0)
 
 
+def agent_that_reads_the_error(message: str, *, asks_again: bool = False) -> Any:
+    """Return an agent whose stream ends with an error, after which it may ask for a whole answer."""
+
+    async def agent(base_url: str, api_key: str) -> float:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+            with pytest.raises(openai.APIError, match=message):
+                async for _ in await client.chat.completions.create(model="any", messages=USER, stream=True):
+                    pass
+            if asks_again:
+                await client.chat.completions.create(model="any", messages=USER)
+        return 1
+
+    return agent
+
+
 def test_an_answer_whose_stream_ends_with_an_error_is_not_trained_on(play, monkeypatch):
     """The text that was sent does not begin the complete message: a fault of ours, which nothing else shows."""
     policy = Policy("chat", lambda _: "an answer")
 
-    async def agent(base_url: str, api_key: str) -> float:
-        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
-            with pytest.raises(openai.APIError, match="reads differently now"):
-                async for _ in await client.chat.completions.create(model="any", messages=USER, stream=True):
-                    pass
-            await client.chat.completions.create(model="any", messages=USER)
-        return 1
-
     monkeypatch.setattr(GrowingText, "add", lambda *_: [("content", "another text")])
-    metrics = play(policy, agent).metrics
+    metrics = play(policy, agent_that_reads_the_error("reads differently now", asks_again=True)).metrics
     assert (metrics["agents/turns"], metrics["agents/lost_answers"]) == (1, 1)
 
 
@@ -275,14 +282,7 @@ def test_a_request_that_fails_in_the_middle_ends_its_stream_with_an_error(play, 
             raise ValueError("a server failed after the caller had received its tokens, which cannot be kept")
         return answer
 
-    async def agent(base_url: str, api_key: str) -> float:
-        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
-            with pytest.raises(openai.APIError, match="a server failed after the caller had received its tokens"):
-                async for _ in await client.chat.completions.create(model="any", messages=USER, stream=True):
-                    pass
-            await client.chat.completions.create(model="any", messages=USER)
-        return 1
-
+    agent = agent_that_reads_the_error("a server failed after the caller had received its tokens", asks_again=True)
     monkeypatch.setattr(policy, "generate", failing)
     assert play(policy, agent).metrics["agents/turns"] == 1
 
@@ -316,13 +316,6 @@ def test_the_end_of_the_run_in_the_middle_of_a_stream_is_an_error_event(play, mo
         await whole(*arguments, **settings)
         raise RunError("all servers are gone")
 
-    async def agent(base_url: str, api_key: str) -> float:
-        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
-            with pytest.raises(openai.APIError, match="the run has ended: all servers are gone"):
-                async for _ in await client.chat.completions.create(model="any", messages=USER, stream=True):
-                    pass
-        return 1
-
     monkeypatch.setattr(policy, "generate", ends)
     with pytest.raises(RunError, match="all servers are gone"):
-        play(policy, agent)
+        play(policy, agent_that_reads_the_error("the run has ended: all servers are gone"))

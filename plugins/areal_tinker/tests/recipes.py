@@ -1,4 +1,4 @@
-"""A server of the Tinker API, and recipes of tinker-cookbook as its clients, each in a process of its own."""
+"""Recipes of tinker-cookbook as clients of a server of the Tinker API, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -6,67 +6,16 @@ import json
 import os
 import random
 import subprocess
-import sys
-import time
-import urllib.request
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from areal_core.processes import free_port, http_address, kill_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any
 
 LAUNCHERS = Path(__file__).parent / "launchers"
 HANG_S = 900.0
-"""Seconds after which a server has not started, or a recipe has not ended."""
+"""Seconds after which a recipe has not ended."""
 RENDERER = "role_colon"
 TOKENS = {"math_rl": 16, "guess_number": 24}
 """Largest number of tokens, which are bytes, of an answer. Seven of them are the text that ends it."""
-
-
-@contextmanager
-def serving(model: Path, folder: Path) -> Iterator[str]:
-    """Serve a model, all of whose parameters are trained, and yield the server's address.
-
-    Args:
-        model: folder of the model.
-        folder: the server's; it is made.
-
-    Raises:
-        RuntimeError: the server has not started.
-    """
-    port = free_port()
-    command = [sys.executable, "-m", "areal_core", "tinker", "serve", "--full", "--plugins", "hf"]
-    command += ["--model", str(model), "--port", str(port), "--run-dir", str(folder), "inference_engine=hf"]
-    log = folder.with_name(f"{folder.name}.log")
-    address = http_address("127.0.0.1", port)
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-    try:
-        deadline = time.monotonic() + HANG_S
-        while not _answers(address):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the server has not started; its log:\n{log.read_text()[-3000:]}")
-            time.sleep(0.5)
-        yield address
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            kill_tree(process.pid)
-            process.wait()
-
-
-def _answers(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{address}/api/v1/healthz", timeout=10) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
 
 
 def write_sums(file: Path, count: int, *, seed: int = 0) -> Path:

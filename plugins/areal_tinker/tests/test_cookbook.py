@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chat_model import make_chat_model
-from recipes import Recipes, serving, write_sums_and_guesses
+from recipes import Recipes, write_sums_and_guesses
+from tinker_server import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,8 +23,8 @@ def recipes(tinker_cookbook_python: str, tmp_path_factory: pytest.TempPathFactor
     """The recipes against one server."""
     folder = tmp_path_factory.mktemp("tinker")
     model = make_chat_model(folder / "model")
-    with serving(model, folder / "server") as address:
-        yield Recipes(tinker_cookbook_python, address, model, folder)
+    with serving(folder, model, "--full") as server:
+        yield Recipes(tinker_cookbook_python, server.url, model, folder)
 
 
 @pytest.fixture(scope="module")

@@ -73,12 +73,12 @@ def test_a_saved_state_drops_what_led_to_it(journal):
     for number in range(4):
         journal.accept(call(number))
         journal.finish(call(number), Result.failure("no", is_of_user=True) if number == 2 else DONE)
-    assert [(each.number, each.has_failed) for each in journal.since_saved("m")[1]] == [
+    assert [(each.number, each.has_failed) for each in journal.since("m", -1)] == [
         (0, False), (1, False), (2, True), (3, False),
     ]  # fmt: skip
     journal.mark_saved("m", 1)
-    saved, calls = journal.since_saved("m")
-    assert (saved, [each.number for each in calls]) == (1, [2, 3])
+    saved = journal.saved("m")
+    assert (saved, [each.number for each in journal.since("m", saved)]) == (1, [2, 3])
     assert journal.result("m", 0) == DONE, "a client may still ask"
     journal.accept(call(1))  # and send the call again
 

@@ -32,13 +32,10 @@ def train(server: Any, steps: int = STEPS) -> list[float]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: Any, tinker_model: Any) -> list[float]:
     """What a client sees of a server that is not killed."""
-    from tinker_server import TinkerServer
+    from tinker_server import serving
 
-    server = TinkerServer(tmp_path_factory.mktemp("undisturbed"), tinker_model).start()
-    try:
+    with serving(tmp_path_factory.mktemp("undisturbed"), tinker_model) as server:
         return train(server)
-    finally:
-        server.stop()
 
 
 def test_a_server_that_dies_at_each_change_of_state_makes_each_step_once(start_server, tmp_path, undisturbed):

@@ -10,16 +10,18 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import tinker
 from tinker import types
 
 from areal_core.processes import free_port
 
-HERE = Path(__file__).parent
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
 IDS = [5, 9, 12, 7, 30, 41, 8, 3]
 
 
@@ -100,6 +102,16 @@ class TinkerServer:
                 return response.status, json.loads(response.read() or b"{}")
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read() or b"{}")
+
+
+@contextmanager
+def serving(*arguments: Any, **settings: Any) -> Iterator[TinkerServer]:
+    """Start a server in this context; see `TinkerServer` for the arguments."""
+    server = TinkerServer(*arguments, **settings)
+    try:
+        yield server.start()
+    finally:
+        server.stop()
 
 
 def datum(ids: list[int] = IDS, **inputs: list[float]) -> types.Datum:

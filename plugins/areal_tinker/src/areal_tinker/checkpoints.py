@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_tinker.errors import RequestError
-from areal_tinker.ranks import remove
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -66,13 +65,17 @@ class Checkpoints:
         _check_ttl(call)
         name = _checked(call.body.get("path") or f"{call.number:06d}")
         folder = self._place(call, TRAINING, name)
+        await self.write(folder)
+        return {"type": "save_weights", "path": self._remember(call, TRAINING, name, folder)}
+
+    async def write(self, folder: Path) -> None:
+        """Write parameters and optimizer to a folder, which appears complete or not at all."""
         temporary = folder.with_name(f".{folder.name}")
-        remove(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
         temporary.parent.mkdir(parents=True, exist_ok=True)
         await self._work(lambda: self._ranks.call("save", folder=str(temporary)))
-        remove(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # of a call that was interrupted before it was recorded
         temporary.rename(folder)
-        return {"type": "save_weights", "path": self._remember(call, TRAINING, name, folder)}
 
     async def publish(self, call: Call) -> dict[str, Any]:
         """Write weights for samplers, and return the response: their path, or the sampling session that uses them."""
@@ -143,11 +146,10 @@ class Checkpoints:
 
     def sweep(self) -> None:
         """Delete checkpoints whose time to live is over, and remove the folders of deleted ones."""
-        for checkpoint in self._journal.checkpoints():
-            if checkpoint["expires"] is not None and checkpoint["expires"] < time.time():
-                self.delete(checkpoint["path"])
+        for path in self._journal.expired():
+            self.delete(path)
         while self._removed:
-            remove(self._removed.pop())
+            shutil.rmtree(self._removed.pop(), ignore_errors=True)
 
     def remove_unnamed(self, model: str, kept: int = KEPT) -> None:
         """Delete all unnamed checkpoints of a model but the last ones."""

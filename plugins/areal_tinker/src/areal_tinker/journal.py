@@ -285,14 +285,18 @@ class Journal:
             raise RequestError(f"the result of call {number} of model {model} was removed after {KEPT_S:g} s", 404)
         return None if row[0] is None else Result(bytes(row[0]), row[1], bool(row[2]))
 
-    def since_saved(self, model: str) -> tuple[int, list[Call]]:
-        """Return the last call in a model's saved state, and the executed calls since then. -1: no state is saved."""
-        (saved,) = self._one("SELECT saved FROM models WHERE id = ?", model) or (-1,)
+    def saved(self, model: str) -> int:
+        """Return the number of the last call in a model's saved state; -1 if no state is saved."""
+        (number,) = self._one("SELECT saved FROM models WHERE id = ?", model) or (-1,)
+        return int(number)
+
+    def since(self, model: str, number: int) -> list[Call]:
+        """Return the executed calls of a model after one."""
         rows = self._rows.execute(
             f"SELECT {_CALL} FROM calls WHERE model = ? AND number > ? AND result IS NOT NULL ORDER BY number",
-            (model, saved),
+            (model, number),
         )
-        return int(saved), [Call(*row) for row in rows]
+        return [Call(*row) for row in rows]
 
     def mark_saved(self, model: str, number: int) -> None:
         """Record that the state after a call is saved. Requests up to it, and old results, are removed."""
@@ -339,6 +343,11 @@ class Journal:
     def checkpoints(self, model: str | None = None) -> list[dict[str, Any]]:
         """Return the checkpoints of a model, or of all models: all columns by name. Those of a model are in order."""
         return self._checkpoints("?1 IS NULL OR model = ?1", model)
+
+    def expired(self) -> list[str]:
+        """Return the paths of checkpoints whose time to live is over."""
+        rows = self._rows.execute("SELECT path FROM checkpoints WHERE expires < ?", (time.time(),))
+        return [path for (path,) in rows]
 
     def _checkpoints(self, condition: str, value: str | None) -> list[dict[str, Any]]:
         names = ("path", "model", "kind", "name", "folder", "number", "facts", "time", "expires")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -76,9 +75,9 @@ class Rank:
         if folder is not None:
             self._opened().load(Path(folder))
 
-    def forward(self, body: bytes, *, learns: bool) -> bytes:
-        """Compute a pass, and keep it for the next update if it learns. Return its result."""
-        loss = self._read(body)
+    def forward(self, body: bytes) -> bytes:
+        """Compute a pass, and keep it for the next update unless it is forward only. Return its result."""
+        loss, learns = self._read(body)
         logprobs = self._opened().forward(loss.batch, ["logprobs"])["logprobs"]
         result = loss.loss(loss.batch, {"logprobs": logprobs})
         if learns:
@@ -86,8 +85,10 @@ class Rank:
         return write_outputs(logprobs, loss.batch.lengths.tolist(), float(result.loss))
 
     def keep(self, body: bytes) -> None:
-        """Keep a pass for the next update without computing it."""
-        self._losses.append(self._read(body))
+        """Keep a pass for the next update without computing it, unless it is forward only."""
+        loss, learns = self._read(body)
+        if learns:
+            self._losses.append(loss)
 
     def forget(self) -> None:
         """Drop the passes since the last update."""
@@ -150,7 +151,8 @@ class Rank:
         assert self._engine is not None, "open comes first"
         return self._engine
 
-    def _read(self, body: bytes) -> LossSpec:
+    def _read(self, body: bytes) -> tuple[LossSpec, bool]:
+        """Return the loss of a pass, and whether it is learned from."""
         message = read_forward_backward(body)
         batch = read_batch(message, self.vocabulary, self.longest)
         function, settings = find_loss(message.loss_fn), settings_of(message)
@@ -162,7 +164,7 @@ class Rank:
                 total(function, Terms(outputs["logprobs"], inputs, settings, part.tokens.row_index, len(part)))
             )
 
-        return LossSpec(ACTOR.name, batch, ("logprobs",), loss)
+        return LossSpec(ACTOR.name, batch, ("logprobs",), loss), not message.forward_only
 
 
 def _is_steerable(engine: object) -> bool:
@@ -242,8 +244,3 @@ class Ranks:
         finally:
             if self._shares_gpu:
                 torch.cuda.empty_cache()  # the servers take their memory back
-
-
-def remove(folder: Path) -> None:
-    """Remove a folder, if it exists."""
-    shutil.rmtree(folder, ignore_errors=True)

@@ -140,25 +140,15 @@ async def _or_lost(turn: Awaitable[None]) -> None:
 
 def describe_model(resolved: Resolved, name: str, model: Any, rank: Rank) -> Any:
     """Return the base model as clients know it."""
-    from areal_core.programs import load_tokenizer
+    from areal_core.programs import end_tokens, load_tokenizer
     from areal_tinker.api import Model
 
     path = str(resolved.config.model.path or model.path)
     names = list(dict.fromkeys(filter(None, (name, path, model.path))))
-    tokenizer = load_tokenizer(model)
-    ends = {tokenizer.eos_token_id, *_ends_in_files(Path(model.path))} - {None}
+    ends = end_tokens(model, load_tokenizer(model))
     has_adapters = getattr(resolved.config.train_engine.settings, "adapter", None) is not None
     tokenized_as = name if "/" in name else path  # a name with a slash is one of the hub
     return Model(names, tokenized_as, rank.longest, rank.vocabulary, tuple(sorted(ends)), has_adapters=has_adapters)
-
-
-def _ends_in_files(folder: Path) -> set[int]:
-    """Return the end tokens in the model's `generation_config.json`."""
-    try:
-        ends = json.loads((folder / "generation_config.json").read_text()).get("eos_token_id")
-    except (OSError, ValueError):
-        return set()
-    return set(ends) if isinstance(ends, list) else {ends}
 
 
 if __name__ == "__main__":

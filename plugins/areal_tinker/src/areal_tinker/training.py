@@ -8,6 +8,7 @@ same, without the first half.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sqlite3
 import sys
 import time
@@ -18,8 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from areal_core.errors import LostError, RunError
 from areal_tinker.errors import RequestError
 from areal_tinker.journal import Result
-from areal_tinker.ranks import remove
-from areal_tinker.wire import read_forward_backward
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -133,10 +132,10 @@ class Training:
         if not self._journal.has_call(call):
             return  # its client has finished
         is_saved = call.kind == "load_weights" and not result.has_failed
-        former, _ = self._journal.since_saved(call.model)
+        former = self._journal.saved(call.model)
         self._journal.finish(call, result, is_saved=is_saved)
-        if is_saved and former >= 0:
-            remove(self._folder(call.model, former))
+        if is_saved:
+            self._remove_state(call.model, former)
         if event := self._done.pop((call.model, call.number), None):
             event.set()
         if self._worked_s > self._save_every_s and call.kind == "optim_step":
@@ -148,7 +147,7 @@ class Training:
             model = self._finished.pop()
             if self._active == model:
                 self._active = ""
-            remove(self._states / model.replace(":", "-"))
+            shutil.rmtree(self._states / model.replace(":", "-"), ignore_errors=True)
             self._checkpoints.remove_unnamed(model, kept=0)
         self._checkpoints.sweep()
 
@@ -195,8 +194,7 @@ class Training:
         raise RequestError(call.body["error"])
 
     async def _forward_backward(self, call: Call) -> Result:
-        learns = not read_forward_backward(call.request).forward_only
-        content = await self._work(lambda: self._ranks.call("forward", call.request, learns=learns))
+        content = await self._work(lambda: self._ranks.call("forward", call.request))
         return Result(content, "application/x-protobuf")
 
     async def _optim_step(self, call: Call) -> Result:
@@ -216,7 +214,7 @@ class Training:
         await self._work(lambda: self._ranks.call("load", folder=str(folder), optimizer=optimizer))
         self._changed = call.number
         # The state is saved with the call, which is never repeated: its checkpoint may be replaced or deleted.
-        await self._write_state(call.model, call.number)
+        await self._checkpoints.write(self._folder(call.model, call.number))
         return Result.of({"type": "load_weights", "path": path, "model_id": call.model})
 
     async def _step(self, call: Call) -> dict[str, float]:
@@ -237,7 +235,8 @@ class Training:
             except (RunError, OSError) as error:  # not the fault of the call
                 raise LostError(f"the state of model {self._active} cannot be saved: {error}") from error
             self._active = ""
-        saved, calls = self._journal.since_saved(model)
+        saved = self._journal.saved(model)
+        calls = self._journal.since(model, saved)
         folder = str(self._folder(model, saved)) if saved >= 0 else None
         lora = self._journal.model(model)["lora_config"]
         await self._work(lambda: self._ranks.call("open", lora=lora, folder=folder))
@@ -260,28 +259,22 @@ class Training:
         elif call.kind == "optim_step":
             await self._step(call)
             self._changed = call.number
-        elif call.kind == "forward_backward" and not read_forward_backward(call.request).forward_only:
+        elif call.kind == "forward_backward":
             await self._work(lambda: self._ranks.call("keep", call.request))
 
     async def _save_state(self) -> None:
         """Save the state of the active model, and let the journal drop the requests that led to it."""
         model, number = self._active, self._changed
-        former, _ = self._journal.since_saved(model)
+        former = self._journal.saved(model)
         if number > former:
-            await self._write_state(model, number)
+            await self._checkpoints.write(self._folder(model, number))
             self._journal.mark_saved(model, number)
-            if former >= 0:
-                remove(self._folder(model, former))
+            self._remove_state(model, former)
         self._worked_s = 0.0
 
-    async def _write_state(self, model: str, number: int) -> None:
-        folder = self._folder(model, number)
-        temporary = folder.with_name(f".{folder.name}")
-        remove(temporary)
-        temporary.parent.mkdir(parents=True, exist_ok=True)
-        await self._work(lambda: self._ranks.call("save", folder=str(temporary)))
-        remove(folder)
-        temporary.rename(folder)
+    def _remove_state(self, model: str, number: int) -> None:
+        if number >= 0:
+            shutil.rmtree(self._folder(model, number), ignore_errors=True)
 
     def _folder(self, model: str, number: int) -> Path:
         return self._states / model.replace(":", "-") / f"call-{number:08d}"
