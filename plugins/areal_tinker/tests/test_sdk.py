@@ -186,16 +186,17 @@ def test_a_checkpoint_that_is_replaced_or_deleted_after_its_load_changes_nothing
     client = service.create_lora_training_client(base_model=server.model).result()
     train(client, [datum()])
     path = client.save_state("latest").result().path
+    train(client, [datum()])
     client.load_state_with_optimizer(path).result()
     train(client, [datum()])
     assert client.save_state("latest").result().path == path
     wanted = client.forward([datum()], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].tolist()
-    other = service.create_lora_training_client(base_model=server.model).result()
-    train(other, [datum()])
-    assert client.forward([datum()], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].tolist() == wanted
     tinker.RestClient(base_url=server.url, api_key="tml-test").delete_checkpoint_from_tinker_path(path).result()
     server.kill()
     server.start()
+    assert client.forward([datum()], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].tolist() == wanted
+    other = service.create_lora_training_client(base_model=server.model).result()
+    train(other, [datum()])
     assert client.forward([datum()], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].tolist() == wanted
 
 
