@@ -1,4 +1,4 @@
-"""Kills processes of a Tinker server at random while a client trains, and compares with a server that nobody kills.
+"""Kills processes of a Tinker server at random while a client trains, and compares with an undisturbed server.
 
     python benchmarks/tinker_kills.py --kills 100 --seed 0
 
@@ -117,7 +117,7 @@ def main() -> int:
         undisturbed = train(other, lambda count: count >= steps)
         other.stop()
         largest = max(abs(a - b) for a, b in zip(seen[0], undisturbed, strict=True))
-        print(f"{steps} steps; largest difference from a server that nobody killed: {largest}")
+        print(f"{steps} steps; largest difference from an undisturbed server: {largest}")
         return int(largest != 0)
 
 

@@ -58,7 +58,7 @@ def trainer_rank(member: Member, config: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def only_rank(config: RunConfig) -> Iterator[None]:
-    """Be the only rank of a trainer in this context, in a process that goes on to other work afterwards."""
+    """Be the only rank of a trainer in this context. Restore the settings of torch afterwards."""
     was_deterministic = torch.are_deterministic_algorithms_enabled()
     _seed(config)
     dist.init_process_group(_backend(), store=HashStore(), rank=0, world_size=1)

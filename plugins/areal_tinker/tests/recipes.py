@@ -71,7 +71,7 @@ def _write(file: Path, conversations: list[list[dict[str, str]]]) -> Path:
 
 @dataclass(frozen=True)
 class Finished:
-    """What a recipe has left.
+    """Results of a recipe.
 
     Attributes:
         output: the end of what it printed.

@@ -1,4 +1,4 @@
-"""What is promised is kept: calls once, in their order, with their results."""
+"""The journal keeps each call once, in its order, with its result."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def train(server: Any, steps: int = STEPS) -> list[float]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: Any, tinker_model: Any) -> list[float]:
-    """What a client sees of a server that is not killed."""
+    """Losses and log-probabilities that a client sees of a server that is not killed."""
     from tinker_server import serving
 
     with serving(tmp_path_factory.mktemp("undisturbed"), tinker_model) as server:

@@ -1,4 +1,4 @@
-"""What the server promises to remember: sessions, models, checkpoints, and each training call with its result.
+"""The durable records of a server: sessions, models, checkpoints, and each training call with its result.
 
 A call belongs to a model and has the number that the client gave it, `seq_id`. The first call of a model has number 0
 and makes it; each later one follows the one before.

@@ -25,7 +25,7 @@ BETA = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a loss is computed from.
+    """Inputs of a loss.
 
     Attributes:
         logprobs: [T] float32 with gradients, of the target tokens under the model.

@@ -1,4 +1,4 @@
-"""What a config needs beside a model and its engines, for a server whose clients bring data and losses themselves."""
+"""Data set and algorithm of a server's config: placeholders, because clients bring data and losses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ClientLosses:
             RunError: always.
         """
         raise RunError(
-            "a config for Tinker clients does not train by itself", hints=["start it with: areal tinker serve"]
+            "a config for Tinker clients cannot be run without clients", hints=["start it with: areal tinker serve"]
         )
 
     updates = prepare
