@@ -32,11 +32,11 @@ def datum(prompt: list[int], answer: SampledSequence, advantage: float) -> Datum
 def main(model: str, learning_rate: float = 3e-4) -> None:
     """Make updates, and print the mean reward before each."""
     service = tinker.ServiceClient(base_url=os.environ.get("TINKER_BASE_URL", "http://127.0.0.1:8000"))
-    client = service.create_lora_training_client(base_model=model, rank=16)
+    client = service.create_lora_training_client(base_model=model, rank=16).result()
     tokenizer = client.get_tokenizer()
     prompt = tokenizer.encode("My phone number is ")
     for step in range(UPDATES):
-        sampler = client.save_weights_and_get_sampling_client()
+        sampler = client.save_weights_and_get_sampling_client().result()
         answers = sampler.sample(ModelInput.from_ints(prompt), ANSWERS, sampling).result().sequences
         texts = [tokenizer.decode(answer.tokens) for answer in answers]
         rewards = [mean([character.isdigit() for character in text] or [0]) for text in texts]

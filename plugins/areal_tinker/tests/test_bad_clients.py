@@ -147,6 +147,22 @@ def test_a_number_that_was_used_for_something_else_is_refused(server, client):
     client.optim_step(adam()).result()
 
 
+def test_a_sampler_that_is_asked_for_again_is_the_same_sampler(server, client):
+    """The SDK sends the call again if its answer was lost, with a new number of the sampling session."""
+    client.forward_backward([datum()], "cross_entropy").result()
+    client.optim_step(adam()).result()
+    key, found = {"X-API-Key": "tml-secret"}, []
+    for attempt in (700, 701):
+        body = {"model_id": client.model_id, "seq_id": 3, "sampling_session_seq_id": attempt}
+        status, answer = server.post("save_weights_for_sampler", body, **key)
+        assert status == 200, answer
+        found.append(server.post("retrieve_future", {"request_id": answer["request_id"]}, **key)[1])
+    assert found[0] == found[1]
+    assert found[0]["sampling_session_id"].endswith(":sample:700")
+    body = {"model_id": client.model_id, "seq_id": 3, "sampling_session_seq_id": 702, "ttl_seconds": 60}
+    assert server.post("save_weights_for_sampler", body, **key)[0] == 400
+
+
 def test_a_call_that_comes_too_early_waits_for_those_before_it(server, client):
     """A client sends its third call first, and goes away. Others are served in the meantime."""
     body = {"model_id": client.model_id, "seq_id": 3, "adam_params": {}}
